@@ -1,0 +1,36 @@
+"""Checks of arguments: each failure is one sentence that names the argument, what came, what was expected and what to do."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+__all__ = ["choice", "probability", "size"]
+
+
+def size(name: str, value: object, minimum: int = 0) -> int:
+    """Return ``value`` as an int of at least ``minimum``; TypeError or ValueError names the argument otherwise."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got the bool {value}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def probability(name: str, value: float) -> float:
+    """Return ``value`` as a float in [0, 1); ValueError names the argument otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be a probability in [0, 1), got {value!r}")
+    return float(value)
+
+
+def choice(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Return ``value`` if it is one of the ``allowed`` words; ValueError lists them otherwise."""
+    words = list(allowed)
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
+    return str(value)

@@ -1,0 +1,67 @@
+"""Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, and what set algebra can keep of them."""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention._shapes import Tensor
+
+__all__ = ["candidates", "checked", "duplicate_message", "first_of_each"]
+
+
+def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
+    """A list that surely holds every edge of the combination, or None if only the rule can tell."""
+    if sign == "&" and left is None:
+        return right
+    if sign in "&-":
+        return left
+    if left is None or right is None:
+        return None
+    both = torch.cat([left, right], dim=1)
+    width = int(both[0].max()) + 1 if both.numel() else 1
+    return both[:, first_of_each(both[1] * width + both[0])]
+
+
+def first_of_each(key: Tensor) -> Tensor:
+    """Positions of the first occurrence of every value, in the order of the list."""
+    ordered, position = key.sort(stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return position[is_first].sort().values
+
+
+SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """The list as int64 on the CPU, a copy of its own; TypeError, ValueError or IndexError where it is no list of edges."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
+        got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}"
+        )
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
+    edges = plain.detach().to("cpu", torch.int64, copy=True)
+    for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
+        outside = (edges[row] < 0) | (edges[row] >= count)
+        if outside.any():
+            first = int(outside.nonzero()[0])
+            raise IndexError(
+                f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}: expected 0 .. {count - 1} "
+                f"(num_{'src' if row == 0 else 'dst'}={count}); negative indices do not count from the end"
+            )
+    return edges
+
+
+def duplicate_message(edges: Tensor, key: Tensor) -> str:
+    """What to tell a caller whose list holds the same edge twice; ``key`` is one number for each edge."""
+    values, counts = key.unique(return_counts=True)
+    first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
+    src, dst = edges[:, first[0]].tolist()
+    return (
+        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} stands at {first[0]} and "
+        f"{first[1]}), but a graph is a set: pass coalesce=True to keep the first of each, or give a multiplicity m "
+        "to the edges by score_mods.log_multiplicity or bias=log(m)"
+    )

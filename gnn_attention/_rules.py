@@ -1,0 +1,63 @@
+"""Rules made from rules: what the operators of a graph do to ``rule(b, h, dst, src)``.
+
+They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be pickled and copied;
+what remains after the binding are the four named positional parameters that FlexAttention and Hugging Face expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gnn_attention._shapes import Tensor
+
+__all__ = ["Rule"]
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def everyone(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst >= 0) & (src >= 0)
+
+
+def causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src <= dst
+
+
+def or_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return left(b, h, dst, src) | right(b, h, dst, src)
+
+
+def and_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return left(b, h, dst, src) & right(b, h, dst, src)
+
+
+def minus(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return left(b, h, dst, src) & ~right(b, h, dst, src)
+
+
+def xor(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return left(b, h, dst, src) ^ right(b, h, dst, src)
+
+
+def not_(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ~inner(b, h, dst, src)
+
+
+def transposed(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(b, h, src, dst)
+
+
+def shifted(inner: Rule, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(b, h, dst + start, src)
+
+
+def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
+
+
+def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    key = dst * num_src + src
+    table = keys.to(key.device)
+    return table[torch.searchsorted(table, key)] == key

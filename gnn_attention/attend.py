@@ -1,0 +1,266 @@
+"""The one verb: attention over a token graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gnn_attention import _checks, edges
+from gnn_attention._call import Call
+from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.graph import TokenGraph
+from gnn_attention.score_mods import ScoreMod
+
+__all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
+
+DENSE_LIMIT = 4 * 2**30  # bytes of masks and logits up to which auto takes the dense backend
+EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are asked for
+
+
+def attend(
+    q: Float[Tensor, "batch heads dst dim"],
+    k: Float[Tensor, "batch kv_heads src dim"],
+    v: Float[Tensor, "batch kv_heads src value_dim"],
+    graph: TokenGraph,
+    scale: float | None = None,
+    score_mod: ScoreMod | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    sink_logits: Float[Tensor, " heads"] | None = None,
+    dropout: float = 0.0,
+    backend: str | Backend = "auto",
+    return_info: bool = False,
+) -> Any:
+    """One round of attention along the edges of ``graph``: ``out_dst = sum over src -> dst of w_e v_src``.
+
+    ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``.
+
+    Args:
+        q: one query for each receiver and head, ``[B, Hq, dst, D]``.
+        k: keys of the senders ``[B, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
+        v: values of the senders ``[B, Hkv, src, Dv]``.
+        graph: who hears whom; ``graph.num_dst`` and ``num_src`` are the sizes of q and k.
+        scale: ``1 / sqrt(D)`` unless given.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.
+        bias: a number for each edge, broadcastable to ``[B, Hq, E]``, in ``graph.edge_index`` order.
+        sink_logits: ``[Hq]``, one more logit for each head in every softmax, without a value.
+        dropout: probability with which a weight is dropped (applied as given: pass 0 outside training).
+        backend: a name of ``list_backends()``, a :class:`Backend`, or "auto" (:func:`explain` says what it takes).
+        return_info: also return an :class:`AttentionInfo` with lse and the weights of edges.
+
+    Returns:
+        ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. A receiver without in-edges gets exactly 0.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit together, or an unknown backend; NotImplementedError: a backend that
+        was asked for by name cannot hold the call (it never falls back to another).
+
+    >>> from gnn_attention import patterns
+    >>> x = torch.eye(3).view(1, 1, 3, 3)
+    >>> attend(x, x, x, patterns.strict_causal(3), scale=0.0)[0, 0].tolist()
+    [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
+    _check_tensors(q, k, v)
+    _check_graph(graph, q, k)
+    call = Call(
+        q=q,
+        k=k,
+        v=v,
+        graph=graph,
+        scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+        score_mod=_checked_score_mod(score_mod),
+        bias=_checked_bias(bias, graph, q),
+        sink_logits=_checked_sinks(sink_logits, q),
+        dropout=_checks.probability("dropout", dropout),
+        with_lse=return_info,
+    )
+    out, lse = _chosen(backend, call).run(call)
+    return (out, AttentionInfo(call, lse)) if return_info else out
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInfo:
+    """What a call of :func:`attend` can tell beside its output."""
+
+    _call: Call
+    _lse: Tensor | None
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads dst"]:
+        """``log sum over in-edges of exp(logit)``, sinks included; -inf for a receiver without in-edges. float32 or float64."""
+        if self._lse is None:
+            raise NotImplementedError("this backend returned no lse; take one of list_backends()")
+        return self._lse
+
+    def weights(self, edge_positions: Int[Tensor, " chosen"] | None = None) -> Float[Tensor, "batch heads edges"]:
+        """``exp(logit - lse)`` for every edge, or the chosen ones (positions in ``graph.edge_index``), before dropout.
+
+        Computed from q, k and lse, whatever the backend. ValueError for a graph that differs by head or sample.
+        """
+        src, dst = self._call.graph.edges_on(self._call.q.device)
+        every = torch.arange(len(src), device=src.device)
+        chosen = every if edge_positions is None else edge_positions.to(src.device)
+        parts = [self._some(src[part], dst[part], part) for part in chosen.split(EDGES_AT_ONCE)]
+        return torch.cat(parts, dim=-1)
+
+    def _some(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
+        """One part of the edges; where gradients are wanted its gathered ends are computed again, not kept."""
+        if not torch.is_grad_enabled():
+            return self._weights(src, dst, positions)
+        result: Tensor = checkpoint(self._weights, src, dst, positions, use_reentrant=False)  # type: ignore[assignment]
+        return result
+
+    def _weights(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
+        call, wide = self._call, self.lse.dtype
+        k = edges.per_query_head(call.k.to(wide), call.q.shape[1])
+        score = edges.logit(call.q.to(wide)[:, :, dst], k[:, :, src], call.scale)
+        logits = call.modified(score, dst, src)
+        if call.bias is not None:
+            logits = logits + call.bias.to(wide)[..., positions]
+        return edges.weights_from_lse(logits, dst, self.lse)
+
+
+def list_backends() -> dict[str, str]:
+    """The names of the backends on this machine, with what each supports.
+
+    >>> sorted(list_backends())
+    ['dense', 'reference']
+    """
+    return {name: backend.supports for name, backend in BACKENDS.items()}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it."""
+
+    graph: str
+    choice: str
+    reason: str
+    rows: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        """A small table."""
+        lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", f"{'backend':<12}{'GFLOP':>12}{'extra MB':>12}"]
+        lines += [f"{name:<12}{flops / 1e9:>12.3f}{extra / 2**20:>12.1f}" for name, flops, extra in self.rows]
+        return "\n".join(lines)
+
+
+def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
+    """Which backend ``backend="auto"`` takes for one float32 sample of ``heads`` heads of width ``dim``, and why.
+
+    >>> from gnn_attention import patterns
+    >>> print(explain(patterns.window(512, 16), heads=8, dim=64).choice)
+    dense
+    """
+    heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)
+    q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta")
+    k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta")
+    _check_graph(graph, q, k)
+    call = Call(q, k, k, graph, dim**-0.5)
+    choice, reason = _auto(call)
+    pairs = {"dense": graph.num_dst * graph.num_src, "reference": graph.num_edges // (graph.heads or 1)}
+    rows = tuple(
+        (name, 4 * heads * dim * pairs[name], backend.bytes_needed(call) if backend.bytes_needed else 0)
+        for name, backend in BACKENDS.items()
+    )
+    return Explanation(repr(graph), choice.name, reason, rows)
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def _chosen(backend: str | Backend, call: Call) -> Backend:
+    if backend == "auto":
+        return _auto(call)[0]
+    if isinstance(backend, str):
+        backend = BACKENDS[_checks.choice("backend", backend, ["auto", *BACKENDS])]
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
+    reason = backend.refusal(call)
+    if reason is not None:
+        raise NotImplementedError(f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}")
+    return backend
+
+
+def _auto(call: Call) -> tuple[Backend, str]:
+    dense, reference = BACKENDS["dense"], BACKENDS["reference"]
+    assert dense.bytes_needed is not None
+    if call.graph.num_dst * call.graph.num_src == 0 or dense.bytes_needed(call) == 0:
+        return dense, "one SDPA call without a mask"
+    needed = dense.bytes_needed(call)
+    if needed <= DENSE_LIMIT:
+        return dense, f"its {needed / 2**20:.1f} MB of mask and logits are below {DENSE_LIMIT / 2**30:.0f} GiB"
+    refusal = reference.refusal(call)
+    if refusal is None:
+        return reference, f"the dense backend would need {needed / 2**30:.1f} GiB"
+    raise NotImplementedError(
+        f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: dense would need {needed / 2**30:.1f} GiB, {refusal}"
+    )
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a float tensor {axes}, got {got}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}")
+
+
+def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
+    if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
+        raise ValueError(
+            f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
+            "for some receivers of a longer graph take graph.rows(start, stop)"
+        )
+    for word, size, got in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
+        if size is not None and size != got:
+            raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
+
+
+def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+    return score_mod
+
+
+def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:
+    """``bias`` as ``[B or 1, Hq or 1, E]``."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise TypeError(f"bias must be a float tensor broadcastable to [B, Hq, E], got {got}")
+    count = graph.edge_index.shape[1]
+    wanted = (q.shape[0], q.shape[1], count)
+    shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
+    if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
+        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
+    return bias.view(shape).expand(-1, -1, count)
+
+
+def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
+    if sink_logits is None:
+        return None
+    if not isinstance(sink_logits, Tensor) or not sink_logits.is_floating_point():
+        got = sink_logits.dtype if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
+        raise TypeError(f"sink_logits must be a float tensor [Hq], got {got}")
+    if tuple(sink_logits.shape) != (q.shape[1],):
+        raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
+    return sink_logits

@@ -1,0 +1,145 @@
+"""Attention over all pairs with a mask: torch's ``scaled_dot_product_attention`` wherever it can express the call.
+
+What SDPA cannot (a score_mod, a per-edge bias, sinks, lse) is the plain formula on ``[dst, src]`` logits in float32 or better.
+Two things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
+result replaced, so that no kernel ever sees an empty row), and a token that holds NaN or inf reaches only those who hear it
+(kernels multiply a hidden value by weight 0, and 0 * NaN is NaN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from gnn_attention import edges
+from gnn_attention._call import Call
+from gnn_attention._shapes import Tensor
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where the plain formula was needed, else None."""
+    if all(_surely_finite(x) for x in (call.q, call.k, call.v)):
+        return _run_finite(call)
+    bad_dst, bad_src = _not_finite(call.q), _not_finite(call.k) | _not_finite(call.v)
+    hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (
+        bad_dst & (call.graph.in_degree() > 0).to(call.q.device)
+    )
+    clean = replace(call, **{name: torch.nan_to_num(getattr(call, name), 0.0, 0.0, 0.0) for name in "qkv"})
+    out, lse = _run_finite(clean)
+    poisoned = out.masked_fill(hears_bad.unsqueeze(-1), torch.nan)
+    return poisoned, None if lse is None else lse.masked_fill(hears_bad, torch.nan)
+
+
+def refusal(call: Call) -> str | None:
+    """The dense backend holds every call."""
+    return None
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory: none beyond the output for SDPA without a mask, else the mask, else logits."""
+    cells = call.graph.num_dst * call.graph.num_src
+    if not _plain(call):
+        return 5 * call.q.shape[0] * call.q.shape[1] * cells * (8 if call.q.dtype == torch.float64 else 4)
+    return 0 if _needs_no_mask(call.graph) else cells * (call.graph.batch or 1) * (call.graph.heads or 1) * 5
+
+
+def _plain(call: Call) -> bool:
+    return call.score_mod is None and call.bias is None and call.sink_logits is None and not call.with_lse
+
+
+def _needs_no_mask(graph: TokenGraph) -> bool:
+    return graph.is_full() or graph.is_causal()
+
+
+def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
+    graph = call.graph
+    if _plain(call) and _needs_no_mask(graph):
+        return _sdpa(call, None, is_causal=not graph.is_full()), None
+    mask, empty = _mask(call), (graph.in_degree() == 0).to(call.q.device)
+    if not _plain(call):
+        return _formula(call, mask)
+    if not empty.any():
+        return _sdpa(call, mask, is_causal=False), None
+    out = _sdpa(call, mask | empty.unsqueeze(-1), is_causal=False)
+    return out.masked_fill(empty.unsqueeze(-1), 0.0), None
+
+
+def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        call.q,
+        call.k,
+        call.v,
+        attn_mask=mask,
+        is_causal=is_causal,
+        dropout_p=call.dropout,
+        scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1],
+    )
+
+
+def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``softmax(score_mod(q k^T scale) + bias) v`` over the edges, written out."""
+    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    q, k, v = (edges.per_query_head(x.to(wide), heads) for x in (call.q, call.k, call.v))
+    dst = torch.arange(q.shape[2], device=q.device).unsqueeze(-1)
+    src = torch.arange(k.shape[2], device=q.device)
+    logits = call.modified(q @ k.mT * call.scale, dst, src)
+    if call.bias is not None:
+        logits = logits + _spread(call.bias.to(wide), call.graph)
+    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), call.sink_logits)
+    nobody = ~mask.any(-1)
+    weights = functional.dropout(weights.masked_fill(~mask, 0.0), call.dropout)
+    return (weights @ v).to(call.q.dtype), lse.masked_fill(nobody, -torch.inf)
+
+
+def _softmax(logits: Tensor, sink_logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax over the last axis with an optional sink; a row that is -inf throughout has weights 0 and lse -inf."""
+    columns = [logits, logits.new_full((*logits.shape[:-1], 1), -torch.inf)]
+    if sink_logits is not None:
+        columns[1] = sink_logits.to(logits.dtype).view(1, -1, 1, 1).expand_as(columns[1])
+    extended = torch.cat(columns, dim=-1)
+    top = extended.detach().amax(-1, keepdim=True)
+    mass = (extended - top.masked_fill(top == -torch.inf, 0.0)).exp()
+    total = mass.sum(-1, keepdim=True)
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    lse = (total.log() + top).masked_fill(nothing, -torch.inf)
+    return (mass / total)[..., :-1], lse.squeeze(-1)
+
+
+def _mask(call: Call) -> Tensor:
+    return call.graph.mask(call.q.device)
+
+
+def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
+    """A per-edge bias as ``[B or 1, Hq or 1, dst, src]``, 0 elsewhere."""
+    src, dst = graph.edges_on(bias.device)
+    table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
+    return table.index_copy(2, dst * graph.num_src + src, bias).unflatten(2, (graph.num_dst, graph.num_src))
+
+
+# -- tokens that are not finite -----------------------------------------------------------------------------------------
+
+
+def _surely_finite(x: Tensor) -> bool:
+    """One pass: a sum is finite only if everything is. While compiling the question may not be asked, so: no."""
+    return not torch.compiler.is_compiling() and bool(torch.isfinite(x.detach().sum(dtype=torch.float32)))
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return ~torch.isfinite(x).all(-1)
+
+
+def _hears(graph: TokenGraph, marked: Tensor) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hq, src]``."""
+    if graph.is_full():
+        return marked.any(-1, keepdim=True).expand(*marked.shape[:2], graph.num_dst)
+    if graph.is_causal():
+        return marked.cumsum(-1) > 0
+    mask = graph.mask(marked.device).to(torch.float32)
+    return (mask @ marked.to(torch.float32).unsqueeze(-1)).squeeze(-1) > 0

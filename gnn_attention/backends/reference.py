@@ -1,0 +1,123 @@
+"""Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
+
+Everything accumulates in float32 or better, half inputs are upcast before they are gathered. Edges are taken receiver by
+receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of
+64 stays within 2 GB; what cannot is refused with the estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gnn_attention import edges
+from gnn_attention._call import Call
+from gnn_attention._shapes import Tensor
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+MEMORY_LIMIT = 2 * 2**30
+CHUNK_BYTES = MEMORY_LIMIT // 16  # of gathered tensors at a time; the backward pass of a chunk holds a few times that
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
+    wide = edges.accumulation_dtype(call.q.dtype)
+    heads = call.q.shape[1]
+    widened = replace(
+        call,
+        q=call.q.to(wide),
+        k=edges.per_query_head(call.k.to(wide), heads),
+        v=edges.per_query_head(call.v.to(wide), heads),
+        bias=None if call.bias is None else call.bias.to(wide),
+    )
+    out, lse = _all_slices(widened)
+    return out.to(call.q.dtype), lse
+
+
+def refusal(call: Call) -> str | None:
+    """Why this call does not fit, or None."""
+    needed = bytes_needed(call)
+    if needed <= MEMORY_LIMIT:
+        return None
+    return f"the reference would need about {needed / 2**30:.1f} GiB, its limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory: the edge lists and the larger of a chunk and the in-edges of one receiver."""
+    degree = call.graph.in_degree()
+    largest_row = int(degree.max()) * _bytes_per_edge(call) if degree.numel() else 0
+    return int(degree.sum()) * 64 + 4 * max(largest_row, CHUNK_BYTES)
+
+
+def _bytes_per_edge(call: Call) -> int:
+    batch, heads, _, dim = call.q.shape
+    return batch * heads * 2 * (dim + call.v.shape[-1] + 4) * (8 if call.q.dtype == torch.float64 else 4)
+
+
+def _all_slices(call: Call) -> tuple[Tensor, Tensor]:
+    """Run each sample and head on its own graph where the graph varies, else everything at once."""
+    graph, (batch, heads) = call.graph, call.q.shape[:2]
+    if graph.batch is None and graph.heads is None:
+        return _all_chunks(call, 0, 0)
+    outs, lses = [], []
+    for b in [None] if graph.batch is None else range(batch):
+        for h in [None] if graph.heads is None else range(heads):
+            part = _slice(call, b, h)
+            out, lse = _all_chunks(part, b or 0, h or 0)
+            outs.append(out)
+            lses.append(lse)
+    rows = 1 if graph.heads is None else heads
+    return tuple(torch.cat([torch.cat(x[i : i + rows], 1) for i in range(0, len(x), rows)], 0) for x in (outs, lses))  # type: ignore[return-value]
+
+
+def _slice(call: Call, b: int | None, h: int | None) -> Call:
+    def pick(x: Tensor) -> Tensor:
+        x = x if b is None else x[b : b + 1]
+        return x if h is None else x[:, h : h + 1]
+
+    sinks = call.sink_logits if h is None or call.sink_logits is None else call.sink_logits[h : h + 1]
+    part = call.graph.select(b or 0, h or 0)
+    return replace(call, q=pick(call.q), k=pick(call.k), v=pick(call.v), graph=part, sink_logits=sinks)
+
+
+def _all_chunks(call: Call, batch: int, head: int) -> tuple[Tensor, Tensor]:
+    src, dst = call.graph.edges_on(call.q.device)
+    order = torch.argsort(dst, stable=True)
+    rows = _chunks_of_rows(call.graph.in_degree().tolist(), max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call))))
+    needs_grad = torch.is_grad_enabled() and len(rows) > 1
+    parts, first = [], 0
+    for start, stop, count in rows:
+        chosen = order[first : first + count]
+        first += count
+        arguments = (call, start, stop, src[chosen], dst[chosen], chosen, batch, head)
+        parts.append(checkpoint(_some_rows, *arguments, use_reentrant=False) if needs_grad else _some_rows(*arguments))
+    return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
+
+
+def _some_rows(
+    call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor, batch: int, head: int
+) -> tuple[Tensor, Tensor]:
+    """The receivers ``start .. stop - 1``, whose in-edges are ``src -> dst``."""
+    score = edges.logit(call.q[:, :, dst], call.k[:, :, src], call.scale)
+    logits = call.modified(score, dst, src, batch, head)
+    if call.bias is not None:
+        logits = logits + call.bias[..., chosen]
+    weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)
+    weights = torch.nn.functional.dropout(weights, call.dropout)
+    messages = weights.unsqueeze(-1) * call.v[:, :, src]
+    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1]).index_add(2, dst - start, messages)
+    return out, lse
+
+
+def _chunks_of_rows(degrees: list[int], most: int) -> list[tuple[int, int, int]]:
+    """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands alone."""
+    chunks, start, count = [], 0, 0
+    for row, degree in enumerate(degrees):
+        if count and count + degree > most:
+            chunks.append((start, row, count))
+            start, count = row, 0
+        count += degree
+    return [*chunks, (start, len(degrees), count)]

@@ -1,0 +1,102 @@
+"""The arithmetic of one edge, in the only place that has it.
+
+Over every edge ``src -> dst`` of a head: a *logit* ``q_dst . k_src * scale``; over the in-edges of a receiver: the softmax,
+which gives *weights* and their normaliser in logarithm (``lse``); and the rule by which two results over disjoint sets of
+in-edges become one. Tensors hold edges on their last axis (``[..., E]``) beside an index ``dst [E]``. Everything is done
+in the dtype that comes in: callers bring float32 or better.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention._shapes import Float, Int, Tensor
+
+__all__ = ["accumulation_dtype", "logit", "merge", "per_query_head", "softmax", "weights_from_lse"]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for sums: float64 stays, everything else becomes float32.
+
+    >>> accumulation_dtype(torch.bfloat16)
+    torch.float32
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def per_query_head(x: Float[Tensor, "batch kv_heads ..."], num_heads: int) -> Float[Tensor, "batch heads ..."]:
+    """Grouped heads: key/value head ``h`` serves the query heads ``h * g .. h * g + g - 1``, g = query heads per group.
+
+    >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
+    [10, 10, 20, 20]
+    """
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def logit(q_dst: Float[Tensor, "... dim"], k_src: Float[Tensor, "... dim"], scale: float) -> Float[Tensor, "..."]:
+    """``q . k * scale`` for each edge: how well the receiver's query fits the sender's key.
+
+    >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
+    tensor(5.5000)
+    """
+    return (q_dst * k_src).sum(-1) * scale
+
+
+def softmax(
+    logits: Float[Tensor, "... edges"],
+    dst: Int[Tensor, " edges"],
+    num_dst: int,
+    sink_logits: Float[Tensor, "..."] | None = None,
+) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
+    """Softmax over the in-edges of each receiver: ``w_e = exp(l_e) / sum over e' with the same dst of exp(l_e')``.
+
+    Returns the weights and ``lse [..., dst]``, the logarithm of that sum. A receiver without in-edges, or whose logits are
+    all -inf, has weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) is one more logit in every
+    sum, without a weight of its own; a receiver without in-edges has none either (DESIGN section 2.2).
+
+    >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
+    >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
+    ([0.5, 0.5, 1.0], [0.6931, -inf, 5.0])
+    """
+    index = dst.expand(logits.shape)
+    top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
+    top = top.scatter_reduce(-1, index, logits.detach(), "amax")
+    heard = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
+    if sink_logits is not None:
+        sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
+        top = torch.maximum(top, sink.detach())
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    mass = (logits - top.gather(-1, index)).exp()
+    total = torch.zeros_like(top).scatter_add(-1, index, mass)
+    if sink_logits is not None:
+        total = total + (sink - top).exp()
+    nothing = (total == 0) | ~heard
+    total = total.masked_fill(nothing, 1.0)
+    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
+    return mass / total.gather(-1, index), lse
+
+
+def weights_from_lse(
+    logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
+) -> Float[Tensor, "... edges"]:
+    """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where nothing was heard."""
+    base = lse.gather(-1, dst.expand(logits.shape))
+    return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
+
+
+def merge(
+    out_a: Float[Tensor, "... dst dim"],
+    lse_a: Float[Tensor, "... dst"],
+    out_b: Float[Tensor, "... dst dim"],
+    lse_b: Float[Tensor, "... dst"],
+) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
+    """One result from two over disjoint sets of in-edges: ``lse = log(e^a + e^b)``, each part weighted by ``e^(lse_part - lse)``.
+
+    >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
+    >>> out.item(), round(lse.item(), 4)
+    (2.0, 0.6931)
+    """
+    lse = torch.logaddexp(lse_a, lse_b)
+    base = lse.masked_fill(lse == -torch.inf, 0.0)
+    parts = [out * (part - base).exp().unsqueeze(-1) for out, part in ((out_a, lse_a), (out_b, lse_b))]
+    return parts[0] + parts[1], lse

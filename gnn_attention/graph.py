@@ -1,0 +1,425 @@
+"""The token graph: who may hear whom.
+
+Words used everywhere in this library:
+
+========================  ==============================================================================================
+token = node              ``src`` is the sender, ``dst`` the receiver; the edge ``src -> dst`` lets dst listen to src
+``edge_index``            int64 ``[2, E]``; row 0 holds src, row 1 dst (torch_geometric's ``source_to_target``)
+``mask[dst, src]``        True = edge = attend (SDPA's convention): PyG's ``adj_t``, the transpose of networkx's adjacency
+rule                      ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``, written with broadcasting
+                          operators only
+========================  ==============================================================================================
+
+A graph is a *set* of edges. It is a rule plus sizes and may also carry its edges as a list; nothing is materialised before
+somebody asks for it, and what was materialised is kept, because a graph never changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from gnn_attention import _checks, _edge_lists, _rules
+from gnn_attention._rules import Rule
+from gnn_attention._shapes import Bool, Int, Tensor
+
+__all__ = ["Rule", "TokenGraph"]
+
+CELLS_AT_ONCE = 2**22  # rule evaluations held at a time while a graph is enumerated (4 MB of booleans)
+LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenGraph:
+    """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
+
+    Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or ``gnn_attention.convert``;
+    combined by ``| & - ^ ~`` (set algebra), ``.T`` (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
+
+    ``heads`` / ``batch`` are sizes where the graph differs by head / by sample, else None: the same for all.
+    ``dst_offset`` / ``src_offset`` are the absolute positions of the first receiver and the first sender (not 0 after
+    :meth:`rows`); score_mods are told absolute positions.
+
+    >>> print(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 3, name="causal(3)"))
+    causal(3): mask[dst, src] and who hears whom
+    0 ■ · ·   0 <- 0
+    1 ■ ■ ·   1 <- 0 1
+    2 ■ ■ ■   2 <- 0 1 2
+    """
+
+    rule: Rule
+    num_dst: int
+    num_src: int
+    heads: int | None = None
+    batch: int | None = None
+    name: str = "graph"
+    dst_offset: int = 0
+    src_offset: int = 0
+    _listed: Tensor | None = None
+    _memo: dict[Any, Tensor] = field(default_factory=dict)
+
+    # -- construction -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_rule(
+        cls,
+        rule: Rule,
+        num_dst: int,
+        num_src: int | None = None,
+        heads: int | None = None,
+        batch: int | None = None,
+        name: str | None = None,
+    ) -> TokenGraph:
+        """The graph of all ``(src, dst)`` for which ``rule(b, h, dst, src)`` holds.
+
+        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's ``mask_mod``
+        functions are rules. ``num_src=None`` means as many senders as receivers. ``heads`` / ``batch`` must be given if
+        the rule looks at ``h`` / ``b``.
+
+        Raises TypeError for a rule of another signature or result, ValueError for negative sizes.
+
+        >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
+        12
+        """
+        num_dst = _checks.size("num_dst", num_dst)
+        num_src = num_dst if num_src is None else _checks.size("num_src", num_src)
+        heads = None if heads is None else _checks.size("heads", heads, 1)
+        batch = None if batch is None else _checks.size("batch", batch, 1)
+        _check_signature(rule)
+        graph = cls(rule, num_dst, num_src, heads, batch, name or getattr(rule, "__name__", "rule"))
+        if num_dst and num_src:
+            graph._evaluate(*(torch.zeros(2, 2, dtype=torch.int64) for _ in range(4)))
+        return graph
+
+    @classmethod
+    def from_edges(
+        cls, edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False, name: str = "edges"
+    ) -> TokenGraph:
+        """The graph of the listed edges, which keeps their order.
+
+        ``edge_index`` is ``[2, E]``, row 0 senders, row 1 receivers. Sizes come from the caller, never from the largest
+        index. A duplicate edge is refused by name; ``coalesce=True`` drops all but the first of each.
+
+        Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError (index out of range).
+
+        >>> TokenGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 2]]), 3).in_degree().tolist()
+        [0, 2, 1]
+        """
+        num_dst = _checks.size("num_dst", num_dst)
+        num_src = num_dst if num_src is None else _checks.size("num_src", num_src)
+        edges = _edge_lists.checked(edge_index, num_dst, num_src)
+        key = edges[1] * num_src + edges[0]
+        if len(key) != len(order := _edge_lists.first_of_each(key)):
+            if not coalesce:
+                raise ValueError(_edge_lists.duplicate_message(edges, key))
+            edges = edges[:, order]
+        return cls._of_distinct(edges, num_dst, num_src, name)
+
+    @classmethod
+    def _of_distinct(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
+        keys = (edges[1] * num_src + edges[0]).sort().values
+        last = torch.tensor([torch.iinfo(torch.int64).max])  # so that every search ends inside the table
+        rule = partial(_rules.is_listed, torch.cat([keys, last]), num_src)
+        return cls(rule, num_dst, num_src, name=name, _listed=edges)
+
+    # -- what is in it ------------------------------------------------------------------------------------------------
+
+    @property
+    def edge_index(self) -> Int[Tensor, "2 edges"]:
+        """int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers; the caller's order, else by receiver, then sender.
+
+        Kept after the first call: do not write into it. Raises ValueError for a graph that differs by head or sample:
+        take one with :meth:`select`.
+        """
+        return self.edges_on(torch.device("cpu"))
+
+    def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
+        """:attr:`edge_index` on a device, copied there once."""
+        if self.heads is not None or self.batch is not None:
+            raise ValueError(
+                f"edge_index of {self!r}: a graph that differs by {self._varies()} has no single edge list; "
+                "use mask(), or select(batch, head) for one of them"
+            )
+        return self._remember(("edges", device), lambda: self._enumerate().to(device))
+
+    def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
+        """Bool ``[dst, src]``, True where there is an edge; ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` where it varies."""
+        where = torch.device(device or "cpu")
+        return self._remember(("mask", where), lambda: self._squeeze(self._dense(where)))
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, over all heads and samples where the graph differs by them."""
+        return int(self.in_degree().sum())
+
+    def in_degree(self) -> Int[Tensor, "..."]:
+        """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`."""
+        return self._remember("in_degree", self._count_in_edges)
+
+    def is_full(self) -> bool:
+        """True if every pair is an edge; worked out once."""
+        return bool(self._remember("is_full", lambda: torch.tensor(self._is(_rules.everyone))))
+
+    def is_causal(self) -> bool:
+        """True if the graph is square and its edges are exactly ``src <= dst``; worked out once."""
+        square = self.num_dst == self.num_src
+        return bool(self._remember("is_causal", lambda: torch.tensor(square and self._is(_rules.causal))))
+
+    def rows(self, start: int, stop: int) -> TokenGraph:
+        """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step. IndexError outside ``0 .. num_dst``.
+
+        >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
+        >>> causal.rows(2, 4).mask().int().tolist()
+        [[1, 1, 1, 0], [1, 1, 1, 1]]
+        """
+        start, stop = _checks.size("start", start), _checks.size("stop", stop)
+        if not start <= stop <= self.num_dst:
+            raise IndexError(f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}")
+        name = f"{_bracketed(self.name)}.rows({start}, {stop})"
+        if self._listed is not None:
+            src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
+            part = self._of_distinct(torch.stack([src, dst - start]), stop - start, self.num_src, name)
+        else:
+            part = replace(
+                self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name, _memo={}
+            )
+        return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
+
+    def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
+        """The graph of one sample and one head, as a plain graph. IndexError where there is no such sample or head."""
+        for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
+            if count is not None and not 0 <= index < count:
+                raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
+        if self.heads is None and self.batch is None:
+            return self
+        name = f"{_bracketed(self.name)}.select({batch}, {head})"
+        rule = partial(_rules.pinned, self.rule, batch, head)
+        return replace(self, rule=rule, heads=None, batch=None, name=name, _memo={})
+
+    # -- algebra ------------------------------------------------------------------------------------------------------
+
+    def __or__(self, other: TokenGraph) -> TokenGraph:
+        """Edges of either graph."""
+        return self._combine(other, "|", _rules.or_)
+
+    def __and__(self, other: TokenGraph) -> TokenGraph:
+        """Edges of both graphs."""
+        return self._combine(other, "&", _rules.and_)
+
+    def __sub__(self, other: TokenGraph) -> TokenGraph:
+        """Edges of this graph that the other lacks."""
+        return self._combine(other, "-", _rules.minus)
+
+    def __xor__(self, other: TokenGraph) -> TokenGraph:
+        """Edges of exactly one of the two graphs."""
+        return self._combine(other, "^", _rules.xor)
+
+    def __invert__(self) -> TokenGraph:
+        """All pairs that are not edges."""
+        return replace(
+            self, rule=partial(_rules.not_, self.rule), name=f"~{_bracketed(self.name)}", _listed=None, _memo={}
+        )
+
+    @property
+    def T(self) -> TokenGraph:
+        """Every edge turned round: senders become receivers."""
+        flipped = replace(
+            self,
+            rule=partial(_rules.transposed, self.rule),
+            num_dst=self.num_src,
+            num_src=self.num_dst,
+            dst_offset=self.src_offset,
+            src_offset=self.dst_offset,
+            name=f"{_bracketed(self.name)}.T",
+            _memo={},
+        )
+        return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
+
+    def __matmul__(self, other: TokenGraph) -> TokenGraph:
+        """Two hops: dst hears, in ``self``, a token that hears src in ``other`` (the boolean matrix product of the masks).
+
+        The result carries its edges. ValueError if the middle sizes differ or a graph differs by head or sample.
+        """
+        if not isinstance(other, TokenGraph):
+            return NotImplemented
+        if self.num_src != other.num_dst:
+            raise ValueError(
+                f"graphs joined by @ must meet: the left hears {self.num_src} senders ({self.name}), "
+                f"the right has {other.num_dst} receivers ({other.name})"
+            )
+        product = torch.sparse.mm(self._adjacency(), other._adjacency()).coalesce().indices()
+        name = f"{_bracketed(self.name)} @ {_bracketed(other.name)}"
+        graph = self._of_distinct(product.flip(0), self.num_dst, other.num_src, name)
+        return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
+
+    def __pow__(self, hops: int) -> TokenGraph:
+        """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` holds the self loops alone. ValueError unless square."""
+        hops = _checks.size("the power of a graph", hops)
+        if self.num_dst != self.num_src:
+            raise ValueError(f"only a square graph has powers, got {self!r}")
+        loops = torch.arange(self.num_dst)
+        result = self._of_distinct(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
+        for _ in range(hops):
+            result = result @ self
+        return replace(result, name=f"{_bracketed(self.name)} ** {hops}")
+
+    def __eq__(self, other: object) -> bool:
+        """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
+        if not isinstance(other, TokenGraph):
+            return NotImplemented
+        if self._frame() != other._frame():
+            return False
+        return self._is(other.rule)
+
+    def __hash__(self) -> int:
+        """Equal graphs have equal hashes: the sizes alone decide."""
+        return hash(self._frame())
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """Name and sizes on one line."""
+        varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
+        return f"TokenGraph({self.name}: {self.num_src} src -> {self.num_dst} dst{varies})"
+
+    def __str__(self) -> str:
+        """The mask beside the lists of who hears whom, for small graphs that are the same for all heads and samples."""
+        if self.heads or self.batch or max(self.num_dst, self.num_src) > LARGEST_PICTURE:
+            return repr(self)
+        width = len(str(max(self.num_dst - 1, 0)))
+        lines = [f"{self.name}: mask[dst, src] and who hears whom"]
+        for dst, row in enumerate(self.mask().tolist()):
+            cells = " ".join("■" if edge else "·" for edge in row)
+            heard = " ".join(str(src) for src, edge in enumerate(row) if edge) or "nobody"
+            lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {heard}")
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was materialised is not pickled."""
+        return {**self.__dict__, "_memo": {}}
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _frame(self) -> tuple[object, ...]:
+        return (self.num_dst, self.num_src, self.heads, self.batch, self.dst_offset, self.src_offset)
+
+    def _varies(self) -> str:
+        return " and ".join(word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None)
+
+    def _remember(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def _is(self, rule: Rule) -> bool:
+        """True if every sample and head has the edges of ``rule`` (compared block by block, unless it is this very rule)."""
+        if self.rule is rule:
+            return True
+        other = replace(self, rule=rule, _listed=None, _memo={})
+        return all(torch.equal(a, b) for a, b in zip(self._row_blocks(), other._row_blocks(), strict=True))
+
+    def _evaluate(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        try:
+            edge = self.rule(b, h, dst, src)
+        except RuntimeError as error:
+            raise TypeError(f"the rule of {self!r} must use broadcasting tensor operators only: {error}") from error
+        if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
+            got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
+            raise TypeError(f"the rule of {self!r} must return a bool tensor, got a {got}")
+        return edge
+
+    def _row_blocks(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+        """Bool ``[batch or 1, heads or 1, rows, num_src]`` for successive rows, a bounded number of cells at a time."""
+        batch, heads = self.batch or 1, self.heads or 1
+        step = max(1, CELLS_AT_ONCE // max(1, batch * heads * self.num_src))
+        b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+        h = torch.arange(heads, device=device).view(1, -1, 1, 1)
+        src = torch.arange(self.num_src, device=device)
+        for start in range(0, self.num_dst, step):
+            dst = torch.arange(start, min(start + step, self.num_dst), device=device).view(-1, 1)
+            shape = (batch, heads, len(dst), self.num_src)
+            yield self._evaluate(b, h, dst, src).expand(shape) if self.num_src else b.new_zeros(shape, dtype=torch.bool)
+
+    def _dense(self, device: torch.device) -> Tensor:
+        nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, self.num_src, dtype=torch.bool, device=device)
+        return torch.cat([nothing, *self._row_blocks(device)], dim=2)
+
+    def _squeeze(self, per_head: Tensor) -> Tensor:
+        """Drop the leading axes that do not vary: [batch or 1, heads or 1, ...] to the form of :meth:`mask`."""
+        if self.batch is not None:
+            return per_head
+        return per_head[0] if self.heads is not None else per_head[0, 0]
+
+    def _enumerate(self) -> Tensor:
+        if self._listed is not None:
+            return self._listed
+        found, start = [torch.zeros(2, 0, dtype=torch.int64)], 0
+        for block in self._row_blocks():
+            dst, src = block[0, 0].nonzero(as_tuple=True)
+            found.append(torch.stack([src, dst + start]))
+            start += block.shape[2]
+        return torch.cat(found, dim=1)
+
+    def _count_in_edges(self) -> Tensor:
+        if self._listed is not None:
+            return torch.bincount(self._listed[1], minlength=self.num_dst)
+        nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, dtype=torch.int64)
+        return self._squeeze(torch.cat([nothing, *(block.sum(-1) for block in self._row_blocks())], dim=2))
+
+    def _adjacency(self) -> Tensor:
+        """``mask`` as a sparse matrix, for products."""
+        edges, size = self.edge_index.flip(0), (self.num_dst, self.num_src)
+        return torch.sparse_coo_tensor(edges, torch.ones(edges.shape[1]), size, check_invariants=False)
+
+    def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
+        if not isinstance(other, TokenGraph):
+            return NotImplemented
+        self._check_same_nodes(other, sign)
+        name = f"{_bracketed(self.name)} {sign} {_bracketed(other.name)}"
+        heads, batch = self.heads or other.heads, self.batch or other.batch
+        rule = partial(join, self.rule, other.rule)
+        result = replace(self, rule=rule, heads=heads, batch=batch, name=name, _listed=None, _memo={})
+        candidates = None if heads or batch else _edge_lists.candidates(self._listed, other._listed, sign)
+        if candidates is None:
+            return result
+        src, dst = candidates
+        kept = candidates[:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
+        listed = self._of_distinct(kept, self.num_dst, self.num_src, name)
+        return replace(listed, dst_offset=self.dst_offset, src_offset=self.src_offset)
+
+    def _check_same_nodes(self, other: TokenGraph, sign: str) -> None:
+        def agree(a: int | None, b: int | None) -> bool:
+            return a is None or b is None or a == b
+
+        same = (self.num_dst, self.num_src, self.dst_offset, self.src_offset) == (
+            other.num_dst,
+            other.num_src,
+            other.dst_offset,
+            other.src_offset,
+        )
+        if not (same and agree(self.heads, other.heads) and agree(self.batch, other.batch)):
+            raise ValueError(
+                f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}"
+            )
+
+
+def _bracketed(name: str) -> str:
+    """An operand's name, in brackets if it is itself an expression."""
+    return f"({name})" if " " in name.split("(")[0] or ") " in name else name
+
+
+def _check_signature(rule: object) -> None:
+    if not callable(rule):
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(rule).parameters.values()
+    needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if len(needed) != 4:
+        raise TypeError(
+            f"rule must take four named positional parameters (b, h, dst, src), got ({', '.join(str(p) for p in parameters)})"
+        )

@@ -1,0 +1,175 @@
+"""Attention as torch_geometric message passing: tokens are nodes, the mask is the adjacency.
+
+Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges ``src -> dst`` of the graph,
+
+* ``edge_update``: pattern scoring, ``logit = q_dst . k_src * scale``, then softmax over the in-edges of each receiver;
+* ``message``: what travels along one edge, the weight times the sender's message;
+* ``aggregate``: PyG's plain sum over the in-edges, for each head;
+* ``update``: the sum over heads, in model space.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import is_torch_sparse_tensor
+from torch_geometric.utils.sparse import set_sparse_value
+
+from gnn_attention import _checks, convert, edges
+from gnn_attention._call import Call
+from gnn_attention._shapes import Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends import Backend
+from gnn_attention.graph import TokenGraph
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.score_mods import ScoreMod
+
+__all__ = ["MessagePassingAttention"]
+
+
+class MessagePassingAttention(MessagePassing):
+    """Multi-head attention as one round of message passing over a token graph, equal to dense attention with that mask.
+
+    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three forms.
+
+    Args:
+        heads: :class:`StandardHeads`, :class:`FactoredHeads` or :class:`MergedHeads`; they hold all parameters.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the layer.
+        dropout: probability with which a weight is dropped, in training only.
+        backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes through ``attend``.
+
+    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three functions.
+
+    >>> from gnn_attention import patterns
+    >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
+    >>> layer(torch.zeros(5, 8), patterns.causal(5)).shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        heads: StandardHeads | FactoredHeads | MergedHeads,
+        score_mod: ScoreMod | None = None,
+        dropout: float = 0.0,
+        backend: str | Backend | None = None,
+    ) -> None:
+        """ValueError for a dropout outside [0, 1)."""
+        super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
+        self.heads = heads
+        self.score_mod = score_mod
+        self.dropout = _checks.probability("dropout", dropout)
+        self.backend = backend
+
+    def reset_parameters(self) -> None:
+        """Draw the heads' parameters anew."""
+        self.heads.reset_parameters()
+        if isinstance(self.score_mod, nn.Module) and hasattr(self.score_mod, "reset_parameters"):
+            self.score_mod.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        g: Any,
+        bias: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """The update of every receiver (add it to its state for a residual stream).
+
+        Args:
+            x: states ``[N, d]`` or ``[B, T, d]``; a pair ``(x_src, x_dst)`` for two kinds of token (cross-attention).
+            g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
+            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a batch).
+            return_attention_weights: as everywhere in PyG, any bool asks for ``(update, (g's edges, weights))`` with the weights
+                before dropout, ``[E, heads]`` for ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
+
+        Raises:
+            ValueError, TypeError, IndexError: states and graph that do not fit; NotImplementedError: the walk (backend None)
+                over a graph that differs by head or sample.
+        """
+        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+        graph = self._as_graph(g, x_src, x_dst)
+        batched = x_dst.dim() == 3
+        if not batched:
+            x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
+        q = self.heads.receive(x_dst, self._positions(graph.dst_offset, x_dst))
+        k, v = self.heads.send(x_src, self._positions(graph.src_offset, x_src))
+        wants_weights = isinstance(return_attention_weights, bool)
+        y, weights = self._run(Call(q, k, v, graph, self.heads.scale, self.score_mod, bias), wants_weights)
+        y = y if batched else y.squeeze(0)
+        if not wants_weights:
+            return y
+        return y, _with_edges(g, graph, weights if batched else weights.squeeze(0))
+
+    def _run(self, call: Call, wants_weights: bool) -> tuple[Tensor, Any]:
+        if self.backend is None:
+            return self._walk(call)
+        dropout = self.dropout if self.training else 0.0
+        options = {"scale": call.scale, "score_mod": call.score_mod, "bias": call.bias, "dropout": dropout}
+        result = attend(call.q, call.k, call.v, call.graph, **options, backend=self.backend, return_info=wants_weights)
+        z, info = result if wants_weights else (result, None)
+        return self.heads.collect(z), info.weights().mT if info is not None else None
+
+    # -- the walk: PyG's own order of events --------------------------------------------------------------------------
+
+    def _walk(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Edge by edge in float32 or better: nodes ``[B, N, H, D]``, edges ``[B, E, H]``."""
+        if call.graph.heads is not None or call.graph.batch is not None:
+            raise NotImplementedError(f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'")
+        wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+        q, k, v = (edges.per_query_head(x, num_heads).transpose(1, 2).to(wide) for x in (call.q, call.k, call.v))
+        edge_index = call.graph.edges_on(q.device)
+        size = (call.graph.num_src, call.graph.num_dst)
+        alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
+        return self.propagate(edge_index, size=size, v=v, alpha=alpha), alpha
+
+    def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, call: object) -> Tensor:
+        """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
+        assert isinstance(call, Call)  # PyG renders this signature into a module of its own, where only builtins are known
+        logits = edges.logit(q_i, k_j, call.scale).mT  # [B, H, E]
+        logits = call.modified(logits, index, edge_index_j)
+        if call.bias is not None:
+            logits = logits + call.bias
+        weights, _ = edges.softmax(logits, index, call.graph.num_dst)
+        return weights.mT
+
+    def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
+        """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
+        weights = nn.functional.dropout(alpha, self.dropout, self.training)
+        return weights.unsqueeze(-1) * v_j
+
+    def update(self, inputs: Tensor) -> Tensor:
+        """The sum over heads, through W_O in the standard form: ``[B, N, H, D] -> [B, N, width]``."""
+        z = inputs.transpose(1, 2).to(next(self.heads.parameters()).dtype)
+        return self.heads.collect(z)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
+        if x_src.dim() not in (2, 3) or x_src.dim() != x_dst.dim():
+            raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}")
+        num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
+        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+        if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+            raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
+        return graph
+
+    def _positions(self, offset: int, x: Tensor) -> Tensor:
+        return torch.arange(offset, offset + x.shape[-2], device=x.device)
+
+    def __repr__(self) -> str:
+        """In PyG's manner: widths and heads."""
+        heads = self.heads
+        form = type(heads).__name__.removesuffix("Heads").lower()
+        return f"{type(self).__name__}({form}, heads={heads.num_heads}, head_dim={heads.head_dim}, backend={self.backend!r})"
+
+
+def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
+    """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its values, as in PyG)."""
+    if isinstance(g, TokenGraph):
+        return graph.edges_on(weights.device), weights
+    if is_torch_sparse_tensor(g) and weights.dim() == 2:
+        return set_sparse_value(g, weights), weights
+    return g, weights

@@ -1,0 +1,50 @@
+"""Rotary position embedding: a token's query and key are turned by angles that grow with its position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gnn_attention._shapes import Float, Int, Tensor
+
+__all__ = ["Rotary"]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Turns each pair of channels of a query or key at position p by the angle ``p * base^(-2 i / dim)``.
+
+    A dot product of two turned vectors depends on their distance alone: ``(R_p q) . (R_s k) = q . R_(s - p) k``.
+    ``interleaved=False`` pairs channel i with i + dim/2 (Llama, GPT-NeoX), True pairs 2i with 2i + 1 (RoFormer, GPT-J).
+
+    Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
+
+    >>> Rotary().turn(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).tolist()
+    [[1.0, 0.0]]
+    """
+
+    base: float = 10000.0
+    interleaved: bool = False
+
+    def turn(self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]) -> Float[Tensor, "*lead tokens dim"]:
+        """``x`` with the token on row t turned for ``positions[t]``; angles in float32 or better. ValueError for an odd dim."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        cos, sin = (part.to(wide.dtype) for part in self._angles(x.shape[-1], positions))
+        if self.interleaved:
+            a, b = wide[..., 0::2], wide[..., 1::2]
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+        a, b = wide.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+
+    def matrix(self, distance: int, dim: int) -> Float[Tensor, "dim dim"]:
+        """``R`` with ``(R_dst q) . (R_src k) = q^T R k`` for ``distance = dst - src``, in float64."""
+        rows = torch.eye(dim, dtype=torch.float64)
+        return self.turn(rows.unsqueeze(1), torch.tensor([distance])).squeeze(1)
+
+    def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if dim % 2:
+            raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {dim}")
+        frequency = self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
+        angle = positions.to(torch.float64).unsqueeze(-1) * frequency
+        return angle.cos(), angle.sin()

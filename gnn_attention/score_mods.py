@@ -1,0 +1,159 @@
+"""What an edge adds to its logit: values of the form ``score_mod(score, b, h, dst, src) -> score`` (FlexAttention's form).
+
+``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads, dst and src are
+absolute positions). Each is a small object, not a closure, so that layers holding one can be printed, copied and pickled.
+They are applied after the scale and before the per-edge ``bias``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gnn_attention._shapes import Float, Tensor
+
+__all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """The slopes of ALiBi: ``2^(-8 i / n)`` for i = 1 .. n where n is a power of two; else those of the power below, then
+    every second one of the power above.
+
+    Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
+
+    >>> alibi_slopes(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
+    if below < num_heads:
+        slopes += alibi_slopes(2 * below)[0::2][: num_heads - below]
+    return tuple(slopes)
+
+
+@dataclass(frozen=True)
+class alibi:  # noqa: N801 (a value used like the function it stands for)
+    """Attention with linear biases: ``score - slope_h * |dst - src|``.
+
+    Source: Press et al. 2022 (arXiv 2108.12409); on both sides of the receiver the distance counts as positive.
+
+    >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
+    >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
+    tensor(0.5000)
+    """
+
+    slopes: tuple[float, ...]
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """Lower the score by the distance."""
+        slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
+        return score - slopes[h] * (dst - src).abs()
+
+
+@dataclass(frozen=True)
+class softcap:  # noqa: N801
+    """Scores bent into (-cap, cap): ``cap * tanh(score / cap)``.
+
+    Source: Gemma 2 (arXiv 2408.00118), section 2.
+
+    >>> zero = torch.tensor(0)
+    >>> softcap(2.0)(torch.tensor(100.0), zero, zero, zero, zero)
+    tensor(2.)
+    """
+
+    cap: float
+
+    def __post_init__(self) -> None:
+        """ValueError for a cap that is not positive."""
+        if not self.cap > 0:
+            raise ValueError(f"cap must be positive, got {self.cap!r}")
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """Bend the score."""
+        return self.cap * torch.tanh(score / self.cap)
+
+
+@dataclass(frozen=True, eq=False)
+class log_multiplicity:  # noqa: N801
+    """A sender (or an edge) that counts m times: ``score + log m``.
+
+    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph is a set; this is
+    how a multigraph is said (a softmax over m equal edges is one edge with log m added).
+
+    >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
+    >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
+    tensor(0.6931)
+    """
+
+    multiplicity: Tensor
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """Add the logarithm of the multiplicity."""
+        logs = self.multiplicity.to(score.device, score.dtype).log()
+        return score + (logs[src] if logs.dim() == 1 else logs[dst, src])
+
+
+@dataclass(frozen=True, eq=False)
+class relative_bias:  # noqa: N801
+    """A number for each head and distance: ``score + table[h, clamp(dst - src, -reach, reach) + reach]``.
+
+    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Distances beyond the reach share the last column.
+
+    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5 (arXiv 1910.10683).
+
+    >>> h, dst, src = torch.tensor(0), torch.tensor(1), torch.tensor(0)
+    >>> relative_bias(torch.tensor([[-1.0, 0.0, 7.0]]))(torch.tensor(0.0), h, h, dst, src)
+    tensor(7.)
+    """
+
+    table: Tensor
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """Add the entry of the distance."""
+        reach = self.table.shape[-1] // 2
+        column = (dst - src).clamp(-reach, reach) + reach
+        return score + self.table.to(score.device, score.dtype)[h, column]
+
+
+class RelativeBias(nn.Module):
+    """A learned :class:`relative_bias`: ``table [heads, 2 * reach + 1]`` is a parameter, zero at first."""
+
+    def __init__(self, num_heads: int, reach: int) -> None:
+        """``reach``: the largest distance with an entry of its own."""
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
+
+    def forward(
+        self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    ) -> Float[Tensor, "..."]:
+        """Add the entry of the distance."""
+        return relative_bias(self.table)(score, b, h, dst, src)
+
+
+class chain:  # noqa: N801
+    """Several score_mods, applied from left to right.
+
+    >>> zero = torch.tensor(0)
+    >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)
+    tensor(0.7616)
+    """
+
+    def __init__(self, *mods: ScoreMod) -> None:
+        """``chain()`` alone changes nothing."""
+        self.mods = mods
+
+    def __repr__(self) -> str:
+        """The chained values."""
+        return f"chain({', '.join(map(repr, self.mods))})"
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """Apply each."""
+        for mod in self.mods:
+            score = mod(score, b, h, dst, src)
+        return score
