@@ -61,7 +61,7 @@ class TokenGraph:
     dst_offset: int = 0
     src_offset: int = 0
     _listed: Tensor | None = None
-    _memo: dict[Any, Tensor] = field(default_factory=dict)
+    _memo: dict[Any, Any] = field(default_factory=dict)
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -145,30 +145,41 @@ class TokenGraph:
                 f"edge_index of {self!r}: a graph that differs by {self._varies()} has no single edge list; "
                 "use mask(), or select(batch, head) for one of them"
             )
-        return self._remember(("edges", device), lambda: self._enumerate().to(device))
+        edges: Tensor = _once(self, "_enumerate", device)
+        return edges
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Bool ``[dst, src]``, True where there is an edge; ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` where it varies."""
-        where = torch.device(device or "cpu")
-        return self._remember(("mask", where), lambda: self._squeeze(self._dense(where)))
+        mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
+        return mask
 
     @property
     def num_edges(self) -> int:
         """Number of edges, over all heads and samples where the graph differs by them."""
-        return int(self.in_degree().sum())
+        return int(_once(self, "_count_edges"))
 
     def in_degree(self) -> Int[Tensor, "..."]:
         """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`."""
-        return self._remember("in_degree", self._count_in_edges)
+        degree: Tensor = _once(self, "_count_in_edges")
+        return degree
+
+    @property
+    def max_in_degree(self) -> int:
+        """The most senders that any receiver hears, 0 without receivers."""
+        return int(_once(self, "_largest_in_degree"))
+
+    @property
+    def has_deaf_rows(self) -> bool:
+        """True if some receiver hears nobody."""
+        return bool(_once(self, "_any_deaf"))
 
     def is_full(self) -> bool:
         """True if every pair is an edge; worked out once."""
-        return bool(self._remember("is_full", lambda: torch.tensor(self._is(_rules.everyone))))
+        return bool(_once(self, "_everyone"))
 
     def is_causal(self) -> bool:
         """True if the graph is square and its edges are exactly ``src <= dst``; worked out once."""
-        square = self.num_dst == self.num_src
-        return bool(self._remember("is_causal", lambda: torch.tensor(square and self._is(_rules.causal))))
+        return bool(_once(self, "_causal"))
 
     def rows(self, start: int, stop: int) -> TokenGraph:
         """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step. IndexError outside ``0 .. num_dst``.
@@ -311,11 +322,6 @@ class TokenGraph:
     def _varies(self) -> str:
         return " and ".join(word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None)
 
-    def _remember(self, key: object, make: Callable[[], Tensor]) -> Tensor:
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
-
     def _is(self, rule: Rule) -> bool:
         """True if every sample and head has the edges of ``rule`` (compared block by block, unless it is this very rule)."""
         if self.rule is rule:
@@ -347,7 +353,7 @@ class TokenGraph:
 
     def _dense(self, device: torch.device) -> Tensor:
         nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, self.num_src, dtype=torch.bool, device=device)
-        return torch.cat([nothing, *self._row_blocks(device)], dim=2)
+        return self._squeeze(torch.cat([nothing, *self._row_blocks(device)], dim=2))
 
     def _squeeze(self, per_head: Tensor) -> Tensor:
         """Drop the leading axes that do not vary: [batch or 1, heads or 1, ...] to the form of :meth:`mask`."""
@@ -355,7 +361,9 @@ class TokenGraph:
             return per_head
         return per_head[0] if self.heads is not None else per_head[0, 0]
 
-    def _enumerate(self) -> Tensor:
+    def _enumerate(self, device: torch.device) -> Tensor:
+        if device.type != "cpu":
+            return self.edge_index.to(device)
         if self._listed is not None:
             return self._listed
         found, start = [torch.zeros(2, 0, dtype=torch.int64)], 0
@@ -370,6 +378,21 @@ class TokenGraph:
             return torch.bincount(self._listed[1], minlength=self.num_dst)
         nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, dtype=torch.int64)
         return self._squeeze(torch.cat([nothing, *(block.sum(-1) for block in self._row_blocks())], dim=2))
+
+    def _count_edges(self) -> int:
+        return int(self.in_degree().sum())
+
+    def _largest_in_degree(self) -> int:
+        return int(self.in_degree().max()) if self.in_degree().numel() else 0
+
+    def _any_deaf(self) -> bool:
+        return bool((self.in_degree() == 0).any())
+
+    def _everyone(self) -> bool:
+        return self._is(_rules.everyone)
+
+    def _causal(self) -> bool:
+        return self.num_dst == self.num_src and self._is(_rules.causal)
 
     def _adjacency(self) -> Tensor:
         """``mask`` as a sparse matrix, for products."""
@@ -406,6 +429,15 @@ class TokenGraph:
             raise ValueError(
                 f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}"
             )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
+    """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
+    key = (what, *arguments)
+    if key not in graph._memo:
+        graph._memo[key] = getattr(graph, what)(*arguments)
+    return graph._memo[key]
 
 
 def _bracketed(name: str) -> str:

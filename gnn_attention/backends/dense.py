@@ -27,7 +27,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         return _run_finite(call)
     bad_dst, bad_src = _not_finite(call.q), _not_finite(call.k) | _not_finite(call.v)
     hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (
-        bad_dst & (call.graph.in_degree() > 0).to(call.q.device)
+        bad_dst & call.graph.mask(call.q.device).any(-1)
     )
     clean = replace(call, **{name: torch.nan_to_num(getattr(call, name), 0.0, 0.0, 0.0) for name in "qkv"})
     out, lse = _run_finite(clean)
@@ -60,11 +60,12 @@ def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
     if _plain(call) and _needs_no_mask(graph):
         return _sdpa(call, None, is_causal=not graph.is_full()), None
-    mask, empty = _mask(call), (graph.in_degree() == 0).to(call.q.device)
+    mask = graph.mask(call.q.device)
     if not _plain(call):
         return _formula(call, mask)
-    if not empty.any():
+    if not graph.has_deaf_rows:
         return _sdpa(call, mask, is_causal=False), None
+    empty = ~mask.any(-1)
     out = _sdpa(call, mask | empty.unsqueeze(-1), is_causal=False)
     return out.masked_fill(empty.unsqueeze(-1), 0.0), None
 
@@ -110,10 +111,6 @@ def _softmax(logits: Tensor, sink_logits: Tensor | None) -> tuple[Tensor, Tensor
     total = total.masked_fill(nothing, 1.0)
     lse = (total.log() + top).masked_fill(nothing, -torch.inf)
     return (mass / total)[..., :-1], lse.squeeze(-1)
-
-
-def _mask(call: Call) -> Tensor:
-    return call.graph.mask(call.q.device)
 
 
 def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:

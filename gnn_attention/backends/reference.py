@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention import edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
+from gnn_attention.graph import TokenGraph
 
 __all__ = ["bytes_needed", "refusal", "run"]
 
@@ -47,14 +48,17 @@ def refusal(call: Call) -> str | None:
 
 def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: the edge lists and the larger of a chunk and the in-edges of one receiver."""
-    degree = call.graph.in_degree()
-    largest_row = int(degree.max()) * _bytes_per_edge(call) if degree.numel() else 0
-    return int(degree.sum()) * 64 + 4 * max(largest_row, CHUNK_BYTES)
+    gathered = _bytes_per_edge(call) * min(call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call)))
+    return call.graph.num_edges * 64 + 4 * gathered
 
 
 def _bytes_per_edge(call: Call) -> int:
     batch, heads, _, dim = call.q.shape
     return batch * heads * 2 * (dim + call.v.shape[-1] + 4) * (8 if call.q.dtype == torch.float64 else 4)
+
+
+def _most_edges(call: Call) -> int:
+    return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
 
 
 def _all_slices(call: Call) -> tuple[Tensor, Tensor]:
@@ -86,7 +90,7 @@ def _slice(call: Call, b: int | None, h: int | None) -> Call:
 def _all_chunks(call: Call, batch: int, head: int) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
     order = torch.argsort(dst, stable=True)
-    rows = _chunks_of_rows(call.graph.in_degree().tolist(), max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call))))
+    rows = _chunks_of_rows(call.graph, _most_edges(call))
     needs_grad = torch.is_grad_enabled() and len(rows) > 1
     parts, first = [], 0
     for start, stop, count in rows:
@@ -112,12 +116,13 @@ def _some_rows(
     return out, lse
 
 
-def _chunks_of_rows(degrees: list[int], most: int) -> list[tuple[int, int, int]]:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
     """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands alone."""
     chunks, start, count = [], 0, 0
-    for row, degree in enumerate(degrees):
+    for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > most:
             chunks.append((start, row, count))
             start, count = row, 0
         count += degree
-    return [*chunks, (start, len(degrees), count)]
+    return [*chunks, (start, graph.num_dst, count)]
