@@ -119,7 +119,7 @@ class MessagePassingAttention(MessagePassing):
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'")
         wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
-        q, k, v = (edges.per_query_head(x, num_heads).transpose(1, 2).to(wide) for x in (call.q, call.k, call.v))
+        q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
         alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)

@@ -1,6 +1,6 @@
 """Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
 
-Everything accumulates in float32 or better, half inputs are upcast before they are gathered. Edges are taken receiver by
+Half inputs are upcast to float32, float32 to float64 (where the device has it), before they are gathered. Edges are taken receiver by
 receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of
 64 stays within 2 GB; what cannot is refused with the estimate.
 """
@@ -25,7 +25,7 @@ CHUNK_BYTES = MEMORY_LIMIT // 16  # of gathered tensors at a time; the backward 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    wide = edges.accumulation_dtype(call.q.dtype)
+    wide = _working_dtype(call.q)
     heads = call.q.shape[1]
     widened = replace(
         call,
@@ -35,7 +35,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         bias=None if call.bias is None else call.bias.to(wide),
     )
     out, lse = _all_slices(widened)
-    return out.to(call.q.dtype), lse
+    return out.to(call.q.dtype), lse.to(edges.accumulation_dtype(call.q.dtype))
 
 
 def refusal(call: Call) -> str | None:
@@ -54,7 +54,12 @@ def bytes_needed(call: Call) -> int:
 
 def _bytes_per_edge(call: Call) -> int:
     batch, heads, _, dim = call.q.shape
-    return batch * heads * 2 * (dim + call.v.shape[-1] + 4) * (8 if call.q.dtype == torch.float64 else 4)
+    return batch * heads * 2 * (dim + call.v.shape[-1] + 4) * _working_dtype(call.q).itemsize
+
+
+def _working_dtype(q: Tensor) -> torch.dtype:
+    """Better than q's: the errors of an oracle should be those of its inputs and its output alone."""
+    return torch.float64 if q.dtype.itemsize >= 4 and q.device.type != "mps" else torch.float32
 
 
 def _most_edges(call: Call) -> int:

@@ -1,0 +1,135 @@
+"""Equal to dense attention, on your machine: named public checks against a float64 formula, and their report.
+
+``gnn-attention verify`` runs them all and prints a table; :func:`run` does so from Python, and with
+``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks` yields them one by one, for pytest:
+``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), ids=lambda c: c.name)``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnn_attention import _checks
+from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.checks import DTYPES, FORMS, Check, Settings, attend_checks, layer_checks, rule_checks
+from gnn_attention.verify.report import Report, Result
+from gnn_attention.verify.trained import trained_checks
+
+__all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
+
+
+def run(
+    device: str | None = None,
+    dtypes: Sequence[str] | None = None,
+    backends: Sequence[str | Backend] | None = None,
+    graphs: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    forms: Sequence[str] | None = None,
+    sizes: Sequence[float] = (1.0, 5.0),
+    trained: bool = True,
+    seed: int = 0,
+    progress: Callable[[int, Result], None] | None = None,
+) -> Report:
+    """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
+
+    ``progress(number_so_far, result)`` is called after each check. ValueError for an unknown name, RuntimeError's named cousin
+    ValueError too for a device that is not there.
+    """
+    names = {"dtypes": dtypes, "backends": backends, "graphs": graphs, "features": features, "forms": forms}
+    chosen = checks(device=device, sizes=sizes, trained=trained, seed=seed, **names)
+    results = []
+    for check in chosen:
+        results.append(check())
+        if progress is not None:
+            progress(len(results), results[-1])
+    return Report(tuple(results), environment(_device(device)))
+
+
+def checks(
+    device: str | None = None,
+    dtypes: Sequence[str] | None = None,
+    backends: Sequence[str | Backend] | None = None,
+    graphs: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    forms: Sequence[str] | None = None,
+    sizes: Sequence[float] = (1.0, 5.0),
+    trained: bool = True,
+    seed: int = 0,
+) -> Iterator[Check]:
+    """The checks that :func:`run` would run, one by one; arguments as there.
+
+    >>> next(checks(device="cpu", trained=False)).name
+    'full, plain, inputs x1'
+    """
+    settings = Settings(
+        device=_device(device),
+        dtypes=_names("dtypes", dtypes, DTYPES),
+        backends=tuple(_backend(b) for b in (BACKENDS if backends is None else backends)),
+        graphs=_names("graphs", graphs, GRAPHS),
+        features=_names("features", features, FEATURES),
+        forms=_names("forms", forms, FORMS),
+        sizes=tuple(float(size) for size in sizes),
+        walk=backends is None,
+        seed=seed,
+    )
+    return _all_checks(settings, trained)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a record must say about where it was made."""
+    cuda = device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _all_checks(settings: Settings, trained: bool) -> Iterator[Check]:
+    yield from attend_checks(settings)
+    yield from layer_checks(settings)
+    yield from rule_checks(settings)
+    if trained:
+        yield from trained_checks(replace(settings, sizes=(1.0,)))
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU; use device='cpu' or leave it out")
+    return str(torch.device(device))
+
+
+def _names(argument: str, given: Sequence[str] | None, known: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(known) if given is None else tuple(_checks.choice(argument, name, known) for name in given)
+
+
+def _backend(backend: str | Backend) -> Backend:
+    return backend if isinstance(backend, Backend) else BACKENDS[_checks.choice("backends", backend, BACKENDS)]
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package lies in, None for an installed package or without git."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

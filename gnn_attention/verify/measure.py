@@ -1,0 +1,99 @@
+"""Errors in units of a yardstick: the rule by which a check passes.
+
+``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients, where error and yardstick are the largest absolute
+differences from the float64 truth, of the code under test and of SDPA in the same dtype (over a few orders), and rounding is half an ulp of the
+largest true number (nobody who returns this dtype can promise less). In float64 the unit is 1e-12 of the
+largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is small beside it).
+The rule is FlashAttention's (twice the error of the same computation in low precision), with SDPA as the stricter stick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from gnn_attention._shapes import Tensor
+
+__all__ = ["Outcome", "Truth", "gradients_of", "judge", "worst_errors"]
+
+ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The float64 output and gradients, and how far SDPA in the dtype under test is from its own truth.
+
+    ``yardstick`` holds those errors for "out" and every gradient; empty for float64.
+    """
+
+    out: Tensor
+    gradients: Mapping[str, Tensor]
+    yardstick: Mapping[str, float]
+
+
+def worst_errors(attempts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], out: Tensor, gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
+    worst: dict[str, float] = {}
+    for found_out, found in attempts:
+        for name, x, true in [("out", found_out, out), *((name, found[name], gradients[name]) for name in found)]:
+            worst[name] = max(worst.get(name, 0.0), _distance(x, true))
+    return worst
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The worst errors in units of the yardstick, and whether they are allowed."""
+
+    output: float
+    gradient: float
+    passed: bool
+
+
+def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none."""
+    if not out.requires_grad:
+        return {name: torch.zeros_like(x) for name, x in inputs.items()}
+    found = torch.autograd.grad(out, list(inputs.values()), direction.to(out.dtype), allow_unused=True)
+    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(inputs.items(), found, strict=True)}
+
+
+def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
+    """Compare an output and gradients with the truth."""
+    exact = out.dtype == torch.float64
+    largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
+    output = _units(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
+    worst = max(
+        (
+            _units(g, truth.gradients[name], truth.yardstick.get(name), largest)
+            for name, g in gradients.items()
+        ),
+        default=0.0,
+        key=lambda unit: math.inf if math.isnan(unit) else unit,
+    )
+    limits = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
+    return Outcome(output, worst, bool(output <= limits[0] and worst <= limits[1]))
+
+
+def _units(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> float:
+    """The error of one tensor in its unit; ``largest`` is the scale for float64, where no yardstick is needed."""
+    if found.shape != true.shape:
+        return math.inf
+    error = _distance(found, true)
+    if found.dtype == torch.float64:
+        unit = 1e-12 * largest
+    else:
+        unit = max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
+    if error == 0.0:
+        return 0.0
+    return error / unit if unit > 0 else math.inf
+
+
+def _distance(found: Tensor, true: Tensor) -> float:
+    return _largest(found.detach().to("cpu", torch.float64) - true.detach().to("cpu"))
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.detach().abs().max()) if x.numel() else 0.0

@@ -1,0 +1,149 @@
+"""The truth: dense attention in float64, written straight from the formulas of the source texts, and the yardstick beside it.
+
+Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)`` (seed S4.6), the layer is
+``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
+The yardstick is torch's own ``scaled_dot_product_attention`` in the dtype under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from gnn_attention._shapes import Tensor
+
+__all__ = ["Order", "attention", "layer", "masked_softmax", "reordered_sdpa", "sdpa"]
+
+Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all heads and positions at once
+
+
+def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
+    """``M exp(l) / (sum_j M exp(l) + exp(sink))`` over the last axis, 0 where M has no 1; ``logits [B, H, dst, src]``."""
+    sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
+    top = torch.maximum(logits.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True), sink).detach()
+    top = torch.where(top.isinf(), torch.zeros_like(top), top)
+    mass = mask * (logits - top).masked_fill(~mask, 0.0).exp()
+    total = mass.sum(-1, keepdim=True) + (sink - top).exp()
+    return mass / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    modify: Modify | None = None,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
+    """Dense attention ``[B, Hq, dst, Dv]``; key/value head ``h // g`` serves query head h."""
+    serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
+    logits = torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * scale
+    logits = logits if modify is None else modify(logits)
+    return torch.einsum("bhij,bhjv->bhiv", masked_softmax(logits, mask, sink_logits), v[:, serving])
+
+
+def layer(
+    weights: Mapping[str, Tensor], x_src: Tensor, x_dst: Tensor, mask: Tensor, scale: float, modify: Modify | None = None
+) -> Tensor:
+    """A whole attention layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``, ``message``)."""
+    b_O = weights.get("b_O")
+    bias = 0.0 if b_O is None else b_O.reshape(-1, b_O.shape[-1]).sum(0)
+    return sum((_head(weights, h, x_src, x_dst, mask, scale, modify) for h in range(_heads(weights))), start=bias)  # type: ignore[arg-type]
+
+
+def _heads(weights: Mapping[str, Tensor]) -> int:
+    return int(weights["pattern" if "pattern" in weights else "W_Q"].shape[0])
+
+
+def _head(
+    weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor, mask: Tensor, scale: float, modify: Modify | None
+) -> Tensor:
+    if "pattern" in weights:
+        pattern, message = weights["pattern"][h], weights["message"][h]
+        left, right = _fitted(x_dst, pattern.shape[0]), _fitted(x_src, pattern.shape[1])
+        logits = torch.einsum("bid,de,bje->bij", left, pattern, right) * scale
+        messages = _fitted(x_src, message.shape[0]) @ message
+    else:
+        group = weights["W_Q"].shape[0] // weights["W_K"].shape[0]
+        q, k = _linear(weights, "Q", h, x_dst), _linear(weights, "K", h // group, x_src)
+        logits = torch.einsum("bid,bjd->bij", q, k) * scale
+        messages = _linear(weights, "V", h // group, x_src) @ weights["W_O"][h]
+    every = logits.unsqueeze(1).expand(-1, _heads(weights), -1, -1)
+    logits = (every if modify is None else modify(every))[:, h : h + 1]
+    own_mask = mask[:, h : h + 1] if mask.shape[1] > 1 else mask
+    return masked_softmax(logits, own_mask)[:, 0] @ messages
+
+
+def _linear(weights: Mapping[str, Tensor], letter: str, head: int, x: Tensor) -> Tensor:
+    product = x @ weights[f"W_{letter}"][head]
+    bias = weights.get(f"b_{letter}")
+    return product if bias is None else product + bias[head]
+
+
+def _fitted(x: Tensor, width: int) -> Tensor:
+    """``x``, or ``[x, 1]`` for matrices that carry their biases as a last row or column."""
+    return x if x.shape[-1] == width else functional.pad(x, (0, 1), value=1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A reshuffling of samples, receivers, senders and channels: the same problem, but other roundings.
+
+    SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick.
+    """
+
+    sample: Tensor
+    dst: Tensor
+    src: Tensor
+    dim: Tensor
+
+    @staticmethod
+    def draw(number: int, batch: int, dst: int, src: int, dim: int, device: str) -> Order:
+        """Order 0 is as given; the others are random."""
+        rng = torch.Generator().manual_seed(number)
+        sizes = (batch, dst, src, dim)
+        return Order(*((torch.randperm(n, generator=rng) if number else torch.arange(n)).to(device) for n in sizes))
+
+    def pairs(self, table: Tensor) -> Tensor:
+        """``[B or 1, H, dst, src]`` in this order."""
+        table = table if table.shape[0] == 1 else table[self.sample]
+        return table[:, :, self.dst][..., self.src]
+
+    def restored(self, out: Tensor, axis: int) -> Tensor:
+        """A result over samples and receivers (on ``axis``) back in the order given."""
+        return out[self.sample.argsort()].index_select(axis, self.dst.argsort())
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    added: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
+    """The yardstick: torch's SDPA in the dtype of q with an additive mask; a sink is one more key with a zero value."""
+    additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+    additive = additive.expand(*q.shape[:3], k.shape[2])
+    additive = additive if added is None else additive + added.to(q.dtype)
+    if sink_logits is not None:
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+        additive = torch.cat([additive, column], dim=-1)
+    deaf = ~mask.any(-1, keepdim=True)
+    additive = torch.where(deaf, torch.zeros_like(additive), additive)  # no kernel is asked about an empty row
+    grouped = q.shape[1] != k.shape[1]
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
+    return torch.where(deaf, torch.zeros_like(out), out)
+
+
+def reordered_sdpa(order: Order, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, added: Tensor | None, sinks: Tensor | None) -> Tensor:
+    """:func:`sdpa` computed in another order, the result in the order given."""
+    q, k, v = q[order.sample][:, :, order.dst][..., order.dim], k[order.sample][:, :, order.src][..., order.dim], v[order.sample][:, :, order.src]
+    table = None if added is None else order.pairs(added)
+    return order.restored(sdpa(q, k, v, order.pairs(mask), scale, table, sinks), axis=2)

@@ -1,0 +1,784 @@
+"""The token graph: its contract, its algebra against plain sets of edges and boolean matrices, and everything it refuses.
+
+A graph is compared with a Python set of pairs ``(src, dst)``: :func:`edges_of` reads that set and at the same time checks that
+all views of the graph (edge list, mask, degrees, number of edges, the bare rule) tell the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import re
+from functools import partial
+from itertools import product
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, convert, patterns
+
+fixed = settings(derandomize=True, deadline=None, max_examples=60)
+
+Edge = tuple[int, int]
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def listed(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
+    """An explicit graph, edges in the order given."""
+    return TokenGraph.from_edges(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(), num_dst, num_src)
+
+
+def in_table(table: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return table[dst, src]
+
+
+def ruled(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
+    """The same graph said by a rule."""
+    table = torch.zeros(num_dst, num_src, dtype=torch.bool)
+    for src, dst in edges:
+        table[dst, src] = True
+    return TokenGraph.from_rule(partial(in_table, table), num_dst, num_src)
+
+
+def pairs(graph: TokenGraph) -> list[Edge]:
+    """The listed edges, in their order."""
+    return [(src, dst) for src, dst in graph.edge_index.t().tolist()]
+
+
+def edges_of(graph: TokenGraph) -> set[Edge]:
+    """The set of edges of a plain graph, after a look at every view of it."""
+    found = pairs(graph)
+    assert graph.edge_index.shape == (2, len(found)) and graph.edge_index.dtype == torch.int64
+    assert len(set(found)) == len(found) == graph.num_edges
+    mask = graph.mask()
+    assert mask.dtype == torch.bool and mask.shape == (graph.num_dst, graph.num_src)
+    assert {(src, dst) for dst, src in mask.nonzero().tolist()} == set(found)
+    heard = [sum(1 for _, receiver in found if receiver == dst) for dst in range(graph.num_dst)]
+    assert graph.in_degree().tolist() == heard and graph.in_degree().dtype == torch.int64
+    assert graph.max_in_degree == max(heard, default=0)
+    assert graph.has_deaf_rows == (0 in heard)
+    assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
+    zero = torch.zeros((), dtype=torch.int64)
+    for dst, src in product(range(graph.num_dst), range(graph.num_src)):
+        assert bool(graph.rule(zero, zero, torch.tensor(dst), torch.tensor(src))) == ((src, dst) in set(found))
+    return set(found)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, num_dst: int, num_src: int) -> tuple[TokenGraph, set[Edge]]:
+    """A graph said either way, beside its set of edges."""
+    everything = [(src, dst) for src in range(num_src) for dst in range(num_dst)]
+    chosen = draw(st.lists(st.sampled_from(everything), unique=True, max_size=12)) if everything else []
+    make = draw(st.sampled_from([listed, ruled]))
+    return make(chosen, num_dst, num_src), set(chosen)
+
+
+@st.composite
+def groups(draw: st.DrawFn, count: int, square: bool = False) -> list[tuple[TokenGraph, set[Edge]]]:
+    """Some graphs on the same nodes."""
+    num_dst = draw(st.integers(0, 5))
+    num_src = num_dst if square else draw(st.integers(0, 5))
+    return [draw(graphs(num_dst, num_src)) for _ in range(count)]
+
+
+def per_head(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src <= dst + h
+
+
+def per_sample(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src < dst - b
+
+
+def per_both(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (src - dst) == h - b
+
+
+def varied(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
+    """One graph for each way to vary."""
+    return {
+        "heads": TokenGraph.from_rule(per_head, num_dst, num_src, heads=2),
+        "batch": TokenGraph.from_rule(per_sample, num_dst, num_src, batch=3),
+        "both": TokenGraph.from_rule(per_both, num_dst, num_src, heads=2, batch=3),
+    }
+
+
+def expressions() -> dict[str, TokenGraph]:
+    """Graphs made in every way, all asymmetric: name -> graph."""
+    listing = listed([(3, 0), (1, 2), (0, 2), (4, 4)], 5, 5)
+    network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
+    return {
+        "builder": patterns.window(5, 2),
+        "table": patterns.documents([2, 3]),
+        "tree": patterns.tree([-1, 0, 0, 1, 1]),
+        "global": patterns.global_tokens(5, [1], causal=False),
+        "listed": listing,
+        "or": patterns.window(5, 2) | listing,
+        "and": patterns.causal(5) & listing,
+        "minus": patterns.causal(5) - listing,
+        "xor": listing ^ patterns.window(5, 2),
+        "not": ~patterns.window(5, 2),
+        "transposed": patterns.window(5, 2).T,
+        "listed transposed": listing.T,
+        "two hops": patterns.window(5, 2) @ listing,
+        "power": patterns.window(5, 2) ** 3,
+        "rows": patterns.causal(5).rows(1, 4),
+        "listed rows": listing.rows(0, 3),
+        "select": TokenGraph.from_rule(per_head, 5, heads=2).select(head=1),
+        "heads": varied()["heads"],
+        "batch": varied()["batch"],
+        "both": varied()["both"],
+        "mask": convert.from_mask(torch.eye(3, 4).roll(1, 0).bool()),
+        "masks": convert.from_mask(torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4) % 3 == 0),
+        "networkx": convert.from_networkx(network, ["the", "cat", "sat"]),
+        "edge index": convert.from_edge_index(torch.tensor([[4, 0], [1, 2]]), 3, 5),
+        "pyg": convert.from_pyg(torch.eye(3).roll(1, 0).to_sparse()),
+    }
+
+
+# -- contract ---------------------------------------------------------------------------------------------------------
+
+
+class TestContract:
+    def test_an_edge_goes_from_sender_to_receiver(self):
+        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 hears, and it hears token 0 and 2."""
+        graph = TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3)
+        assert graph.mask().tolist() == [[False] * 3, [True, False, True], [False] * 3]
+        assert graph.in_degree().tolist() == [0, 2, 0]
+        assert edges_of(graph) == {(0, 1), (2, 1)}
+
+    def test_sizes_come_from_the_caller(self):
+        """Never from the largest index + 1."""
+        graph = TokenGraph.from_edges(torch.tensor([[0], [1]]), 7, 9)
+        assert (graph.num_dst, graph.num_src, graph.mask().shape) == (7, 9, (7, 9))
+        assert TokenGraph.from_edges(torch.tensor([[0], [1]]), 7).num_src == 7
+        assert TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4).num_src == 4
+
+    @pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (0, 3), (3, 0), (1, 1), (1, 4), (4, 1)])
+    def test_small_and_empty_sizes(self, num_dst, num_src):
+        for graph in (listed([], num_dst, num_src), patterns.cross(num_dst, num_src), ~patterns.cross(num_dst, num_src)):
+            edges_of(graph)
+            assert graph == graph.T.T
+            assert graph.mask().shape == (num_dst, num_src)
+        assert edges_of(~listed([], num_dst, num_src)) == set(product(range(num_src), range(num_dst)))
+        assert listed([], num_dst, num_src) == ~patterns.cross(num_dst, num_src)
+
+    def test_a_rule_is_called_with_broadcastable_int64(self):
+        seen = []
+
+        def rule(b, h, dst, src):
+            seen.append((b.dtype, h.dtype, dst.dtype, src.dtype, torch.broadcast_shapes(b.shape, h.shape, dst.shape, src.shape)))
+            return src <= dst
+
+        graph = TokenGraph.from_rule(rule, 3, 5)
+        graph.mask()
+        assert {dtype for *dtypes, _ in seen for dtype in dtypes} == {torch.int64}
+        assert seen[-1][-1][-2:] == (3, 5)
+
+    @pytest.mark.parametrize("broadcast", [lambda b, h, dst, src: dst > 0, lambda b, h, dst, src: src > 0])
+    def test_a_rule_may_look_at_one_side_only(self, broadcast):
+        graph = TokenGraph.from_rule(broadcast, 3, 4)
+        zero = torch.tensor(0)
+        expected = {(s, d) for s in range(4) for d in range(3) if broadcast(zero, zero, torch.tensor(d), torch.tensor(s))}
+        assert edges_of(graph) == expected
+
+    @pytest.mark.parametrize(
+        ("word", "shape", "rule"),
+        [
+            ("heads", (2, 3, 4), lambda b, h, dst, src: src <= dst + h),
+            ("batch", (3, 1, 3, 4), lambda b, h, dst, src: src < dst - b),
+            ("both", (3, 2, 3, 4), lambda b, h, dst, src: src - dst == h - b),
+        ],
+    )
+    def test_mask_shapes_where_the_graph_varies(self, word, shape, rule):
+        graph = varied()[word]
+        mask = graph.mask()
+        assert mask.shape == shape
+        batch, heads = graph.batch or 1, graph.heads or 1
+        table = mask.reshape(batch, heads, 3, 4)
+        for b, h, dst, src in product(range(batch), range(heads), range(3), range(4)):
+            assert bool(table[b, h, dst, src]) == rule(b, h, dst, src)
+        assert graph.num_edges == int(table.sum())
+        assert torch.equal(graph.in_degree(), mask.sum(-1))
+
+    @pytest.mark.parametrize(("word", "named"), [("heads", "head"), ("batch", "sample"), ("both", "sample and head")])
+    def test_edge_index_refuses_what_varies(self, word, named):
+        graph = varied()[word]
+        with pytest.raises(ValueError, match=rf"edge_index of .*differs by {named} has no single edge list; use mask\(\), or select"):
+            _ = graph.edge_index
+
+    @pytest.mark.parametrize("word", ["heads", "batch", "both"])
+    def test_select_is_one_of_them(self, word):
+        graph = varied()[word]
+        table = graph.mask().reshape(graph.batch or 1, graph.heads or 1, 3, 4)
+        for b, h in product(range(graph.batch or 1), range(graph.heads or 1)):
+            one = graph.select(b, h)
+            assert one.heads is None and one.batch is None
+            edges_of(one)
+            assert torch.equal(one.mask(), table[b, h])
+
+    def test_select_of_a_plain_graph_is_the_graph(self):
+        graph = patterns.causal(3)
+        assert graph.select(5, 7) is graph
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "match"),
+        [
+            ({"head": 2}, IndexError, r"head must be in 0 \.\. 1, got 2"),
+            ({"head": -1}, IndexError, r"head must be in 0 \.\. 1, got -1"),
+            ({"batch": 3}, IndexError, r"batch must be in 0 \.\. 2, got 3"),
+            ({"head": 0.5}, TypeError, "head must be an integer"),
+            ({"batch": "first"}, TypeError, "batch must be an integer"),
+        ],
+    )
+    def test_select_refuses(self, arguments, error, match):
+        with pytest.raises(error, match=match):
+            varied()["both"].select(**arguments)
+
+    def test_name_and_text(self):
+        graph = TokenGraph.from_rule(per_head, 2, 3, heads=4, batch=5, name="mine")
+        assert graph.name == "mine"
+        assert repr(graph) == str(graph) == "TokenGraph(mine: 3 src -> 2 dst, batch 5, heads 4)"
+        assert TokenGraph.from_rule(per_head, 2, heads=2).name == "per_head"
+
+    def test_picture_of_a_small_graph(self):
+        assert str(listed([(2, 0), (0, 0), (1, 2)], 3, 3)).splitlines() == [
+            "edges: mask[dst, src] and who hears whom",
+            "0 ■ · ■   0 <- 0 2",
+            "1 · · ·   1 <- nobody",
+            "2 · ■ ·   2 <- 1",
+        ]
+
+    def test_a_large_graph_is_named_not_drawn(self):
+        assert len(str(patterns.causal(32)).splitlines()) == 33
+        assert str(patterns.causal(33)) == "TokenGraph(causal(33): 33 src -> 33 dst)"
+
+    @pytest.mark.parametrize("graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0)], ids=repr)
+    def test_text_of_an_empty_graph(self, graph):
+        assert graph.name in str(graph)
+
+    @pytest.mark.parametrize(
+        ("graph", "expected"),
+        [
+            (patterns.causal(5), True),
+            (listed([(s, d) for d in range(4) for s in range(d + 1)], 4, 4), True),
+            (patterns.window(5, 5), True),
+            (patterns.window(5, 4), False),
+            (patterns.causal(5).T, False),
+            (patterns.causal(5).rows(0, 4), False),
+            (patterns.full(1), True),
+            (patterns.full(2), False),
+            (TokenGraph.from_rule(per_head, 3, heads=2), False),
+        ],
+    )
+    def test_is_causal(self, graph, expected):
+        assert graph.is_causal() is expected
+
+    def test_is_full_looks_at_every_head(self):
+        assert not TokenGraph.from_rule(per_head, 3, heads=3).is_full()
+        assert TokenGraph.from_rule(lambda b, h, dst, src: (dst >= 0) & (h >= 0), 3, heads=3).is_full()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("rule", "match"),
+        [
+            ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
+            (lambda dst, src: src <= dst, r"four named positional parameters \(b, h, dst, src\), got \(dst, src\)"),
+            (lambda *e: e[3] <= e[2], r"four named positional parameters \(b, h, dst, src\), got \(\*e\)"),
+            (lambda b, h, dst, src, w: src <= dst, r"four named positional parameters .*got \(b, h, dst, src, w\)"),
+            (lambda b, h, dst, *, src: src <= dst, r"four named positional parameters"),
+            (torch.eq, r"rule must .*\(b, h, dst, src\)"),
+            (lambda b, h, dst, src: src - dst, r"must return a bool tensor, got a torch.int64 tensor"),
+            (lambda b, h, dst, src: True, r"must return a bool tensor, got a bool"),
+            (lambda b, h, dst, src: None, r"must return a bool tensor, got a NoneType"),
+            (lambda b, h, dst, src: src <= dst and src > 0, r"must use broadcasting tensor operators only"),
+            (lambda b, h, dst, src: src <= dst if src.sum().item() < dst else dst == src, r"broadcasting tensor operators only"),
+            (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"rule of .*(shape|broadcast)"),
+        ],
+    )
+    def test_wrong_rules(self, rule, match):
+        with pytest.raises(TypeError, match=match):
+            TokenGraph.from_rule(rule, 4)
+
+    def test_a_defaulted_fifth_parameter_is_allowed(self):
+        assert TokenGraph.from_rule(lambda b, h, dst, src, w=2: dst - src < w, 4).num_edges == 13
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "match"),
+        [
+            ({"num_dst": -1}, ValueError, "num_dst must be at least 0, got -1"),
+            ({"num_dst": 2, "num_src": -3}, ValueError, "num_src must be at least 0, got -3"),
+            ({"num_dst": 2.0}, TypeError, "num_dst must be an integer, got 2.0 of type float"),
+            ({"num_dst": True}, TypeError, "num_dst must be an integer, got the bool True"),
+            ({"num_dst": 2, "heads": 0}, ValueError, "heads must be at least 1, got 0"),
+            ({"num_dst": 2, "batch": "2"}, TypeError, "batch must be an integer, got '2'"),
+        ],
+    )
+    def test_wrong_sizes(self, arguments, error, match):
+        with pytest.raises(error, match=match):
+            TokenGraph.from_rule(per_head, **arguments)
+
+    @pytest.mark.parametrize(
+        ("edge_index", "error", "match"),
+        [
+            ([[0], [1]], TypeError, r"edge_index must be a tensor of signed integers .*got list"),
+            (torch.zeros(2, 1), TypeError, r"signed integers of shape \[2, E\], got torch.float32"),
+            (torch.zeros(2, 1, dtype=torch.bool), TypeError, r"signed integers of shape \[2, E\], got torch.bool"),
+            (torch.zeros(2, 1, dtype=torch.uint8), TypeError, r"signed integers of shape \[2, E\], got torch.uint8"),
+            (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]"),
+            (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
+            (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3 \(num_src=4\)"),
+            (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2 \(num_dst=3\)"),
+            (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count from the end"),
+        ],
+    )
+    def test_wrong_edge_lists(self, edge_index, error, match):
+        with pytest.raises(error, match=match):
+            TokenGraph.from_edges(edge_index, 3, 4)
+
+    def test_duplicates_are_refused_by_name(self):
+        edges = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
+        with pytest.raises(ValueError, match=r"2 duplicate edges \(the edge 0 -> 1 stands at 1 and 3\).*coalesce=True"):
+            TokenGraph.from_edges(edges, 3)
+
+    def test_coalesce_keeps_the_first_of_each(self):
+        edges = torch.tensor([[2, 0, 1, 0, 2, 1], [0, 1, 1, 1, 0, 0]])
+        graph = TokenGraph.from_edges(edges, 3, coalesce=True)
+        assert pairs(graph) == [(2, 0), (0, 1), (1, 1), (1, 0)]
+        edges_of(graph)
+
+    def test_the_reverse_edge_and_the_flat_twin_are_no_duplicates(self):
+        """0 -> 1 and 1 -> 0; and pairs whose key would collide if the wrong width were used for it."""
+        edges_of(listed([(0, 1), (1, 0)], 2, 2))
+        everything = list(product(range(5), range(2)))
+        assert edges_of(listed(everything, 2, 5)) == set(everything)
+
+    @pytest.mark.parametrize(
+        ("start", "stop", "error", "match"),
+        [
+            (2, 5, IndexError, r"rows\(2, 5\): expected 0 <= start <= stop <= num_dst = 4"),
+            (3, 2, IndexError, r"rows\(3, 2\): expected 0 <= start <= stop"),
+            (-1, 2, ValueError, "start must be at least 0, got -1"),
+            (0, 1.5, TypeError, "stop must be an integer"),
+            (False, 1, TypeError, "start must be an integer, got the bool False"),
+        ],
+    )
+    def test_rows_outside(self, start, stop, error, match):
+        with pytest.raises(error, match=match):
+            patterns.causal(4).rows(start, stop)
+
+    @pytest.mark.parametrize("sign", ["|", "&", "-", "^"])
+    @pytest.mark.parametrize(
+        "other",
+        [
+            patterns.causal(5),
+            patterns.cross(4, 5),
+            patterns.causal(8).rows(4, 8).T.rows(0, 4).T,
+            TokenGraph.from_rule(per_head, 5, heads=2),
+        ],
+        ids=repr,
+    )
+    def test_different_nodes_are_refused(self, sign, other):
+        with pytest.raises(ValueError, match=rf"graphs joined by {re.escape(sign)} must have the same nodes"):
+            _ = eval(f"a {sign} b", {"a": patterns.window(4, 2), "b": other})
+
+    def test_different_heads_or_batch_are_refused(self):
+        two, three = (TokenGraph.from_rule(per_head, 3, heads=heads) for heads in (2, 3))
+        with pytest.raises(ValueError, match="same nodes, heads and batch, got .*heads 2.*heads 3"):
+            _ = two | three
+
+    def test_different_positions_are_refused_and_said(self):
+        """Two graphs of 2 receivers and 8 senders that speak of different tokens: the message says which."""
+        with pytest.raises(ValueError, match="same nodes") as caught:
+            _ = patterns.causal(8).rows(2, 4) & TokenGraph.from_edges(torch.tensor([[0], [1]]), 2, 8)
+        text = str(caught.value)
+        assert "2 .. 3" in text or "offset" in text or "position" in text
+
+    def test_hops_must_meet(self):
+        with pytest.raises(ValueError, match=r"graphs joined by @ must meet: the left hears 3 senders .*the right has 4 receivers"):
+            _ = patterns.cross(2, 3) @ patterns.cross(4, 2)
+
+    def test_hops_must_meet_at_the_same_tokens(self):
+        """The left hears tokens 0 .. 3, the right tells of the receivers 4 .. 7."""
+        with pytest.raises(ValueError, match="graphs joined by @ must meet"):
+            _ = patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8)
+
+    @pytest.mark.parametrize("word", ["heads", "batch", "both"])
+    def test_hops_refuse_what_varies(self, word):
+        with pytest.raises(ValueError, match="differs by"):
+            _ = varied(3, 3)[word] @ patterns.causal(3)
+        with pytest.raises(ValueError, match="differs by"):
+            _ = patterns.causal(3) @ varied(3, 3)[word]
+
+    @pytest.mark.parametrize(
+        ("hops", "error", "match"),
+        [
+            (-1, ValueError, "the power of a graph must be at least 0, got -1"),
+            (1.5, TypeError, "the power of a graph must be an integer"),
+            (True, TypeError, "the power of a graph must be an integer"),
+        ],
+    )
+    def test_wrong_powers(self, hops, error, match):
+        with pytest.raises(error, match=match):
+            _ = patterns.causal(3) ** hops
+
+    def test_only_square_graphs_have_powers(self):
+        with pytest.raises(ValueError, match="only a square graph has powers"):
+            _ = patterns.cross(2, 3) ** 2
+
+    @pytest.mark.parametrize("sign", ["|", "&", "-", "^", "@"])
+    def test_only_graphs_combine(self, sign):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            _ = eval(f"a {sign} 3", {"a": patterns.causal(3)})
+
+    def test_the_object_serves_the_next_valid_call(self):
+        graph = patterns.causal(4)
+        for wrong in (lambda: graph.rows(3, 9), lambda: graph | patterns.causal(5), lambda: graph**-1):
+            with pytest.raises((ValueError, IndexError)):
+                wrong()
+        assert graph == patterns.causal(4) and graph.num_edges == 10
+
+
+# -- algebra ----------------------------------------------------------------------------------------------------------
+
+
+class TestAlgebra:
+    @fixed
+    @given(groups(2))
+    def test_operators_are_those_of_sets(self, two):
+        (a, A), (b, B) = two
+        everything = set(product(range(a.num_src), range(a.num_dst)))
+        assert edges_of(a) == A and edges_of(b) == B
+        assert edges_of(a | b) == A | B
+        assert edges_of(a & b) == A & B
+        assert edges_of(a - b) == A - B
+        assert edges_of(a ^ b) == A ^ B
+        assert edges_of(~a) == everything - A
+        assert edges_of(a.T) == {(dst, src) for src, dst in A}
+
+    @fixed
+    @given(groups(3))
+    def test_laws(self, three):
+        """De Morgan; transposition goes through union; difference and symmetric difference by their definitions; lattice."""
+        a, b, c = (graph for graph, _ in three)
+        assert ~(a | b) == ~a & ~b
+        assert ~(a & b) == ~a | ~b
+        assert (a | b).T == a.T | b.T
+        assert (a & b).T == a.T & b.T
+        assert (~a).T == ~(a.T)
+        assert a - b == a & ~b
+        assert a ^ b == (a | b) - (a & b) == (a - b) | (b - a)
+        assert a & (b | c) == (a & b) | (a & c)
+        assert (a ^ b) ^ c == a ^ (b ^ c)
+        assert ~~a == a and a.T.T == a
+        assert a | a == a and a & a == a and (a ^ a).num_edges == 0
+
+    @fixed
+    @given(groups(2))
+    def test_equality_is_equality_of_sets_and_hashes_follow(self, two):
+        (a, A), (b, B) = two
+        assert (a == b) is (A == B)
+        assert (a != b) is (A != B)
+        same = ruled(sorted(A), a.num_dst, a.num_src)
+        again = listed(sorted(A, reverse=True), a.num_dst, a.num_src)
+        assert a == same == again
+        assert hash(a) == hash(same) == hash(again)
+        assert len({a, same, again}) == 1
+
+    @fixed
+    @given(st.data())
+    def test_two_hops_are_the_boolean_matrix_product(self, data):
+        m, k, n, p = (data.draw(st.integers(0, 4)) for _ in range(4))
+        (a, A), (b, B), (c, _) = (data.draw(graphs(*size)) for size in ((m, k), (k, n), (n, p)))
+        expected = {(src, dst) for src, middle in B for middle_too, dst in A if middle == middle_too}
+        assert edges_of(a @ b) == expected
+        assert torch.equal((a @ b).mask(), (a.mask().int() @ b.mask().int()) > 0)
+        assert (a @ b) @ c == a @ (b @ c)
+        assert (a @ b).T == b.T @ a.T
+
+    @fixed
+    @given(groups(1, square=True), st.integers(0, 4))
+    def test_powers(self, one, hops):
+        [(a, _)] = one
+        expected = torch.eye(a.num_dst, dtype=torch.int64)
+        for _ in range(hops):
+            expected = ((expected @ a.mask().long()) > 0).long()
+        assert torch.equal((a**hops).mask(), expected.bool())
+        edges_of(a**hops)
+
+    def test_powers_start_at_the_self_loops(self):
+        graph = patterns.window(4, 2)
+        assert edges_of(graph**0) == {(i, i) for i in range(4)}
+        assert graph**1 == graph
+        assert graph**3 == graph @ graph @ graph == patterns.window(4, 4)
+
+    def test_powers_keep_positions(self):
+        """Square, but of the rows 2 and 3 of a longer graph: ``g ** 1`` is g."""
+        graph = patterns.causal(4).rows(2, 4).T.rows(2, 4).T
+        assert (graph.num_dst, graph.num_src) == (2, 2) and (graph.dst_offset, graph.src_offset) == (2, 2)
+        assert graph**1 == graph
+        assert graph**2 == graph @ graph
+
+    def test_powers_need_the_same_tokens_on_both_sides(self):
+        """Two receivers, two senders, but the receivers are 2 and 3, the senders 0 and 1."""
+        with pytest.raises(ValueError, match="only a square graph has powers"):
+            _ = patterns.cross(4, 2).rows(2, 4) ** 2
+
+    def test_many_paths_are_one_edge(self):
+        """All 300 middle tokens carry from 0 to 0; a count in 8 bits would be 300 - 256, one in 1 bit would be 0."""
+        assert edges_of(patterns.cross(1, 512) @ patterns.cross(512, 1)) == {(0, 0)}
+
+    def test_not_equal_to_others(self):
+        assert patterns.causal(3) != "causal(3)"
+        assert patterns.causal(3) != patterns.causal(4)
+        assert patterns.cross(2, 3) != patterns.cross(3, 2)
+        assert patterns.causal(3) != patterns.causal(3).T
+
+    def test_equality_sees_offsets_and_heads(self):
+        last = patterns.full(3).rows(2, 3)
+        first = patterns.full(3).rows(0, 1)
+        assert torch.equal(last.mask(), first.mask()) and last != first
+        assert TokenGraph.from_rule(per_head, 3, heads=2) != TokenGraph.from_rule(per_head, 3, heads=3)
+        every = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h >= 0), 3, heads=2)
+        assert every == TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) | (h < 0), 3, heads=2)
+
+    def test_equality_does_not_look_at_names(self):
+        assert TokenGraph.from_rule(per_head, 3, name="a") == TokenGraph.from_rule(per_head, 3, name="b")
+
+    @pytest.mark.parametrize("word", ["heads", "batch", "both"])
+    def test_operators_where_graphs_vary(self, word):
+        graph, plain = varied(3, 4)[word], listed([(3, 0), (1, 2)], 3, 4)
+        mask, table = graph.mask(), plain.mask()
+        for result, expected in (
+            (graph | plain, mask | table),
+            (plain | graph, mask | table),
+            (graph & plain, mask & table),
+            (plain & graph, mask & table),
+            (graph - plain, mask & ~table),
+            (plain - graph, table & ~mask),
+            (graph ^ plain, mask ^ table),
+            (~graph, ~mask),
+            (graph.T, mask.mT),
+            (graph.rows(1, 3), mask[..., 1:3, :]),
+        ):
+            assert (result.heads, result.batch) == (graph.heads, graph.batch)
+            assert torch.equal(result.mask(), expected)
+
+    def test_heads_and_batch_meet(self):
+        heads, batch = varied()["heads"], varied()["batch"]
+        both = heads | batch
+        assert (both.heads, both.batch) == (2, 3)
+        assert torch.equal(both.mask(), heads.mask() | batch.mask())
+
+
+class TestEdgeOrder:
+    order = [(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)]  # noqa: RUF012
+
+    def test_the_callers_order_is_kept(self):
+        assert pairs(listed(self.order, 4, 4)) == self.order
+
+    def test_a_rule_lists_by_receiver_then_sender(self):
+        assert pairs(ruled(self.order, 4, 4)) == sorted(self.order, key=lambda edge: edge[::-1])
+
+    def test_operators_keep_it(self):
+        graph, other = listed(self.order, 4, 4), listed([(2, 2), (2, 1), (3, 1)], 4, 4)
+        assert pairs(graph | other) == [*self.order, (2, 2)]
+        assert pairs(graph & other) == [(3, 1), (2, 1)]
+        assert pairs(other & graph) == [(2, 1), (3, 1)]
+        assert pairs(graph - other) == [(0, 2), (1, 0), (0, 1)]
+        assert pairs(graph ^ other) == [(0, 2), (1, 0), (0, 1), (2, 2)]
+        assert pairs(graph.T) == [(dst, src) for src, dst in self.order]
+        assert pairs(graph.rows(1, 2)) == [(3, 0), (2, 0), (0, 0)]
+        assert pairs(graph & patterns.causal(4)) == [(0, 2), (0, 1)]
+        assert pairs(patterns.causal(4) & graph) == [(0, 2), (0, 1)]
+        assert pairs(graph - patterns.causal(4)) == [(3, 1), (2, 1), (1, 0)]
+
+    def test_order_survives_a_pickle(self):
+        assert pairs(pickle.loads(pickle.dumps(listed(self.order, 4, 4)))) == self.order
+
+    @pytest.mark.parametrize("backend", ["dense", "reference"])
+    def test_bias_and_weights_follow_it(self, backend):
+        """A bias that makes one edge of each receiver win, given in the caller's order; the weights come back in it."""
+        graph = listed(self.order, 4, 4)
+        bias = torch.tensor([0.0, 0.0, 1000.0, 0.0, 0.0])
+        x = torch.zeros(1, 1, 4, 2)
+        _, info = ga.attend(x, x, x, graph, bias=bias, backend=backend, return_info=True)
+        assert info.weights().flatten().tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+class TestRows:
+    @fixed
+    @given(groups(1), st.data())
+    def test_rows_of_any_graph(self, one, data):
+        [(graph, edges)] = one
+        start = data.draw(st.integers(0, graph.num_dst))
+        stop = data.draw(st.integers(start, graph.num_dst))
+        part = graph.rows(start, stop)
+        assert edges_of(part) == {(src, dst - start) for src, dst in edges if start <= dst < stop}
+        assert (part.dst_offset, part.src_offset) == (start, 0)
+        assert torch.equal(part.mask(), graph.mask()[start:stop])
+        inner = data.draw(st.integers(0, stop - start))
+        assert part.rows(inner, stop - start) == graph.rows(start + inner, stop)
+
+    def test_decoding_row_by_row_is_the_whole(self):
+        graph = patterns.window(6, 3)
+        assert torch.equal(torch.cat([graph.rows(i, i + 1).mask() for i in range(6)]), graph.mask())
+
+    def test_transposition_swaps_the_offsets(self):
+        part = patterns.causal(6).rows(2, 5)
+        assert (part.T.dst_offset, part.T.src_offset) == (0, 2)
+        assert part.T.T == part
+
+    @pytest.mark.parametrize("make", [listed, ruled])
+    def test_operators_keep_the_offsets(self, make):
+        a = make([(3, 2), (0, 4)], 6, 6).rows(2, 5)
+        b = make([(1, 3)], 6, 6).rows(2, 5)
+        for graph in (a | b, a & b, a - b, a ^ b, ~a, a @ make([(3, 3), (0, 1)], 6, 6)):
+            assert (graph.dst_offset, graph.src_offset) == (2, 0)
+        assert (a @ make([(3, 3), (0, 1)], 6, 6).T).dst_offset == 2
+
+    @pytest.mark.parametrize("backend", ["dense", "reference"])
+    @pytest.mark.parametrize("make", [lambda: patterns.causal(7), lambda: listed(pairs(patterns.window(7, 4))[::-1], 7, 7)])
+    def test_score_mods_are_told_absolute_positions(self, backend, make):
+        """Receivers 2 .. 4 alone give what they give within the whole, under a score_mod that reads both positions."""
+        graph = make()
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(2, 2, 7, 4, dtype=torch.float64) for _ in range(3))
+
+        def mod(score, b, h, dst, src):
+            return score + 0.3 * dst - 0.7 * (h + 1) * src + 0.1 * b * dst * src
+
+        whole = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
+        part = ga.attend(q[:, :, 2:5], k, v, graph.rows(2, 5), score_mod=mod, backend=backend)
+        assert torch.allclose(part, whole[:, :, 2:5], rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("backend", ["dense", "reference"])
+    def test_positions_of_both_sides(self, backend):
+        """The transpose of some rows knows the positions of its senders."""
+        seen = set()
+
+        def mod(score, b, h, dst, src):
+            seen.update((int(d), int(s)) for d, s in zip(*(t.flatten().tolist() for t in torch.broadcast_tensors(dst, src)), strict=True))
+            return score
+
+        graph = patterns.full(5).rows(2, 4).T
+        ga.attend(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), graph, score_mod=mod, backend=backend)
+        assert seen == set(product(range(5), (2, 3)))
+
+
+# -- an object that never changes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "graph"), expressions().items(), ids=expressions())
+class TestObject:
+    def test_pickle(self, name, graph):
+        graph.mask()
+        again = pickle.loads(pickle.dumps(graph))
+        assert again == graph and hash(again) == hash(graph) and again.name == graph.name
+        assert torch.equal(again.mask(), graph.mask())
+        assert (again.dst_offset, again.src_offset) == (graph.dst_offset, graph.src_offset)
+
+    @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+    def test_copies(self, name, graph, how):
+        again = how(graph)
+        assert again == graph and again.name == graph.name
+        assert torch.equal(again.mask(), graph.mask())
+
+    def test_the_rule_keeps_four_named_parameters(self, name, graph):
+        parameters = [
+            parameter
+            for parameter in inspect.signature(graph.rule).parameters.values()
+            if parameter.default is inspect.Parameter.empty
+        ]
+        assert [parameter.name for parameter in parameters] == ["b", "h", "dst", "src"]
+        assert all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+
+    def test_the_rule_is_a_mask_mod(self, name, graph):
+        """FlexAttention's own functions, which call the rule under vmap, find the same edges."""
+        sizes = (graph.batch, graph.heads, graph.num_dst, graph.num_src)
+        mask = create_mask(graph.rule, *sizes, device="cpu")
+        assert torch.equal(mask, graph.mask().expand(mask.shape))
+        block_mask = create_block_mask(graph.rule, *sizes, device="cpu", BLOCK_SIZE=2)
+        rows, columns = -(-graph.num_dst // 2), -(-graph.num_src // 2)
+        padded = torch.zeros(*mask.shape[:2], rows * 2, columns * 2, dtype=torch.bool)
+        padded[:, :, : graph.num_dst, : graph.num_src] = mask
+        tiles = padded.unflatten(2, (rows, 2)).unflatten(4, (columns, 2)).any(5).any(3)
+        assert torch.equal(block_mask.to_dense().bool(), tiles)
+
+
+class TestNeverChanges:
+    def test_frozen(self):
+        graph = patterns.causal(3)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            graph.num_dst = 4
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            graph.name = "other"
+
+    def test_the_callers_list_is_not_held(self):
+        edges = torch.tensor([[0, 1], [1, 2]])
+        graph = TokenGraph.from_edges(edges, 3)
+        edges.zero_()
+        assert pairs(graph) == [(0, 1), (1, 2)]
+
+    def test_views_are_worked_out_once(self):
+        calls = []
+
+        def rule(b, h, dst, src):
+            calls.append(1)
+            return src <= dst
+
+        graph = TokenGraph.from_rule(rule, 5)
+        first = (graph.mask(), graph.edge_index, graph.in_degree(), graph.num_edges, graph.is_full())
+        count = len(calls)
+        assert (graph.mask(), graph.edge_index, graph.in_degree())[0] is first[0]
+        assert graph.num_edges == 15 and not graph.is_full()
+        assert len(calls) == count
+
+    def test_what_was_worked_out_does_not_travel(self):
+        graph = patterns.causal(500)
+        assert graph.num_edges == 500 * 501 / 2 and graph.mask().any()
+        assert len(pickle.dumps(graph)) < 2000
+
+    def test_making_and_combining_materialises_nothing(self):
+        """A graph of 2^40 pairs is made, combined and named without looking at its edges."""
+        n = 2**20
+        graph = (patterns.window(n, 8) | patterns.sinks(n, 4)) & ~patterns.documents([n // 2, n // 2]).T
+        part = graph.rows(n // 2, n // 2 + 1)
+        assert (part.num_dst, part.num_src, part.dst_offset) == (1, n, n // 2)
+        assert repr(graph).startswith("TokenGraph((window(")
+
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            patterns.causal(4) | patterns.full(4).T,
+            ~patterns.causal(4),
+            (~patterns.causal(4)) ** 2,
+            (~patterns.causal(4)).T,
+            ~(patterns.causal(4).T),
+            ~(patterns.causal(4) | patterns.window(4, 1)),
+            patterns.causal(4) - (patterns.window(4, 2) - patterns.window(4, 1)),
+            (patterns.causal(4) - patterns.window(4, 2)) - patterns.window(4, 1),
+            patterns.causal(4) & (patterns.window(4, 2) | patterns.sinks(4, 1)),
+            (patterns.window(4, 2) @ patterns.strict_causal(4)) @ patterns.causal(4),
+            (patterns.window(4, 2) @ patterns.window(4, 2)) ** 2,
+            (patterns.causal(4) | patterns.full(4)).rows(1, 3),
+            (patterns.window(4, 2) ^ patterns.documents([2, 2])).T,
+            patterns.window(4, 2) ** 2 - patterns.window(4, 2),
+            (patterns.window(4, 2) ** 2).rows(1, 3).T,
+        ],
+        ids=lambda graph: graph.name,
+    )
+    def test_a_name_read_as_python_is_the_graph(self, graph):
+        """Brackets stand where they are needed."""
+        scope = {name: getattr(patterns, name) for name in patterns.__all__}
+        assert eval(graph.name, scope) == graph

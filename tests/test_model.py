@@ -1,0 +1,273 @@
+"""The model: its phases, its graphs and backends, its file, and what the trained heads do."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gnn_attention import model as lm
+from gnn_attention import patterns, weights
+from gnn_attention.backends import BACKENDS
+from gnn_attention.bytepair import BytePair
+from gnn_attention.graph import TokenGraph
+
+TEXT = "def read(self, size=-1):\n    return self.raw.read(size)\n"
+TINY = lm.Config(vocabulary_size=260, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
+KEYS = {
+    *("recipe", "seed", "command", "steps", "tokens_seen", "training_loss", "held_out_loss", "uniform_loss", "history"),
+    *("induction_scores", "previous_token_scores", "corpus_files", "corpus_bytes", "corpus_sha256", "python", "date"),
+}
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[lm.LanguageModel, BytePair, dict[str, Any]]:
+    return lm.load(lm.TRAINED)
+
+
+@pytest.fixture
+def tiny() -> lm.LanguageModel:
+    return new_model(TINY)
+
+
+def new_model(config: lm.Config) -> lm.LanguageModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return lm.LanguageModel(config)
+
+
+def tokens_of(vocabulary: BytePair) -> torch.Tensor:
+    return torch.tensor([vocabulary.encode(TEXT)])
+
+
+def without_previous(n: int) -> TokenGraph:
+    """The causal graph without its edges ``dst - 1 -> dst``."""
+    return patterns.causal(n) - (patterns.window(n, 2) - patterns.window(n, 1))
+
+
+# -- phases, graphs, backends -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_logits_are_equal_over_backends(shipped: Any) -> None:
+    model, tokens = copy.deepcopy(shipped[0]), tokens_of(shipped[1])
+    assert model.backend == "auto"
+    expected = model(tokens)
+    for backend in (*BACKENDS, None):
+        model.backend = backend
+        assert model.backend == backend
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["auto", "dense", "reference", None])
+def test_what_comes_later_changes_no_bit_of_what_was_said(tiny: lm.LanguageModel, backend: str | None) -> None:
+    tiny.backend = backend
+    tokens = torch.arange(12).view(1, 12)
+    changed = tokens.clone()
+    changed[0, 7] = 99
+    before, after = tiny(tokens), tiny(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] != after[:, 7:]).any(-1).all()
+
+
+@torch.no_grad()
+def test_any_graph_may_be_given(tiny: lm.LanguageModel) -> None:
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.equal(tiny(tokens), tiny(tokens, patterns.causal(12)))
+    for graph in (patterns.window(12, 3), patterns.full(12), patterns.strict_causal(12)):
+        expected = tiny(tokens, graph)
+        tiny.backend = None
+        torch.testing.assert_close(tiny(tokens, graph), expected)
+        tiny.backend = "auto"
+    alone = tiny(tokens, patterns.window(12, 1))  # each token hears itself: the logits are a function of the token
+    torch.testing.assert_close(alone[:, 5:6], tiny(tokens[:, 5:6]))
+
+
+@torch.no_grad()
+def test_updates_sum_to_what_changed(shipped: Any) -> None:
+    model, vocabulary, _ = shipped
+    states, graph = model.states(tokens_of(vocabulary)), patterns.causal(tokens_of(vocabulary).shape[1])
+    assert len(states) == 2 * model.config.num_layers + 1
+    updates = []
+    for block, state, heard in zip(model.blocks, states[::2], states[1::2], strict=False):
+        updates += [block.communicate(state, graph), block.compute(heard)]
+        torch.testing.assert_close(block(state, graph), state + updates[-2] + updates[-1])
+    torch.testing.assert_close(sum(updates), states[-1] - states[0], rtol=1e-4, atol=1e-4)
+    logits = model.unembedding(model.norm(states[-1]))
+    assert torch.equal(logits, model(tokens_of(vocabulary)))
+
+
+@torch.no_grad()
+def test_what_is_listened_to_sums_to_one(tiny: lm.LanguageModel) -> None:
+    graph = patterns.window(9, 4)
+    heard = tiny.listen(torch.arange(18).view(2, 9), graph)
+    assert [tuple(layer.shape) for layer in heard] == [(2, graph.num_edges, 2)] * 2
+    for layer in heard:
+        total = torch.zeros(2, 9, 2).index_add(1, graph.edge_index[1], layer)
+        torch.testing.assert_close(total, torch.ones(2, 9, 2))
+
+
+def test_every_parameter_is_trained(tiny: lm.LanguageModel) -> None:
+    tiny(torch.arange(24).view(2, 12)).logsumexp(-1).sum().backward()
+    still = [name for name, parameter in tiny.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert still == []
+
+
+@torch.no_grad()
+def test_copies_are_the_same_model(tiny: lm.LanguageModel) -> None:
+    tokens = torch.arange(12).view(1, 12)
+    for twin in (copy.deepcopy(tiny), pickle.loads(pickle.dumps(tiny))):
+        assert torch.equal(twin(tokens), tiny(tokens))
+
+
+def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
+    tokens = torch.tensor([1, 2, 3])
+    drawn = lm.generate(tiny, tokens, 5, seed=3)
+    assert torch.equal(drawn[:3], tokens)
+    assert len(drawn) == 8
+    assert torch.equal(drawn, lm.generate(tiny, tokens, 5, seed=3))
+    likeliest = lm.generate(tiny, tokens, 1, temperature=0)
+    assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_file_is_small_and_says_how_it_was_made(shipped: Any) -> None:
+    model, vocabulary, metadata = shipped
+    assert lm.TRAINED.stat().st_size <= 2_000_000
+    assert set(metadata) >= KEYS
+    assert metadata["command"].startswith("gnn-attention train")
+    assert not model.training
+    assert len(vocabulary) == model.config.vocabulary_size
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {tensor.dtype for tensor in weights.load(lm.TRAINED)[0].values()} == {torch.float16}
+
+
+def test_the_shipped_model_knows_more_than_nothing(shipped: Any) -> None:
+    model, _, metadata = shipped
+    nothing = math.log(model.config.vocabulary_size)
+    assert metadata["uniform_loss"] == pytest.approx(nothing, abs=1e-4)
+    assert metadata["training_loss"] < metadata["held_out_loss"] < nothing / 2
+
+
+def test_the_shipped_model_reads_python(shipped: Any) -> None:
+    model, vocabulary, _ = shipped
+    tokens = tokens_of(vocabulary)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:])
+    assert loss < math.log(len(vocabulary)) / 2
+
+
+def test_a_file_comes_back(tiny: lm.LanguageModel, tmp_path: Path) -> None:
+    vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
+    lm.save(tmp_path / "tiny.safetensors", tiny, vocabulary, {"seed": 3, "scores": [[0.5]]})
+    back, words, metadata = lm.load(tmp_path / "tiny.safetensors")
+    assert (back.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
+    for name, tensor in tiny.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor.half().float())
+
+
+# -- what the heads do ------------------------------------------------------------------------------------------------
+
+
+def test_the_recorded_scores_are_found_again(shipped: Any) -> None:
+    model, _, metadata = shipped
+    for score, name in ((lm.induction_scores, "induction_scores"), (lm.previous_token_scores, "previous_token_scores")):
+        torch.testing.assert_close(score(model), torch.tensor(metadata[name]), rtol=0, atol=1e-3)
+
+
+def test_there_is_an_induction_head_and_before_it_a_previous_token_head(shipped: Any) -> None:
+    model = shipped[0]
+    induction, previous = lm.induction_scores(model), lm.previous_token_scores(model)
+    assert induction[1].max() > 0.5
+    assert induction[0].max() < 0.05  # layer 0 cannot know what came before a token
+    assert previous[0].max() > 0.5
+
+
+def test_a_model_that_learned_nothing_has_no_induction_head(shipped: Any) -> None:
+    scores = lm.induction_scores(new_model(shipped[0].config))
+    assert scores.shape == (2, 4)
+    assert scores.max() < 0.03
+
+
+def test_without_the_edges_there_is_no_induction(shipped: Any) -> None:
+    model, length = shipped[0], 64
+    assert lm.induction_scores(model, length, graph=patterns.window(2 * length, 2)).max() == 0
+    # Here every edge to the token after the earlier occurrence is left; what it rests on, in layer 0, is cut.
+    whole = lm.induction_scores(model, length).max()
+    assert lm.induction_scores(model, length, graph=without_previous(2 * length)).max() < whole / 4
+
+
+def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
+    """A bias that leaves one distance alone makes a head whose scores are known."""
+    with torch.no_grad():
+        for layer in tiny.layers:
+            layer.score_mod.table.fill_(-100.0)
+            layer.score_mod.table[0, TINY.reach + 1] = 100.0  # head 0 hears the token before
+            layer.score_mod.table[1, TINY.reach + 3] = 100.0  # head 1 hears the third before, where length 4 has induction
+    ones, zeros = torch.ones(2), torch.zeros(2)
+    torch.testing.assert_close(lm.previous_token_scores(tiny), torch.stack([ones, zeros], 1), atol=0.05, rtol=0)
+    torch.testing.assert_close(lm.induction_scores(tiny, length=4), torch.stack([zeros, ones], 1))
+
+
+@torch.no_grad()
+def test_the_second_time_a_text_is_read_it_is_known(shipped: Any) -> None:
+    model = shipped[0]
+    first = torch.randint(model.config.vocabulary_size, (8, 48), generator=torch.Generator().manual_seed(5))
+    tokens = torch.cat([first, first], dim=1)
+    loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].mT, tokens[:, 1:], reduction="none")
+    assert loss[:, 48:].mean() < loss[:, :47].mean() / 2
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "message"),
+    [
+        (torch.zeros(1, 3), TypeError, r"tokens must be an integer tensor \[B, T\], got torch.float32"),
+        ([[1, 2]], TypeError, "tokens must be an integer tensor .* got list"),
+        (torch.tensor([1, 2]), ValueError, r"tokens must be \[B, T\], got shape \[2\]; tokens\[None\]"),
+        (torch.tensor([[1, 260]]), IndexError, r"tokens must be in 0 \.\. 259, the vocabulary, got 1 \.\. 260"),
+        (torch.tensor([[-1, 2]]), IndexError, r"tokens must be in 0 \.\. 259"),
+    ],
+)
+def test_wrong_tokens(tiny: lm.LanguageModel, tokens: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tiny(tokens)
+    assert tiny(torch.tensor([[1, 2]])).shape == (1, 2, 260)
+
+
+def test_wrong_graph_sizes_and_arguments(tiny: lm.LanguageModel) -> None:
+    with pytest.raises(ValueError, match="does not fit x with 3 senders"):
+        tiny(torch.tensor([[1, 2, 3]]), patterns.causal(4))
+    with pytest.raises(ValueError, match="backend must be one of"):
+        lm.LanguageModel(TINY, backend="fast")(torch.tensor([[1]]))
+    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+        lm.Config(vocabulary_size=3, num_heads=0)
+    with pytest.raises(ValueError, match="length must be at least 2, got 1"):
+        lm.induction_scores(tiny, length=1)
+    with pytest.raises(ValueError, match="generate needs a first token"):
+        lm.generate(tiny, torch.tensor([], dtype=torch.int64), 3)
+
+
+def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    with pytest.raises(ValueError, match="vocabulary has 256 pieces: expected 260"):
+        lm.save(path, tiny, BytePair(), {})
+    with pytest.raises(ValueError, match=r"metadata has \['config'\], which save writes itself"):
+        lm.save(path, tiny, BytePair(tuple((bytes([97 + i]), b"x") for i in range(4))), {"config": 1})
+    assert not path.exists()
+    weights.save(path, {"W_Q": torch.eye(2)})
+    with pytest.raises(ValueError, match=r"other\.safetensors holds no language model: KeyError: 'vocabulary'"):
+        lm.load(path)
+    weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'})
+    with pytest.raises(ValueError, match="holds no language model: RuntimeError"):
+        lm.load(path)

@@ -1,0 +1,550 @@
+"""The zoo: every builder against an independent predicate, a closed formula of its edges and in-degrees, and its kin elsewhere.
+
+``ROWS`` is the table of theorems: a new builder is one new row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gnn_attention import TokenGraph, patterns
+
+SIZES = (0, 1, 2, 17)
+
+
+# -- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def triangle(n: int) -> int:
+    return n * (n + 1) // 2
+
+
+def band(n: int, w: int) -> int:
+    """Edges of a causal window: a triangle of side w, then w for each further receiver."""
+    return triangle(n) if n <= w else triangle(w) + (n - w) * w
+
+
+def both_sides(n: int, w: int) -> int:
+    """Edges of a window on both sides: every edge of the causal one twice, self loops once."""
+    return 2 * band(n, w) - (n if w else 0)
+
+
+def residues(n: int, step: int) -> list[int]:
+    """How many of 0 .. n - 1 leave each remainder."""
+    return [len(range(r, n, step)) for r in range(step)]
+
+
+def lengths(n: int) -> list[int]:
+    """Three documents, one of them empty."""
+    return [n // 3, 0, n - n // 3]
+
+
+def document(n: int, i: int) -> int:
+    return 0 if i < n // 3 else 2
+
+
+def chosen(n: int) -> list[int]:
+    return [token for token in (1, 6) if token < n]
+
+
+def parents(n: int) -> list[int]:
+    """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0 and 4, 5 on 1)."""
+    return [-1 if i < 2 else i // 2 - 1 for i in range(n)]
+
+
+def ancestors(n: int, i: int) -> list[int]:
+    """The path from i to its root, i first."""
+    path = [i]
+    while parents(n)[path[-1]] >= 0:
+        path.append(parents(n)[path[-1]])
+    return path
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What must hold of a builder: ``edge(n, dst, src)``, ``count(n)`` and ``degree(n, dst)`` are written without the library."""
+
+    name: str
+    build: Callable[[int], TokenGraph]
+    edge: Callable[[int, int, int], bool]
+    count: Callable[[int], int]
+    degree: Callable[[int, int], int]
+    causal: bool = True
+    symmetric: bool = False
+
+
+ROWS = [
+    Row("full", patterns.full, lambda n, i, j: True, lambda n: n * n, lambda n, i: n, causal=False, symmetric=True),
+    Row("causal", patterns.causal, lambda n, i, j: j <= i, triangle, lambda n, i: i + 1),
+    Row("strict_causal", patterns.strict_causal, lambda n, i, j: j < i, lambda n: triangle(n - 1), lambda n, i: i),
+    Row(
+        "no_self",
+        patterns.no_self,
+        lambda n, i, j: i != j,
+        lambda n: n * (n - 1),
+        lambda n, i: n - 1,
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "cross, as many",
+        lambda n: patterns.cross(n, n),
+        lambda n, i, j: True,
+        lambda n: n * n,
+        lambda n, i: n,
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "window",
+        lambda n: patterns.window(n, 3),
+        lambda n, i, j: j in (i, i - 1, i - 2),
+        lambda n: band(n, 3),
+        lambda n, i: min(i + 1, 3),
+    ),
+    Row(
+        "window of nothing",
+        lambda n: patterns.window(n, 0),
+        lambda n, i, j: False,
+        lambda n: 0,
+        lambda n, i: 0,
+        symmetric=True,
+    ),
+    Row(
+        "window of itself",
+        lambda n: patterns.window(n, 1),
+        lambda n, i, j: i == j,
+        lambda n: n,
+        lambda n, i: 1,
+        symmetric=True,
+    ),
+    Row("window beyond", lambda n: patterns.window(n, 99), lambda n, i, j: j <= i, triangle, lambda n, i: i + 1),
+    Row(
+        "window on both sides",
+        lambda n: patterns.window(n, 3, causal=False),
+        lambda n, i, j: -3 < i - j < 3,
+        lambda n: both_sides(n, 3),
+        lambda n, i: min(i, 2) + 1 + min(n - 1 - i, 2),
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "window of nothing on both sides",
+        lambda n: patterns.window(n, 0, causal=False),
+        lambda n, i, j: False,
+        lambda n: 0,
+        lambda n, i: 0,
+        symmetric=True,
+    ),
+    Row(
+        "dilated",
+        lambda n: patterns.dilated(n, 3, 4),
+        lambda n, i, j: j in (i, i - 4, i - 8),
+        lambda n: sum(band(m, 3) for m in residues(n, 4)),
+        lambda n, i: min(i // 4 + 1, 3),
+    ),
+    Row(
+        "dilated by one",
+        lambda n: patterns.dilated(n, 3, 1),
+        lambda n, i, j: j in (i, i - 1, i - 2),
+        lambda n: band(n, 3),
+        lambda n, i: min(i + 1, 3),
+    ),
+    Row(
+        "dilated on both sides",
+        lambda n: patterns.dilated(n, 2, 5, causal=False),
+        lambda n, i, j: j in (i - 5, i, i + 5),
+        lambda n: sum(both_sides(m, 2) for m in residues(n, 5)),
+        lambda n, i: (i >= 5) + 1 + (i + 5 < n),
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "prefix",
+        lambda n: patterns.prefix(n, 4),
+        lambda n, i, j: j < 4 or j <= i,
+        lambda n: n * n if n <= 4 else 16 + triangle(n) - triangle(4),
+        lambda n, i: max(i + 1, min(4, n)),
+        causal=False,
+    ),
+    Row("prefix of nothing", lambda n: patterns.prefix(n, 0), lambda n, i, j: j <= i, triangle, lambda n, i: i + 1),
+    Row(
+        "documents",
+        lambda n: patterns.documents(lengths(n)),
+        lambda n, i, j: j <= i and document(n, i) == document(n, j),
+        lambda n: sum(triangle(length) for length in lengths(n)),
+        lambda n, i: i + 1 if i < n // 3 else i + 1 - n // 3,
+    ),
+    Row(
+        "documents on both sides",
+        lambda n: patterns.documents(lengths(n), causal=False),
+        lambda n, i, j: document(n, i) == document(n, j),
+        lambda n: sum(length**2 for length in lengths(n)),
+        lambda n, i: lengths(n)[document(n, i)],
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "sinks",
+        lambda n: patterns.sinks(n, 3),
+        lambda n, i, j: j <= i and j in (0, 1, 2),
+        lambda n: band(n, 3),
+        lambda n, i: min(i + 1, 3),
+    ),
+    Row(
+        "sinks of all",
+        lambda n: patterns.sinks(n, 3, causal=False),
+        lambda n, i, j: j in (0, 1, 2),
+        lambda n: n * min(n, 3),
+        lambda n, i: min(n, 3),
+        causal=False,
+    ),
+    Row(
+        "global_tokens",
+        lambda n: patterns.global_tokens(n, chosen(n)),
+        lambda n, i, j: j <= i and (i in (1, 6) or j in (1, 6)),
+        lambda n: sum(token + 1 + (n - 1 - token) for token in chosen(n)) - (n > 6),
+        lambda n, i: i + 1 if i in (1, 6) else sum(token < i for token in (1, 6)),
+    ),
+    Row(
+        "global_tokens on both sides",
+        lambda n: patterns.global_tokens(n, chosen(n), causal=False),
+        lambda n, i, j: i in (1, 6) or j in (1, 6),
+        lambda n: n * n - (n - len(chosen(n))) ** 2,
+        lambda n, i: n if i in (1, 6) else len(chosen(n)),
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "the first tokens are global",
+        lambda n: patterns.global_tokens(n, min(n, 2), causal=False),
+        lambda n, i, j: i < 2 or j < 2,
+        lambda n: n * n - max(n - 2, 0) ** 2,
+        lambda n, i: n if i < 2 else 2,
+        causal=False,
+        symmetric=True,
+    ),
+    Row(
+        "tree",
+        lambda n: patterns.tree(parents(n)),
+        lambda n, i, j: j in ancestors(n, i),
+        lambda n: sum(len(ancestors(n, i)) for i in range(n)),
+        lambda n, i: math.floor(math.log2(i + 2)),
+    ),
+    Row(
+        "tree, heard by its ancestors",
+        lambda n: patterns.tree(parents(n), causal=False),
+        lambda n, i, j: j in ancestors(n, i) or i in ancestors(n, j),
+        lambda n: 2 * sum(len(ancestors(n, i)) for i in range(n)) - n,
+        lambda n, i: len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1,
+        causal=False,
+        symmetric=True,
+    ),
+]
+
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+each_size = pytest.mark.parametrize("n", SIZES)
+
+
+def table(n: int, edge: Callable[[int, int, int], bool]) -> list[list[bool]]:
+    return [[edge(n, dst, src) for src in range(n)] for dst in range(n)]
+
+
+class TestTheorems:
+    def test_every_builder_has_a_row(self):
+        assert {row.name.split()[0].strip(",") for row in ROWS} >= set(patterns.__all__)
+
+    @each_row
+    @each_size
+    def test_edges(self, row, n):
+        graph = row.build(n)
+        assert (graph.num_dst, graph.num_src, graph.heads, graph.batch) == (n, n, None, None)
+        assert graph.mask().tolist() == table(n, row.edge)
+
+    @each_row
+    @each_size
+    def test_counts(self, row, n):
+        graph = row.build(n)
+        assert graph.num_edges == row.count(n)
+        assert graph.in_degree().tolist() == [row.degree(n, dst) for dst in range(n)]
+
+    @each_row
+    @each_size
+    def test_causal_or_not(self, row, n):
+        """A causal graph holds ``src <= dst`` alone; the others break it where there is room (n = 17)."""
+        src, dst = row.build(n).edge_index
+        if row.causal:
+            assert bool((src <= dst).all())
+        elif n == 17:
+            assert bool((src > dst).any())
+
+    @each_row
+    @each_size
+    def test_symmetric_or_not(self, row, n):
+        graph = row.build(n)
+        if row.symmetric:
+            assert graph == graph.T
+        elif n == 17:
+            assert graph != graph.T
+
+    @each_row
+    def test_the_name_builds_it(self, row):
+        graph = row.build(5)
+        assert eval(graph.name, {name: getattr(patterns, name) for name in patterns.__all__}) == graph
+
+    @each_row
+    @each_size
+    def test_rows_are_the_same_rows(self, row, n):
+        assert row.build(n).rows(n // 2, n).mask().tolist() == table(n, row.edge)[n // 2 :]
+
+
+class TestKin:
+    """Relations between builders."""
+
+    def test_cross_is_bipartite(self):
+        graph = patterns.cross(2, 5)
+        assert graph.mask().tolist() == [[True] * 5] * 2
+        assert graph.edge_index.tolist() == [[0, 1, 2, 3, 4] * 2, [0] * 5 + [1] * 5]
+        assert patterns.cross(5, 2) == graph.T
+
+    def test_reach_of_a_window_grows_by_its_width(self):
+        """k rounds over a window of w are one over a window of k (w - 1) + 1."""
+        assert patterns.window(12, 4) ** 3 == patterns.window(12, 10)
+
+    def test_dilated_windows_tile_a_window(self):
+        """The windows of the four residues, each shifted, make up one causal graph: dilated(n, w, 1) is a window."""
+        assert patterns.dilated(20, 7, 1) == patterns.window(20, 7)
+        assert patterns.dilated(20, 3, 4).num_edges == sum(patterns.window(5, 3).num_edges for _ in range(4))
+
+    def test_both_sides_are_the_two_causal_halves(self):
+        for one_sided, both in [
+            (patterns.window(9, 3), patterns.window(9, 3, causal=False)),
+            (patterns.dilated(9, 2, 3), patterns.dilated(9, 2, 3, causal=False)),
+            (patterns.documents([4, 5]), patterns.documents([4, 5], causal=False)),
+            (patterns.tree(parents(9)), patterns.tree(parents(9), causal=False)),
+            (patterns.global_tokens(9, [4]), patterns.global_tokens(9, [4], causal=False)),
+        ]:
+            assert one_sided | one_sided.T == both
+            assert both & patterns.causal(9) == one_sided
+
+    def test_complements(self):
+        assert ~patterns.causal(7) == patterns.strict_causal(7).T
+        assert ~patterns.no_self(7) == patterns.window(7, 1)
+        assert patterns.full(7) == patterns.causal(7) | patterns.causal(7).T
+
+    def test_documents_are_a_disjoint_sum(self):
+        """Block-diagonal: each block is the causal graph of its length."""
+        sizes = [3, 0, 1, 4]
+        blocks = torch.block_diag(*(torch.ones(size, size).tril() for size in sizes))
+        assert torch.equal(patterns.documents(sizes).mask(), blocks.bool())
+        assert patterns.documents([5]) == patterns.causal(5)
+        assert patterns.documents([]).num_dst == patterns.documents([0, 0]).num_dst == 0
+
+    def test_prefix_ends_are_causal_and_full(self):
+        assert patterns.prefix(6, 1) == patterns.causal(6)
+        assert patterns.prefix(6, 5) == patterns.prefix(6, 6) | patterns.causal(6).rows(0, 6) == patterns.full(6) - (
+            patterns.cross(6, 6) - patterns.prefix(6, 5)
+        )
+        assert patterns.prefix(6, 6) == patterns.prefix(6, 9) == patterns.full(6)
+
+    def test_streaming_llm(self):
+        """Sinks and window: the in-degree is bounded by s + w, and reaches it."""
+        graph = patterns.window(40, 8) | patterns.sinks(40, 4)
+        assert graph.in_degree().tolist() == [min(i + 1, 12) for i in range(40)]
+
+    @pytest.mark.parametrize(
+        ("tokens", "expected"), [(3, [0, 1, 2]), ([5, 2, 5], [2, 5]), (torch.tensor([1, 4]), [1, 4]), (range(2), [0, 1]), (0, [])]
+    )
+    def test_forms_of_global_tokens(self, tokens, expected):
+        assert patterns.global_tokens(6, tokens, causal=False) == patterns.global_tokens(6, expected, causal=False)
+        column = patterns.global_tokens(6, tokens, causal=False).mask().all(0)
+        assert column.nonzero().flatten().tolist() == expected
+
+    def test_global_tokens_from_a_generator(self):
+        assert patterns.global_tokens(6, (t for t in (1, 2))) == patterns.global_tokens(6, [1, 2])
+
+    def test_a_chain_is_causal_and_a_star_has_depth_one(self):
+        assert patterns.tree([-1, 0, 1, 2]) == patterns.causal(4)
+        assert patterns.tree([-1, -1, -1]) == patterns.window(3, 1)
+        assert patterns.tree([-1, 0, 0, 0]).in_degree().tolist() == [1, 2, 2, 2]
+
+    def test_parents_may_stand_after_their_children(self):
+        """The definition is the path to the root, whatever the order of the tokens: 0 hangs on 2, 2 on 1."""
+        graph = patterns.tree([2, -1, 1])
+        assert graph.edge_index.t().tolist() == [[0, 0], [1, 0], [2, 0], [1, 1], [1, 2], [2, 2]]
+
+    def test_a_deep_tree_needs_no_deep_stack(self):
+        n = 5000
+        graph = patterns.tree([-1, *range(n - 1)])
+        assert graph.rows(n - 1, n).num_edges == n
+        assert graph.rows(0, 1).num_edges == 1
+
+    @pytest.mark.parametrize("sequence", [tuple, torch.tensor], ids=["tuple", "tensor"])
+    def test_sequences_of_any_kind(self, sequence):
+        assert patterns.documents(sequence([2, 1])) == patterns.documents([2, 1])
+        tree = patterns.tree(sequence([-1, 0, 0]))
+        assert tree == patterns.tree([-1, 0, 0])
+        assert tree.name == "tree([-1, 0, 0])"
+
+    def test_long_arguments_are_not_spelt_out(self):
+        assert len(patterns.documents([1] * 50).name) < 40
+        assert len(patterns.tree([-1] * 50).name) < 40
+        assert len(patterns.global_tokens(90, range(50)).name) < 40
+
+    def test_the_callers_list_is_not_held(self):
+        sizes, up, tokens = [2, 3], [-1, 0], [1]
+        graphs = patterns.documents(sizes), patterns.tree(up), patterns.global_tokens(4, tokens)
+        before = [graph.edge_index.clone() for graph in graphs]
+        sizes[0], up[1], tokens[0] = 0, -1, 3
+        for graph, edges in zip(graphs, before, strict=True):
+            assert torch.equal(graph.rows(0, graph.num_dst).edge_index, edges)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("build", "error", "match"),
+        [
+            (lambda: patterns.causal(-1), ValueError, "at least 0, got -1"),
+            (lambda: patterns.full(True), TypeError, "must be an integer, got the bool True"),
+            (lambda: patterns.causal(2.0), TypeError, "must be an integer, got 2.0 of type float"),
+            (lambda: patterns.cross(2, "3"), TypeError, "num_src must be an integer, got '3'"),
+            (lambda: patterns.cross(2, -3), ValueError, "num_src must be at least 0, got -3"),
+            (lambda: patterns.window(4, -1), ValueError, "w must be at least 0, got -1"),
+            (lambda: patterns.window(4, 1.5), TypeError, "w must be an integer, got 1.5"),
+            (lambda: patterns.window(4, True), TypeError, "w must be an integer, got the bool True"),
+            (lambda: patterns.dilated(4, -1, 2), ValueError, "w must be at least 0, got -1"),
+            (lambda: patterns.dilated(4, 2, 0), ValueError, "dilation must be at least 1, got 0"),
+            (lambda: patterns.prefix(4, -2), ValueError, "p must be at least 0, got -2"),
+            (lambda: patterns.prefix(4, None), TypeError, "p must be an integer, got None"),
+            (lambda: patterns.documents([2, -1]), ValueError, "each of lengths must be at least 0, got -1"),
+            (lambda: patterns.documents([2, 1.0]), TypeError, "each of lengths must be an integer, got 1.0"),
+            (lambda: patterns.documents(3), TypeError, "lengths must be"),
+            (lambda: patterns.sinks(4, -1), ValueError, "s must be at least 0, got -1"),
+            (lambda: patterns.sinks(4, False), TypeError, "s must be an integer, got the bool False"),
+            (lambda: patterns.global_tokens(4, [4]), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
+            (lambda: patterns.global_tokens(4, [-1]), IndexError, r"tokens must be positions in 0 \.\. 3, got -1"),
+            (lambda: patterns.global_tokens(4, 5), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
+            (lambda: patterns.global_tokens(4, -1), ValueError, "tokens must be at least 0, got -1"),
+            (lambda: patterns.global_tokens(4, True), TypeError, "tokens must be an integer, got the bool True"),
+            (lambda: patterns.global_tokens(4, [True]), TypeError, "tokens must be an integer, got the bool True"),
+            (lambda: patterns.global_tokens(4, [1.7]), TypeError, "tokens must be an integer, got 1.7"),
+            (lambda: patterns.global_tokens(4, "12"), TypeError, "tokens must be an integer, got '1'"),
+            (lambda: patterns.global_tokens(-1, []), ValueError, "must be at least 0, got -1"),
+            (lambda: patterns.global_tokens(True, []), TypeError, "must be an integer, got the bool True"),
+            (lambda: patterns.tree([-1, 2]), IndexError, r"parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2"),
+            (lambda: patterns.tree([-2]), IndexError, r"parents\[0\] must be -1 .*got -2"),
+            (lambda: patterns.tree([0]), ValueError, "must form a forest, but token 0 is on or below a cycle"),
+            (lambda: patterns.tree([-1, 2, 1, 1]), ValueError, "must form a forest, but token 1 is on or below a cycle"),
+            (lambda: patterns.tree([-1, 0.5]), TypeError, r"parents.* must be an integer, got 0.5"),
+            (lambda: patterns.tree([-1, False]), TypeError, r"parents.* must be an integer, got the bool False"),
+        ],
+    )
+    def test_wrong_arguments(self, build, error, match):
+        with pytest.raises(error, match=match):
+            build()
+
+
+# -- elsewhere --------------------------------------------------------------------------------------------------------
+
+
+class TestHuggingFace:
+    """The predicates of transformers.masking_utils are rules, and name the same graphs."""
+
+    @pytest.fixture(scope="class")
+    def masking(self):
+        return pytest.importorskip("transformers.masking_utils")
+
+    @each_size
+    def test_causal_and_bidirectional(self, masking, n):
+        assert TokenGraph.from_rule(masking.causal_mask_function, n) == patterns.causal(n)
+        assert TokenGraph.from_rule(masking.bidirectional_mask_function, n) == patterns.full(n)
+
+    @each_size
+    @pytest.mark.parametrize("w", [1, 3, 40])
+    def test_sliding_window(self, masking, n, w):
+        """``sliding_window=w`` hears w tokens, itself included; the bidirectional one counts without it: w on each side."""
+        assert TokenGraph.from_rule(masking.sliding_window_causal_mask_function(w), n) == patterns.window(n, w)
+        overlay = TokenGraph.from_rule(masking.sliding_window_overlay(w), n)
+        assert overlay & patterns.causal(n) == patterns.window(n, w)
+        both = TokenGraph.from_rule(masking.sliding_window_bidirectional_mask_function(w), n)
+        assert both == patterns.window(n, w + 1, causal=False)
+
+    @pytest.mark.parametrize("size", [1, 4, 5])
+    def test_chunks_are_documents_of_one_length(self, masking, size):
+        rule = masking.chunked_causal_mask_function(size, torch.tensor([0]))
+        sizes = [len(range(start, min(start + size, 17))) for start in range(0, 17, size)]
+        assert TokenGraph.from_rule(rule, 17) == patterns.documents(sizes)
+
+    def test_packed_sequences_are_documents(self, masking):
+        owner = torch.tensor([[0, 0, 0, 1, 2, 2]])
+        rule = masking.packed_sequence_mask_function(owner)
+        assert TokenGraph.from_rule(rule, 6) == patterns.documents([3, 1, 2], causal=False)
+        causal = masking.and_masks(masking.causal_mask_function, rule)
+        assert TokenGraph.from_rule(causal, 6) == patterns.documents([3, 1, 2])
+
+    def test_a_bidirectional_block_at_the_start_is_a_prefix(self, masking):
+        group = torch.tensor([[0, 0, 0, -1, -1, -1]])
+        rule = masking.or_masks(masking.causal_mask_function, masking.blockwise_overlay(group))
+        assert TokenGraph.from_rule(rule, 6) == patterns.prefix(6, 3)
+
+    def test_their_rules_and_ours_combine(self, masking):
+        theirs = TokenGraph.from_rule(masking.sliding_window_overlay(2), 9)
+        assert theirs & patterns.documents([4, 5]) == patterns.window(9, 2) & patterns.documents([4, 5])
+
+    def test_padding_by_sample(self, masking):
+        """Right padding: a rule that reads b; the graph says so by its batch size."""
+        real = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+        rule = masking.and_masks(masking.causal_mask_function, masking.padding_mask_function(real))
+        graph = TokenGraph.from_rule(rule, 4, batch=2)
+        for sample in range(2):
+            assert graph.select(sample) == patterns.causal(4) & TokenGraph.from_rule(
+                lambda b, h, dst, src, sample=sample: real[sample, src] & (dst >= 0), 4
+            )
+
+
+class TestFlexAttention:
+    """Conventions of FlexAttention's published masks: predicates over (b, h, q_idx, kv_idx)."""
+
+    @pytest.mark.parametrize("w", [0, 1, 5])
+    def test_attention_gym_counts_the_distance(self, w):
+        """Its ``sliding_window(w)`` keeps ``q_idx - kv_idx <= w``: w + 1 tokens."""
+
+        def sliding_window(b, h, q_idx, kv_idx):
+            return (q_idx >= kv_idx) & (q_idx - kv_idx <= w)
+
+        assert TokenGraph.from_rule(sliding_window, 17) == patterns.window(17, w + 1)
+
+    @pytest.mark.parametrize(("left", "right"), [(3, 0), (2, 2), (0, 0)])
+    def test_flash_attention_counts_both_sides(self, left, right):
+        """Its ``window_size=(left, right)`` is inclusive on both sides."""
+
+        def flash(b, h, q_idx, kv_idx):
+            return (kv_idx >= q_idx - left) & (kv_idx <= q_idx + right)
+
+        expected = patterns.window(17, left + 1) if right == 0 else patterns.window(17, left + 1, causal=False)
+        assert TokenGraph.from_rule(flash, 17) == expected
+
+    def test_prefix_lm(self):
+        def prefix_lm(b, h, q_idx, kv_idx):
+            return (kv_idx < 4) | (q_idx >= kv_idx)
+
+        assert TokenGraph.from_rule(prefix_lm, 9) == patterns.prefix(9, 4)
+
+    def test_documents(self):
+        sizes = [2, 0, 5, 1]
+        offsets = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+        document_id = torch.cat([torch.full((stop - start,), i) for i, (start, stop) in enumerate(pairwise(offsets))])
+
+        def document_causal(b, h, q_idx, kv_idx):
+            return (document_id[q_idx] == document_id[kv_idx]) & (q_idx >= kv_idx)
+
+        assert TokenGraph.from_rule(document_causal, 8) == patterns.documents(sizes)

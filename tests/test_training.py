@@ -1,0 +1,180 @@
+"""Training: what it learns from, that it learns, that it comes back, and the command."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gnn_attention import model as lm
+from gnn_attention import training
+
+SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
+SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
+CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    training.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_corpus_is_the_standard_library_split_by_file() -> None:
+    text = training.corpus()
+    names = set(text.training) | set(text.held_out)
+    assert names >= {"ast.py", "asyncio/locks.py", "json/decoder.py"}
+    assert not set(text.training) & set(text.held_out)
+    assert 0.02 < len(text.held_out) / len(names) < 0.12
+    assert not [name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/"))]
+    assert list(text.training) == sorted(text.training)
+
+
+def test_the_split_knows_only_names(tmp_path: Path) -> None:
+    for name in ("one.py", "two/three.py", "test/four.py", "_sysconfigdata_here.py", "note.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    text = training.corpus(tmp_path)
+    assert set(text.training) | set(text.held_out) == {"one.py", "two/three.py"}
+    whole = training.corpus()
+    (tmp_path / (chosen := next(iter(whole.held_out)))).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / chosen).write_text("another content\n")
+    assert training.corpus(tmp_path).held_out == {chosen: "another content\n"}
+
+
+def test_a_share_of_the_windows_repeats_itself() -> None:
+    tokens = torch.arange(5000)
+    for repeats, low, high in ((0.0, 0, 0), (0.25, 70, 130), (1.0, 400, 400)):
+        window = next(training._windows(tokens, training.Recipe(batch=400, length=32, repeats=repeats)))
+        steps = window.diff(dim=1)
+        back = steps.amin(1)  # text goes on by 1; where a stretch of n tokens begins again, back by n - 1
+        assert low <= int((back < 0).sum()) <= high
+        assert ((back == 1) | ((back <= -3) & (back >= -15))).all()
+        assert ((steps == 1) | (steps == back.unsqueeze(1))).all()
+
+
+def test_training_lowers_the_loss_and_comes_back() -> None:
+    model, vocabulary, report = training.train(SHORT, CORPUS, SIZES)
+    assert report["held_out_loss"] < math.log(len(vocabulary)) - 0.3
+    assert (report["steps"], report["tokens_seen"]) == (20, 20 * 4 * 16)
+    again, words, _ = training.train(SHORT, CORPUS, SIZES)
+    assert words == vocabulary
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+        assert torch.equal(tensor, tensor.half().float())
+    other, _, _ = training.train(training.Recipe(**asdict(SHORT) | {"seed": 1}), CORPUS, SIZES)
+    assert not torch.equal(other.embedding.weight, model.embedding.weight)
+
+
+def test_training_leaves_the_generator_of_torch_alone() -> None:
+    before = torch.get_rng_state()
+    training.train(SHORT, CORPUS, SIZES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_bfloat16_learns_too_and_minutes_end_it() -> None:
+    recipe = training.Recipe(**asdict(SHORT) | {"precision": "bfloat16", "steps": 10**9})
+    _, vocabulary, report = training.train(recipe, CORPUS, SIZES, minutes=0.01)
+    assert 1 <= report["steps"] < 10**9
+    assert report["command"].endswith("--minutes 0.01")
+    assert report["held_out_loss"] < math.log(len(vocabulary))
+
+
+def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(training, "_STEPS_BETWEEN_LOOKS", 10)
+    _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 20
+    assert lines[-1].startswith("step 20/20  loss ")
+    assert "held_out_loss" in lines[-1]
+    assert [look["step"] for look in report["history"]] == [10, 20]
+    training.train(SHORT, CORPUS, SIZES, progress=False)
+    training.train(SHORT, CORPUS, SIZES)  # stderr is no terminal here
+    assert capsys.readouterr().err == ""
+
+
+def test_the_rate_rises_and_falls() -> None:
+    recipe = training.Recipe(steps=100, warmup=9, rate=1.0)
+    rates = [training._rate(recipe, step, step / 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates.index(max(rates)) in (9, 10)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_made_the_shipped_weights() -> None:
+    _, _, metadata = lm.load(lm.TRAINED)
+    assert metadata["recipe"] == asdict(training.Recipe())
+    assert metadata["command"] == "gnn-attention train"
+    assert metadata["steps"] == training.Recipe().steps
+    args = parse()
+    assert {field.name: getattr(args, field.name) for field in fields(training.Recipe)} == metadata["recipe"]
+
+
+def test_the_command_writes_a_file_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "corpus", lambda: CORPUS)
+    out = tmp_path / "new.safetensors"
+    assert training.run(parse("--out", str(out), "--steps", "3", "--pieces", "270", "--length", "16")) == 0
+    said = capsys.readouterr().out
+    for part in ("3 steps", "induction, layer 1", "previous token, layer 0", "def read(self, size=-1):"):
+        assert part in said
+    model, vocabulary, metadata = lm.load(out)
+    assert model.config.vocabulary_size == len(vocabulary) == 270
+    assert metadata["command"] == "gnn-attention train --steps 3 --length 16 --pieces 270"
+    assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
+
+
+def test_an_interrupted_command_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "corpus", lambda: CORPUS)
+    monkeypatch.setattr(training._Fit, "step", interrupt)
+    assert training.run(parse("--out", str(tmp_path / "new.safetensors"), "--length", "16")) == 130
+    assert "interrupted: nothing was written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert training.run(parse("--out", str(tmp_path / "missing" / "new.safetensors"))) == 2
+    assert "expected a folder that exists" in capsys.readouterr().err
+    assert training.run(parse("--out", str(tmp_path / "new.safetensors"), "--batch", "0")) == 2
+    assert "batch must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"pieces": 200}, "pieces must be at least 256, got 200"),
+        ({"rate": 0.0}, r"rate must be positive, got 0\.0"),
+        ({"repeats": 1.5}, r"repeats must be a share from 0 to 1 and decay at least 0, got 1\.5"),
+        ({"precision": "float8"}, "precision must be one of 'float32', 'bfloat16', got 'float8'"),
+    ],
+)
+def test_wrong_recipes(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        training.Recipe(**changed)
+
+
+def test_wrong_texts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no \*\.py files"):
+        training.corpus(tmp_path)
+    with pytest.raises(ValueError, match="expected more than length = 4096"):
+        training.train(training.Recipe(**asdict(SHORT) | {"length": 4096}), CORPUS, SIZES)
+    with pytest.raises(ValueError, match="minutes must be positive, got 0"):
+        training.train(SHORT, CORPUS, SIZES, minutes=0)
