@@ -212,7 +212,7 @@ class LanguageModel(nn.Module):
 @torch.no_grad()
 def generate(
     model: LanguageModel, tokens: Int[Tensor, " tokens"], count: int, temperature: float = 1.0, seed: int = 0
-) -> Int[Tensor, " tokens"]:
+) -> Tensor:
     """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the likeliest.
 
     Raises ValueError for no tokens to begin with or a negative temperature.
@@ -238,8 +238,7 @@ def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePai
 
     Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and vocabulary.
     """
-    if len(vocabulary) != model.config.vocabulary_size:
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {model.config.vocabulary_size}, the model's")
+    _check_vocabulary(vocabulary, model.config)
     if taken := {"config", "vocabulary"} & set(metadata):
         raise ValueError(f"metadata has {sorted(taken)}, which save writes itself: rename them")
     texts = {key: json.dumps(value) for key, value in metadata.items()}
@@ -255,8 +254,10 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
     tensors, texts = weights.load(path)
     try:
         vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**json.loads(texts.pop("config")))
-        model = LanguageModel(config)
-        model.load_state_dict(tensors)
+        _check_vocabulary(vocabulary, config)
+        with torch.device("meta"):  # no memory, and no draw from torch's generator, for weights that are replaced at once
+            model = LanguageModel(config)
+        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
         metadata = {key: json.loads(text) for key, text in texts.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {error}") from error
@@ -267,11 +268,16 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
     """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also tells how it was trained.
 
     >>> model, vocabulary = load_trained()
-    >>> vocabulary.pieces("def forward(self, x):")
-    ['def', ' for', 'ward', '(self', ',', ' x', '):']
+    >>> vocabulary.pieces("def read(self):")
+    ['def', ' read', '(', 'self', '):']
     """
     model, vocabulary, _ = load(TRAINED)
     return model, vocabulary
+
+
+def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
+    if len(vocabulary) != config.vocabulary_size:
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {config.vocabulary_size}, the model's")
 
 
 # -- what the heads do ------------------------------------------------------------------------------------------------

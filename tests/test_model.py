@@ -132,7 +132,7 @@ def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
     assert torch.equal(drawn[:3], tokens)
     assert len(drawn) == 8
     assert torch.equal(drawn, lm.generate(tiny, tokens, 5, seed=3))
-    likeliest = lm.generate(tiny, tokens, 1, temperature=0)
+    likeliest = lm.generate(tiny, tokens, 1, temperature=0.0)
     assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
 
 
@@ -172,6 +172,13 @@ def test_a_file_comes_back(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     assert (back.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
     for name, tensor in tiny.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor.half().float())
+
+
+def test_loading_leaves_the_generator_of_torch_alone() -> None:
+    before = torch.get_rng_state()
+    model, _ = lm.load_trained()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 # -- what the heads do ------------------------------------------------------------------------------------------------
@@ -270,4 +277,7 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
         lm.load(path)
     weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'})
     with pytest.raises(ValueError, match="holds no language model: RuntimeError"):
+        lm.load(path)
+    weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 300}'})
+    with pytest.raises(ValueError, match="vocabulary has 256 pieces: expected 300"):
         lm.load(path)

@@ -19,10 +19,13 @@ import torch
 
 from gnn_attention import _checks
 from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.checks import DTYPES, FORMS, Check, Settings, attend_checks, layer_checks, rule_checks
+from gnn_attention.verify.check import DTYPES, FORMS, Check, Settings
+from gnn_attention.verify.layer_checks import layer_checks
 from gnn_attention.verify.report import Report, Result
-from gnn_attention.verify.trained import trained_checks
+from gnn_attention.verify.rule_checks import rule_checks
+from gnn_attention.verify.trained_checks import trained_checks
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["Order", "attention", "layer", "masked_softmax", "reordered_sdpa", "sdpa"]
+__all__ = ["Order", "attention", "layer", "masked_softmax", "reordered_attention", "reordered_sdpa", "sdpa"]
 
 Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all heads and positions at once
 
@@ -142,8 +142,39 @@ def sdpa(
     return torch.where(deaf, torch.zeros_like(out), out)
 
 
-def reordered_sdpa(order: Order, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, added: Tensor | None, sinks: Tensor | None) -> Tensor:
+def reordered_sdpa(
+    order: Order,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    added: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
     """:func:`sdpa` computed in another order, the result in the order given."""
-    q, k, v = q[order.sample][:, :, order.dst][..., order.dim], k[order.sample][:, :, order.src][..., order.dim], v[order.sample][:, :, order.src]
-    table = None if added is None else order.pairs(added)
-    return order.restored(sdpa(q, k, v, order.pairs(mask), scale, table, sinks), axis=2)
+    q = q[order.sample][:, :, order.dst][..., order.dim]
+    k = k[order.sample][:, :, order.src][..., order.dim]
+    v = v[order.sample][:, :, order.src]
+    added = None if added is None else order.pairs(added)
+    return order.restored(sdpa(q, k, v, order.pairs(mask), scale, added, sink_logits), axis=2)
+
+
+def reordered_attention(
+    order: Order,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    modify: Modify,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
+    """:func:`attention` with samples and channels in another order (``modify`` knows positions: tokens stay)."""
+    sample, back = order.sample, order.sample.argsort()
+
+    def moved(logits: Tensor) -> Tensor:
+        return modify(logits[back])[sample]
+
+    q, k, v = q[sample][..., order.dim], k[sample][..., order.dim], v[sample]
+    return attention(q, k, v, mask[sample], scale, moved, sink_logits)[back]

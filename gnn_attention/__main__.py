@@ -1,0 +1,82 @@
+"""The command line: ``gnn-attention verify`` and ``gnn-attention train`` (also ``python -m gnn_attention``).
+
+Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnn_attention import __version__, training, verify
+from gnn_attention.backends import BACKENDS
+from gnn_attention.verify.cases import GRAPHS
+from gnn_attention.verify.check import DTYPES
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        code: int = args.run(args)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gnn-attention", description="Attention masks as graphs.")
+    parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_verify(commands)
+    train = commands.add_parser("train", help="train the small language model on the standard library's sources")
+    training.add_arguments(train)
+    train.set_defaults(run=training.run)
+    return parser
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("verify", help="check every form and backend against dense attention in float64")
+    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
+    command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
+    command.add_argument("--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME")
+    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON (without FILE: to stdout)")
+    command.set_defaults(run=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    report = verify.run(
+        device=args.device,
+        dtypes=args.dtype,
+        backends=args.backend,
+        graphs=args.graph,
+        trained=not args.no_trained,
+        seed=args.seed,
+        progress=_show_progress if sys.stderr.isatty() else None,
+    )
+    if args.json == "-":
+        print(report.to_json())
+    elif args.json:
+        Path(args.json).write_text(report.to_json() + "\n", encoding="utf-8")
+    print(report, file=sys.stderr if args.json == "-" else sys.stdout)
+    return 0 if report.ok else 1
+
+
+def _show_progress(done: int, result: verify.Result) -> None:
+    if done % 50 == 0:
+        print(f"\r{done} checks, now {result.group} {result.dtype} ...", end="\033[K\r", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

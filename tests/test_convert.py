@@ -1,0 +1,651 @@
+"""Graphs in and out, both ways, with asymmetric graphs: masks in every reading, networkx, torch_geometric, FlexAttention."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, convert, patterns
+
+fixed = settings(derandomize=True, deadline=None, max_examples=50)
+INF = torch.inf
+
+ASYMMETRIC = torch.tensor(
+    [
+        [0, 0, 1, 0, 1],
+        [1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0],
+    ],
+    dtype=torch.bool,
+)  # 4 receivers, 5 senders; receiver 2 hears nobody
+SQUARE = torch.cat([ASYMMETRIC, torch.tensor([[False, False, False, True, True]])])
+
+
+def pairs(graph: TokenGraph) -> list[tuple[int, int]]:
+    return [(src, dst) for src, dst in graph.edge_index.t().tolist()]
+
+
+def pairs_of(mask: Tensor) -> set[tuple[int, int]]:
+    """The edges of ``mask[dst, src]``, by a loop."""
+    return {(src, dst) for dst, src in product(*map(range, mask.shape)) if mask[dst, src]}
+
+
+def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Tensor:
+    """Any bool mask [dst, src], empty axes included."""
+    num_dst, num_src = draw(st.integers(0, 5)), draw(st.integers(0, 5))
+    cells = draw(st.lists(st.booleans(), min_size=num_dst * num_src, max_size=num_dst * num_src))
+    return torch.tensor(cells, dtype=torch.bool).reshape(num_dst, num_src)
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+class TestMasks:
+    @fixed
+    @given(tables())
+    def test_there_and_back(self, mask):
+        graph = convert.from_mask(mask)
+        assert (graph.num_dst, graph.num_src) == tuple(mask.shape)
+        assert set(pairs(graph)) == pairs_of(mask)
+        assert torch.equal(graph.mask(), mask)
+        assert torch.equal(convert.to_sdpa_mask(graph), mask)
+        assert convert.from_mask(~mask, "masked") == graph
+        assert convert.from_mask(convert.to_sdpa_mask(graph, torch.float32)) == graph
+        assert convert.from_mask(mask.T) == graph.T
+
+    def test_meanings_of_a_bool_mask(self):
+        assert set(pairs(convert.from_mask(ASYMMETRIC))) == pairs_of(ASYMMETRIC)
+        assert convert.from_mask(ASYMMETRIC, meaning="attend") == convert.from_mask(ASYMMETRIC)
+        assert set(pairs(convert.from_mask(ASYMMETRIC, meaning="masked"))) == pairs_of(~ASYMMETRIC)
+
+    @pytest.mark.parametrize("leading", [(1,), (3,), (1, 1), (1, 3), (2, 1), (2, 3)], ids=str)
+    @pytest.mark.parametrize("meaning", ["attend", "masked", "additive"])
+    def test_leading_axes_are_batch_and_heads(self, leading, meaning):
+        """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 is the same for all."""
+        edges = seeded(*leading, 4, 5) > 0
+        given_mask = {
+            "attend": edges,
+            "masked": ~edges,
+            "additive": torch.zeros(edges.shape).masked_fill(~edges, -INF),
+        }[meaning]
+        graph = convert.from_mask(given_mask, meaning)
+        batch, heads = (1, *leading)[-2:]
+        assert (graph.batch, graph.heads) == (batch if batch > 1 else None, heads if heads > 1 else None)
+        assert torch.equal(graph.mask().reshape(edges.shape), edges)
+        for b, h in product(range(batch), range(heads)):
+            assert set(pairs(graph.select(b, h))) == pairs_of(edges.reshape(batch, heads, 4, 5)[b, h])
+
+    def test_the_callers_mask_is_not_held(self):
+        plain, varied = ASYMMETRIC.clone(), torch.stack([ASYMMETRIC, ~ASYMMETRIC])
+        graphs = convert.from_mask(plain), convert.from_mask(varied)
+        plain.fill_(True)
+        varied.fill_(True)
+        assert torch.equal(graphs[0].mask(), ASYMMETRIC)
+        assert torch.equal(graphs[1].mask(), torch.stack([ASYMMETRIC, ~ASYMMETRIC]))
+
+    def test_the_sdpa_mask_is_the_callers_own(self):
+        """Writing into it leaves the graph as it was."""
+        graph = patterns.causal(3)
+        convert.to_sdpa_mask(graph).fill_(True)
+        assert torch.equal(graph.mask(), torch.ones(3, 3).tril().bool())
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_additive_non_edges(self, dtype):
+        """-inf and the dtype's lowest number are non-edges, 0.0 and -0.0 edges."""
+        lowest = torch.finfo(dtype).min
+        mask = torch.tensor([[0.0, -INF, lowest], [-0.0, 0.0, -INF]], dtype=dtype)
+        graph = convert.from_mask(mask)
+        assert isinstance(graph, TokenGraph)
+        assert pairs(graph) == [(0, 0), (0, 1), (1, 1)]
+
+    @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+    def test_the_lowest_number_survives_a_wider_dtype(self, narrow, wide):
+        mask = torch.tensor([[0.0, torch.finfo(narrow).min]], dtype=narrow).to(wide)
+        assert pairs(convert.from_mask(mask)) == [(0, 0)]
+
+    @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_sdpa_mask(self, dtype):
+        """With it SDPA gives what attend gives; the float form is 0.0 and -inf."""
+        graph = convert.from_mask(SQUARE)
+        mask = convert.to_sdpa_mask(graph, dtype)
+        assert mask.dtype == (dtype or torch.bool)
+        if dtype is not None:
+            assert torch.equal(mask == 0, SQUARE) and torch.equal(mask == -INF, ~SQUARE)
+        q, k, v = (seeded(2, 2, 5, 4, seed=seed) for seed in range(3))
+        mask = mask if dtype is None else mask.double()
+        expected = functional.scaled_dot_product_attention(q, k, v, mask)
+        assert torch.allclose(ga.attend(q, k, v, graph, backend="reference"), expected, rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("leading", [(3,), (2, 1), (2, 3)], ids=str)
+    def test_sdpa_mask_where_the_graph_varies(self, leading):
+        edges = seeded(*leading, 4, 5) > 0
+        graph = convert.from_mask(edges)
+        q, k, v = seeded(2, 3, 4, 4), seeded(2, 3, 5, 4, seed=1), seeded(2, 3, 5, 4, seed=2)
+        expected = functional.scaled_dot_product_attention(q, k, v, convert.to_sdpa_mask(graph))
+        assert torch.allclose(ga.attend(q, k, v, graph, backend="reference"), expected, rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64])
+    def test_sdpa_mask_of_another_dtype_is_right_or_refused(self, dtype):
+        """A bool must never come out turned round: True is attend."""
+        graph = patterns.causal(3)
+        if dtype == torch.bool:
+            assert torch.equal(convert.to_sdpa_mask(graph, dtype), graph.mask())
+            return
+        with pytest.raises((TypeError, ValueError), match="dtype must be"):
+            convert.to_sdpa_mask(graph, dtype)
+
+    @pytest.mark.parametrize(
+        ("mask", "meaning", "error", "match"),
+        [
+            (torch.ones(2, 2), None, ValueError, r"zeros and ones is no additive mask .*use mask\.bool\(\)"),
+            (torch.tensor([[0.0, 1.0], [0.0, 0.0]]), None, ValueError, "zeros and ones is no additive mask"),
+            (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
+            (torch.tensor([[0.0, INF]]), None, ValueError, "this one holds NaN or .inf"),
+            (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got torch.int64; .*mask\.bool\(\)"),
+            ([[True, False]], None, TypeError, "mask must be a bool or float tensor, got list"),
+            (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
+            (torch.ones(1, 1, 1, 2, 2, dtype=torch.bool), None, ValueError, r"mask must be .*got \[1, 1, 1, 2, 2\]"),
+            (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a torch.bool mask"),
+            (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
+            (torch.zeros(2, 2), "masked", TypeError, "meaning='masked' does not fit a torch.float32 mask"),
+            (torch.ones(2, 2, dtype=torch.bool), "keep", ValueError, "meaning must be one of 'attend', 'masked', 'additive', got 'keep'"),
+            (torch.ones(0, 2, 2, dtype=torch.bool), None, ValueError, r"heads.*at least 1|\[0, 2, 2\]"),
+            (torch.ones(0, 2, 2, 2, dtype=torch.bool), None, ValueError, r"batch.*at least 1|\[0, 2, 2, 2\]"),
+        ],
+    )
+    def test_wrong_masks(self, mask, meaning, error, match):
+        with pytest.raises(error, match=match):
+            convert.from_mask(mask, meaning)
+
+
+class TestMasksWithNumbers:
+    def test_bias_in_the_order_of_the_edges(self):
+        mask = torch.tensor([[0.5, -INF, 0.0], [-2.0, 3.0, -INF]])
+        graph, bias = convert.from_mask(mask)
+        assert pairs(graph) == [(0, 0), (2, 0), (0, 1), (1, 1)]
+        assert bias.tolist() == [0.5, 0.0, -2.0, 3.0]
+
+    def test_ones_beside_minus_infinity_are_numbers(self):
+        """Zeros and ones alone are refused; with a -inf among them the mask is additive without doubt."""
+        graph, bias = convert.from_mask(torch.tensor([[1.0, -INF], [0.0, 1.0]]))
+        assert pairs(graph) == [(0, 0), (0, 1), (1, 1)] and bias.tolist() == [1.0, 0.0, 1.0]
+
+    @pytest.mark.parametrize(
+        ("leading", "expected"),
+        [((), ()), ((1,), ()), ((3,), (3,)), ((1, 3), (3,)), ((2, 1), (2, 1)), ((2, 3), (2, 3)), ((1, 1), ())],
+        ids=str,
+    )
+    def test_shapes_of_the_bias(self, leading, expected):
+        """[E], [heads, E] or [batch, heads, E]; and attend with them equals SDPA with the additive mask."""
+        mask = seeded(*leading, 4, 5).masked_fill(~ASYMMETRIC, -INF)
+        graph, bias = convert.from_mask(mask)
+        assert graph == convert.from_mask(ASYMMETRIC)
+        assert bias.shape == (*expected, int(ASYMMETRIC.sum()))
+        q, k, v = seeded(2, 3, 4, 4), seeded(2, 3, 5, 4, seed=1), seeded(2, 3, 5, 4, seed=2)
+        ours = ga.attend(q, k, v, graph, bias=bias, backend="reference")
+        theirs = functional.scaled_dot_product_attention(q, k, v, mask)
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_dtype_and_lowest_number(self, dtype):
+        graph, bias = convert.from_mask(torch.tensor([[0.5, torch.finfo(dtype).min, -INF]], dtype=dtype))
+        assert pairs(graph) == [(0, 0)] and bias.tolist() == [0.5] and bias.dtype == dtype
+
+    def test_gradients_reach_the_mask(self):
+        numbers = seeded(4, 5).requires_grad_()
+        _, bias = convert.from_mask(numbers.masked_fill(~ASYMMETRIC, -INF))
+        (bias * torch.arange(1.0, 1 + bias.shape[-1])).sum().backward()
+        assert torch.equal(numbers.grad != 0, ASYMMETRIC)
+
+    def test_numbers_need_one_edge_order(self):
+        mask = torch.tensor([[[0.5, -INF]], [[0.5, 0.0]]])
+        with pytest.raises(ValueError, match="holds numbers, and its edges differ by head or sample"):
+            convert.from_mask(mask)
+
+
+class TestMultiheadAttention:
+    """torch's nn.MultiheadAttention is the judge of what its masks mean."""
+
+    def module_and_heads(self, num_heads: int = 2):
+        torch.manual_seed(0)
+        module = nn.MultiheadAttention(8, num_heads, batch_first=True, dtype=torch.float64)
+        nn.init.normal_(module.in_proj_bias)
+        nn.init.normal_(module.out_proj.bias)
+        return module, ga.StandardHeads.from_mha(module)
+
+    def update(self, heads, x, graph, bias=None):
+        z = ga.attend(heads.receive(x), *heads.send(x), graph, scale=heads.scale, bias=bias, backend="reference")
+        return heads.collect(z)
+
+    mask = SQUARE | torch.eye(5, dtype=torch.bool)  # it gives NaN for a receiver without in-edges
+
+    def test_a_bool_mask_says_who_is_not_heard(self):
+        module, heads = self.module_and_heads()
+        x = seeded(2, 5, 8)
+        theirs, _ = module(x, x, x, attn_mask=~self.mask, need_weights=False)
+        ours = self.update(heads, x, convert.from_mask(~self.mask, "masked"))
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+        read_as_attend = self.update(heads, x, convert.from_mask(~self.mask | torch.eye(5, dtype=torch.bool)))
+        assert not torch.allclose(read_as_attend, theirs, rtol=0, atol=1e-3)
+
+    def test_a_float_mask_is_added(self):
+        module, heads = self.module_and_heads()
+        x = seeded(2, 5, 8)
+        mask = seeded(5, 5, seed=1).masked_fill(~self.mask, -INF)
+        theirs, _ = module(x, x, x, attn_mask=mask, need_weights=False)
+        graph, bias = convert.from_mask(mask)
+        assert torch.allclose(self.update(heads, x, graph, bias), theirs, rtol=0, atol=1e-12)
+
+    def test_a_mask_for_each_head(self):
+        module, heads = self.module_and_heads(num_heads=2)
+        x = seeded(1, 5, 8)
+        mask = torch.stack([self.mask, torch.ones(5, 5).tril().bool()])
+        theirs, _ = module(x, x, x, attn_mask=~mask, need_weights=False)
+        assert torch.allclose(self.update(heads, x, convert.from_mask(~mask, "masked")), theirs, rtol=0, atol=1e-12)
+
+
+# -- edge lists -------------------------------------------------------------------------------------------------------
+
+
+class TestEdgeIndex:
+    edges = torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]])
+
+    def test_order_and_sizes(self):
+        graph = convert.from_edge_index(self.edges, 4, 5)
+        assert torch.equal(graph.edge_index, self.edges)
+        assert (graph.num_dst, graph.num_src) == (4, 5)
+
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+    def test_integers_of_any_width(self, dtype):
+        graph = convert.from_edge_index(self.edges.to(dtype), 5)
+        assert torch.equal(graph.edge_index, self.edges) and graph.edge_index.dtype == torch.int64
+
+    def test_strides_do_not_matter(self):
+        turned = self.edges.t().contiguous().t()
+        assert not turned.is_contiguous()
+        assert torch.equal(convert.from_edge_index(turned, 5).edge_index, self.edges)
+
+    def test_coalesce(self):
+        doubled = torch.cat([self.edges, self.edges.flip(1)], dim=1)
+        with pytest.raises(ValueError, match="4 duplicate edges"):
+            convert.from_edge_index(doubled, 5)
+        assert torch.equal(convert.from_edge_index(doubled, 5, coalesce=True).edge_index, self.edges)
+
+    def test_a_torch_geometric_edge_index(self):
+        graph = convert.from_edge_index(EdgeIndex(self.edges, sparse_size=(5, 4)), 4, 5)
+        assert type(graph.edge_index) is Tensor
+        assert torch.equal(graph.edge_index, self.edges)
+
+
+# -- networkx ---------------------------------------------------------------------------------------------------------
+
+
+class TestNetworkx:
+    @fixed
+    @given(tables().filter(lambda mask: mask.shape[0] == mask.shape[1]))
+    def test_there_and_back(self, mask):
+        graph = convert.from_mask(mask)
+        network = convert.to_networkx(graph)
+        assert set(network.edges) == pairs_of(mask) and list(network.nodes) == list(range(graph.num_dst))
+        assert convert.from_networkx(network) == graph
+
+    def test_the_mask_is_the_transposed_adjacency(self):
+        network = convert.to_networkx(patterns.causal(4))
+        adjacency = nx.to_numpy_array(network, nodelist=range(4))
+        assert np.array_equal(adjacency, np.triu(np.ones((4, 4))))
+        assert np.array_equal(adjacency.T.astype(bool), patterns.causal(4).mask().numpy())
+
+    def test_positions_are_labels_whatever_the_insertion_order(self):
+        edges = [(3, 1), (0, 2), (1, 0)]
+        for seed in range(5):
+            network = nx.DiGraph()
+            nodes, shuffled = list(range(4)), list(edges)
+            random.Random(seed).shuffle(nodes)
+            random.Random(seed).shuffle(shuffled)
+            network.add_nodes_from(nodes)
+            network.add_edges_from(shuffled)
+            assert set(pairs(convert.from_networkx(network))) == set(edges)
+
+    def test_labels_need_an_order(self):
+        network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
+        with pytest.raises(ValueError, match=r"order is needed for nodes that are not labelled 0 \.\. 2 \(got 'the', 'cat', 'sat'"):
+            convert.from_networkx(network)
+        graph = convert.from_networkx(network, order=["sat", "the", "cat"])
+        assert set(pairs(graph)) == {(1, 2), (2, 0)}
+
+    def test_numbers_with_a_gap_are_labels(self):
+        network = nx.DiGraph([(1, 2)])
+        with pytest.raises(ValueError, match="order is needed"):
+            convert.from_networkx(network)
+        assert pairs(convert.from_networkx(network, [1, 2])) == [(0, 1)]
+
+    def test_an_order_may_permute_positions(self):
+        assert pairs(convert.from_networkx(nx.DiGraph([(0, 1)]), [1, 0])) == [(1, 0)]
+
+    def test_undirected_edges_go_both_ways(self):
+        graph = convert.from_networkx(nx.path_graph(3))
+        assert set(pairs(graph)) == {(0, 1), (1, 0), (1, 2), (2, 1)}
+
+    def test_self_loops_and_parallel_edges_count_once(self):
+        many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2), (2, 2)]
+        assert sorted(pairs(convert.from_networkx(nx.MultiDiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
+        assert sorted(pairs(convert.from_networkx(nx.MultiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
+
+    def test_isolated_nodes_and_none_at_all(self):
+        assert convert.from_networkx(nx.empty_graph(3)).in_degree().tolist() == [0, 0, 0]
+        assert convert.from_networkx(nx.DiGraph()).num_dst == 0
+
+    @pytest.mark.parametrize(
+        ("order", "match"),
+        [
+            (["a"], r"every node once; .*'b'"),
+            (["a", "b", "c"], r"every node once; .*'c'"),
+            (["a", "b", "b"], "every node once"),
+            (["a", "c"], r"every node once; .*'b', 'c'"),
+        ],
+    )
+    def test_wrong_orders(self, order, match):
+        with pytest.raises(ValueError, match=match):
+            convert.from_networkx(nx.DiGraph([("a", "b")]), order)
+
+    def test_something_else(self):
+        with pytest.raises(TypeError, match="networkx"):
+            convert.from_networkx([(0, 1)])
+
+    def test_labels_out(self):
+        network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
+        assert dict(network.nodes(data="label")) == {0: "the", 1: "cat", 2: "sat"}
+        assert set(network.edges) == {(0, 1), (0, 2), (1, 2)}
+        assert network.name == "strict_causal(3)"
+        with pytest.raises(ValueError, match="labels must name each of the 3 nodes, got 2"):
+            convert.to_networkx(patterns.causal(3), labels=["a", "b"])
+
+    def test_two_kinds_of_node(self):
+        network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
+        assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
+        assert {node for node, side in network.nodes(data="bipartite") if side == 0} == {("src", j) for j in range(5)}
+        assert {node for node, side in network.nodes(data="bipartite") if side == 1} == {("dst", i) for i in range(4)}
+        assert nx.is_bipartite(network)
+        with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
+            convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
+
+    def test_graph_theory_reads_it_right(self):
+        """Information flows along networkx's edges: the descendants of a token are those it reaches."""
+        network = convert.to_networkx(patterns.tree([-1, 0, 0, 1]))
+        assert nx.descendants(network, 1) == {3}
+        assert nx.ancestors(network, 3) == {0, 1}
+
+
+# -- torch_geometric --------------------------------------------------------------------------------------------------
+
+
+class TestPyG:
+    graph = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 4, 5)
+    square = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 6)
+
+    def test_data(self):
+        data = convert.to_pyg(self.square)
+        assert isinstance(data, Data) and data.num_nodes == 6
+        assert torch.equal(data.edge_index, self.square.edge_index)
+        again = convert.from_pyg(data)
+        assert again == self.square and torch.equal(again.edge_index, self.square.edge_index)
+
+    def test_data_is_the_callers_own(self):
+        convert.to_pyg(self.square).edge_index.zero_()
+        convert.to_pyg(self.square, "edge_index").zero_()
+        assert pairs(self.square)[0] == (4, 1)
+
+    def test_data_has_one_kind_of_node(self):
+        with pytest.raises(ValueError, match="a Data has one kind of node.*use kind='edge_index' or 'adj_t'"):
+            convert.to_pyg(self.graph)
+
+    def test_sizes_of_a_data_come_from_its_features(self):
+        data = Data(x=torch.zeros(6, 2), edge_index=self.square.edge_index)
+        assert convert.from_pyg(data) == self.square
+
+    def test_sizes_of_a_data_never_come_from_its_largest_index(self):
+        """``Data.num_nodes`` would guess max + 1 where nothing says it; with the sizes said all is well."""
+        data = Data(edge_index=self.square.edge_index)
+        with pytest.raises(ValueError, match="num_dst"):
+            convert.from_pyg(data)
+        assert convert.from_pyg(data, 6, 6) == self.square
+
+    def test_edge_index(self):
+        edge_index = convert.to_pyg(self.graph, "edge_index")
+        assert isinstance(edge_index, EdgeIndex)
+        assert edge_index.sparse_size() == (5, 4)
+        again = convert.from_pyg(edge_index)
+        assert again == self.graph and torch.equal(again.edge_index, self.graph.edge_index)
+
+    def test_sizes_where_the_object_knows_none(self):
+        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+            convert.from_pyg(EdgeIndex(self.graph.edge_index))
+        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+            convert.from_pyg(self.graph.edge_index)
+        assert convert.from_pyg(EdgeIndex(self.graph.edge_index), 4, 5) == self.graph
+        assert convert.from_pyg(self.graph.edge_index, 4, 5) == self.graph
+        assert convert.from_pyg(self.square.edge_index, 6) == self.square
+
+    @pytest.mark.parametrize("layout", ["coo", "csr"])
+    def test_adj_t(self, layout):
+        """Rows are receivers: the sparse tensor is the mask."""
+        adj_t = convert.to_pyg(self.graph, "adj_t")
+        assert adj_t.shape == (4, 5)
+        assert torch.equal(adj_t.to_dense().bool(), self.graph.mask())
+        adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
+        assert convert.from_pyg(adj_t) == self.graph
+        assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
+
+    @pytest.mark.parametrize("graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0), patterns.window(3, 0)], ids=repr)
+    @pytest.mark.parametrize("kind", ["edge_index", "adj_t"])
+    def test_no_edges(self, graph, kind):
+        assert convert.from_pyg(convert.to_pyg(graph, kind)) == graph
+
+    @pytest.mark.parametrize(("num_dst", "num_src"), [(3, 0), (0, 3), (0, 0)])
+    def test_a_size_of_zero_is_a_size(self, num_dst, num_src):
+        nothing = torch.zeros(2, 0, dtype=torch.int64)
+        for given_edges in (nothing, EdgeIndex(nothing)):
+            graph = convert.from_pyg(given_edges, num_dst, num_src)
+            assert (graph.num_dst, graph.num_src) == (num_dst, num_src)
+
+    def test_a_column_layout_is_refused(self):
+        with pytest.raises(ValueError, match=r"must be COO or CSR with receivers as rows, got torch.sparse_csc"):
+            convert.from_pyg(torch.eye(3).to_sparse_csc())
+
+    def test_duplicates_inside_sparse_tensors_are_refused(self):
+        """Never summed into one value: the caller is told."""
+        twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
+        coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
+        with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
+            convert.from_pyg(coo)
+        assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
+        csr = torch.sparse_csr_tensor(
+            torch.tensor([0, 0, 2, 2]), torch.tensor([2, 2]), torch.ones(2), (3, 3), check_invariants=False
+        )
+        with pytest.raises(ValueError, match="the edge 2 -> 1 stands at 0 and 1"):
+            convert.from_pyg(csr)
+
+    def test_stored_zeros_are_edges(self):
+        """Values are not read."""
+        coo = torch.sparse_coo_tensor(torch.tensor([[1], [0]]), torch.zeros(1), (2, 2), check_invariants=False)
+        assert pairs(convert.from_pyg(coo)) == [(0, 1)]
+
+    @pytest.mark.parametrize(
+        "known",
+        [
+            lambda: torch.eye(3).to_sparse(),
+            lambda: torch.eye(3).to_sparse_csr(),
+            lambda: EdgeIndex(torch.tensor([[0], [1]]), sparse_size=(3, 3)),
+            lambda: Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [1]])),
+        ],
+        ids=["coo", "csr", "EdgeIndex", "Data"],
+    )
+    def test_contradicting_sizes_are_refused(self, known):
+        """What the object knows and what the caller says must agree; neither is dropped in silence."""
+        assert convert.from_pyg(known(), 3, 3).num_dst == 3
+        with pytest.raises(ValueError, match=r"num_dst.*(5.*3|3.*5)"):
+            convert.from_pyg(known(), 5, 3)
+
+    @pytest.mark.parametrize(
+        ("given_object", "error", "match"),
+        [
+            ("adjacency", TypeError, r"expected a torch_geometric Data, EdgeIndex, edge_index or sparse adj_t, got str"),
+            (torch.eye(3), TypeError, "signed integers"),
+            (Data(x=torch.zeros(2, 1)), (TypeError, ValueError), "edge_index or adj_t"),
+        ],
+    )
+    def test_something_else(self, given_object, error, match):
+        with pytest.raises(error, match=match):
+            convert.from_pyg(given_object, 3, 3)
+
+    def test_kinds(self):
+        with pytest.raises(ValueError, match="kind must be one of 'data', 'edge_index', 'adj_t', got 'csr'"):
+            convert.to_pyg(self.graph, "csr")
+
+    @pytest.mark.parametrize("kind", ["data", "edge_index", "adj_t"])
+    def test_what_varies_has_no_edge_list(self, kind):
+        graph = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
+        with pytest.raises(ValueError, match="differs by head"):
+            convert.to_pyg(graph, kind)
+        with pytest.raises(ValueError, match="differs by head"):
+            convert.to_networkx(graph)
+
+
+# -- FlexAttention ----------------------------------------------------------------------------------------------------
+
+
+def tiles_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """By a loop over tiles of ``mask [batch, heads, dst, src]``: which hold an edge, which are whole and full."""
+    rows, columns = -(-mask.shape[2] // size), -(-mask.shape[3] // size)
+    some = torch.zeros(*mask.shape[:2], rows, columns, dtype=torch.bool)
+    full = some.clone()
+    for row, column in product(range(rows), range(columns)):
+        tile = mask[:, :, row * size : (row + 1) * size, column * size : (column + 1) * size]
+        some[:, :, row, column] = tile.any(-1).any(-1)
+        full[:, :, row, column] = tile.all(-1).all(-1) & (tile.shape[2] == tile.shape[3] == size)
+    return some, full
+
+
+def listed_tiles(number: Tensor, columns: Tensor, width: int) -> Tensor:
+    """BlockMask's own decoding: the first ``number[row]`` entries of ``columns[row]`` are the listed tiles."""
+    table = torch.zeros(*number.shape, width, dtype=torch.bool)
+    for position in product(*map(range, number.shape)):
+        table[position][columns[position][: number[position]].long()] = True
+    return table
+
+
+def per_head(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src <= dst - 3 * h
+
+
+def per_sample(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (src - dst).abs() <= 2 * b
+
+
+def per_both(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (src + b) % 5 <= (dst + 2 * h) % 7
+
+
+FLEX = {
+    "causal": patterns.causal(21),
+    "window": patterns.window(21, 5),
+    "deaf": patterns.strict_causal(21),
+    "cross": patterns.cross(13, 21),
+    "prefix": patterns.prefix(21, 9),
+    "documents": patterns.documents([10, 8, 3], causal=False),
+    "listed": TokenGraph.from_edges(torch.tensor([[20, 0, 3, 3], [0, 8, 8, 7]]), 12, 21),
+    "combined": (patterns.window(21, 5) | patterns.sinks(21, 2)) - patterns.dilated(21, 9, 3),
+    "two hops": patterns.window(21, 3) @ patterns.dilated(21, 3, 4),
+    "rows": patterns.causal(21).rows(6, 19),
+    "transposed rows": patterns.causal(21).rows(6, 19).T,
+    "one block": patterns.causal(8),
+    "one token": patterns.causal(1),
+    "by head": TokenGraph.from_rule(per_head, 21, 19, heads=2),
+    "by sample": TokenGraph.from_rule(per_sample, 21, 19, batch=3),
+    "by both": TokenGraph.from_rule(per_both, 21, 19, heads=2, batch=3),
+    "a mask by both": convert.from_mask(seeded(3, 2, 21, 19) > 0),
+}
+
+
+@pytest.mark.parametrize(("name", "graph"), FLEX.items(), ids=FLEX)
+class TestBlockMask:
+    def test_tiles(self, name, graph):
+        """Listed tiles are exactly those with an edge; full tiles are exactly those that are whole and full."""
+        block_mask = convert.to_block_mask(graph, block_size=8)
+        assert isinstance(block_mask, BlockMask) and block_mask.seq_lengths == (graph.num_dst, graph.num_src)
+        batch, heads = graph.batch or 1, graph.heads or 1
+        assert block_mask.shape == (batch, heads, graph.num_dst, graph.num_src)
+        some, full = tiles_of(graph.mask().reshape(batch, heads, graph.num_dst, graph.num_src), 8)
+        assert torch.equal(block_mask.to_dense().bool(), some)
+        width = some.shape[-1]
+        assert torch.equal(listed_tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, width), full)
+        assert torch.equal(listed_tiles(block_mask.kv_num_blocks, block_mask.kv_indices, width), some & ~full)
+
+    def test_flex_attention_equals_attend(self, name, graph):
+        batch, heads = graph.batch or 2, graph.heads or 2
+        q = seeded(batch, heads, graph.num_dst, 16, dtype=torch.float32)
+        k, v = (seeded(batch, heads, graph.num_src, 16, seed=seed, dtype=torch.float32) for seed in (1, 2))
+        theirs = flex_attention(q, k, v, block_mask=convert.to_block_mask(graph, block_size=8))
+        assert torch.allclose(ga.attend(q, k, v, graph, backend="reference"), theirs, rtol=0, atol=2e-6)
+
+
+class TestBlockMaskSizes:
+    def test_the_default_block_is_128(self):
+        block_mask = convert.to_block_mask(patterns.causal(200))
+        assert block_mask.BLOCK_SIZE == (128, 128)
+        assert block_mask.to_dense().tolist() == [[[[1, 0], [1, 1]]]]
+
+    @pytest.mark.parametrize(
+        ("size", "error", "match"),
+        [
+            (0, ValueError, "block_size must be at least 1, got 0"),
+            (8.0, TypeError, "block_size must be an integer, got 8.0"),
+            (True, TypeError, "block_size must be an integer, got the bool True"),
+        ],
+    )
+    def test_wrong_block_sizes(self, size, error, match):
+        with pytest.raises(error, match=match):
+            convert.to_block_mask(patterns.causal(8), size)
+
+    @pytest.mark.parametrize("graph", [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0)], ids=repr)
+    def test_nobody_to_hear_or_be_heard(self, graph):
+        """FlexAttention itself knows no BlockMask without a token: refused by name, not by an error from below."""
+        with pytest.raises(ValueError, match=r"(num_dst|num_src|receiver|sender|token|BlockMask)"):
+            convert.to_block_mask(graph)
+
+    def test_never_all_pairs_at_once(self):
+        """20,000 tokens: no evaluation of the rule is larger than a row of tiles, and every tile list is right."""
+        n, w, size = 20_000, 256, 128
+        largest = 0
+
+        def window(b, h, dst, src):
+            nonlocal largest
+            largest = max(largest, torch.broadcast_shapes(b.shape, h.shape, dst.shape, src.shape).numel())
+            return (src <= dst) & (dst - src < w)
+
+        block_mask = convert.to_block_mask(TokenGraph.from_rule(window, n), size)
+        assert 0 < largest <= size * n
+        listed = (block_mask.kv_num_blocks + block_mask.full_kv_num_blocks).flatten().tolist()
+        assert listed == [min(row, 2) + 1 for row in range(-(-n // size))]
+        full = block_mask.full_kv_num_blocks.flatten().tolist()
+        assert full == [0, *[1] * (n // size - 1), 0]  # the tile before the diagonal, but none in the last row: 32 of its 128 rows exist

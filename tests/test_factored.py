@@ -1,0 +1,136 @@
+"""A product kept as two thin factors against torch.linalg on the full product."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnn_attention import FactoredMatrix
+
+SHAPES = {
+    "thin": ((), 9, 3, 9),
+    "wide": ((), 4, 3, 11),
+    "tall": ((), 11, 3, 4),
+    "heads": ((4,), 8, 2, 8),
+    "two axes": ((2, 3), 6, 2, 5),
+    "no bottleneck": ((2,), 3, 5, 3),
+    "rank one": ((), 5, 1, 5),
+}
+each_shape = pytest.mark.parametrize(("lead", "m", "r", "n"), SHAPES.values(), ids=SHAPES)
+
+
+def made(lead: tuple[int, ...], m: int, r: int, n: int) -> FactoredMatrix:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    return FactoredMatrix(draw(*lead, m, r), draw(*lead, r, n))
+
+
+def product_of(matrix: FactoredMatrix) -> Tensor:
+    return torch.einsum("...mr,...rn->...mn", matrix.left, matrix.right)
+
+
+@each_shape
+class TestAgainstTheProduct:
+    def test_full_shape_and_transpose(self, lead, m, r, n):
+        matrix = made(lead, m, r, n)
+        assert matrix.shape == (*lead, m, n)
+        assert torch.allclose(matrix.full(), product_of(matrix), rtol=0, atol=1e-13)
+        assert matrix.T.shape == (*lead, n, m)
+        assert torch.allclose(matrix.T.full(), product_of(matrix).mT, rtol=0, atol=1e-13)
+
+    def test_svd(self, lead, m, r, n):
+        """U and V have orthonormal columns, S falls, U S Vh is the product, and S is that of torch.linalg."""
+        matrix = made(lead, m, r, n)
+        u, s, vh = matrix.svd()
+        k = min(m, r, n)
+        assert u.shape == (*lead, m, k) and s.shape == (*lead, k) and vh.shape == (*lead, k, n)
+        identity = torch.eye(k, dtype=torch.float64).expand(*lead, k, k)
+        assert torch.allclose(u.mT @ u, identity, rtol=0, atol=1e-12)
+        assert torch.allclose(vh @ vh.mT, identity, rtol=0, atol=1e-12)
+        assert torch.allclose((u * s.unsqueeze(-2)) @ vh, product_of(matrix), rtol=0, atol=1e-12)
+        assert bool((s.diff(dim=-1) <= 0).all()) and bool((s >= 0).all())
+        theirs = torch.linalg.svdvals(product_of(matrix))
+        assert torch.allclose(s, theirs[..., :k], rtol=0, atol=1e-12)
+        assert bool((theirs[..., k:] < 1e-12).all())
+        assert torch.equal(matrix.singular_values(), s)
+
+    def test_norm(self, lead, m, r, n):
+        matrix = made(lead, m, r, n)
+        theirs = torch.linalg.matrix_norm(product_of(matrix))
+        assert matrix.norm().shape == lead and torch.allclose(matrix.norm(), theirs, rtol=1e-13, atol=0)
+
+    def test_rank(self, lead, m, r, n):
+        matrix = made(lead, m, r, n)
+        assert torch.equal(matrix.rank(), torch.linalg.matrix_rank(product_of(matrix)))
+        assert torch.equal(matrix.rank(), torch.full(lead, min(m, r, n)))
+
+    def test_eigenvalues(self, lead, m, r, n):
+        """Those of the product that are not zero; a matrix that is not square has none, and is told so."""
+        matrix = made(lead, m, r, n)
+        if m != n:
+            with pytest.raises(ValueError, match=rf"eigenvalues.*square.*{m}.*{n}"):
+                matrix.eigenvalues()
+            return
+        ours = matrix.eigenvalues().reshape(-1, matrix.eigenvalues().shape[-1])
+        theirs = torch.linalg.eigvals(product_of(matrix)).reshape(-1, n)
+        for mine, full in zip(ours, theirs, strict=True):
+            mine, full = ([z for z in row.tolist() if abs(z) > 1e-9] for row in (mine, full))
+            assert len(mine) == len(full) == min(m, r)
+            for z in mine:  # each has a partner, taken once
+                partner = min(full, key=lambda w, z=z: abs(w - z))
+                assert abs(partner - z) < 1e-9
+                full.remove(partner)
+
+    def test_the_trace_is_the_sum_of_the_eigenvalues(self, lead, m, r, n):
+        if m == n:
+            matrix = made(lead, m, r, n)
+            trace = product_of(matrix).diagonal(dim1=-2, dim2=-1).sum(-1)
+            assert torch.allclose(matrix.eigenvalues().sum(-1).real, trace, rtol=0, atol=1e-11)
+
+    def test_pickle(self, lead, m, r, n):
+        matrix = made(lead, m, r, n)
+        assert torch.equal(pickle.loads(pickle.dumps(matrix)).full(), matrix.full())
+
+
+class TestRank:
+    def test_factors_with_less_rank_than_columns(self):
+        """Two equal columns, a zero column, and no matrix at all."""
+        left = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        left[:, 2] = left[:, 1]
+        right = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        assert FactoredMatrix(left, right).rank() == 2
+        assert FactoredMatrix(left * torch.tensor([1.0, 0.0, 0.0]), right).rank() == 1
+        assert FactoredMatrix(torch.zeros(6, 3), torch.zeros(3, 6)).rank() == 0
+
+    def test_each_head_has_its_own(self):
+        left = torch.eye(4).repeat(3, 1, 1)
+        left[1, :, 2:], left[2] = 0, 0
+        assert FactoredMatrix(left, torch.eye(4).expand(3, 4, 4)).rank().tolist() == [4, 2, 0]
+
+    def test_tolerance_is_relative_to_the_largest(self):
+        matrix = FactoredMatrix(torch.diag(torch.tensor([1e8, 1.0, 1e-3], dtype=torch.float64)), torch.eye(3).double())
+        assert matrix.rank(1e-12) == 3 and matrix.rank(1e-9) == 2 and matrix.rank(1e-7) == 1
+
+    def test_the_product_of_two_small_heads_has_the_rank_of_a_head(self):
+        """Seed S1.23: W_P of a head of 2 in a width of 8."""
+        assert made((), 8, 2, 8).rank() == 2
+
+
+class TestGradients:
+    @pytest.mark.parametrize("read", ["full", "norm", "singular_values"])
+    def test_gradcheck(self, read):
+        matrix = made((2,), 5, 2, 4)
+        inputs = [matrix.left.requires_grad_(), matrix.right.requires_grad_()]
+        assert torch.autograd.gradcheck(lambda left, right: getattr(FactoredMatrix(left, right), read)(), inputs)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("left", "right"), [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))], ids=["inner", "axes", "heads"]
+    )
+    def test_factors_must_meet(self, left, right):
+        with pytest.raises(ValueError, match="left.*right"):
+            FactoredMatrix(torch.ones(left), torch.ones(right))

@@ -1,0 +1,185 @@
+"""Rotary positions against complex numbers: a pair of channels is one complex number, a turn is a product with e^(i angle)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.rotary import Rotary
+
+ROTARIES = [Rotary(), Rotary(interleaved=True), Rotary(base=100.0), Rotary(base=500_000.0, interleaved=True)]
+each_rotary = pytest.mark.parametrize("rotary", ROTARIES, ids=repr)
+
+
+def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool) -> Tensor:
+    """One token and one pair of channels at a time."""
+    dim, result = x.shape[-1], x.double().clone()
+    for t, position in enumerate(positions):
+        for i in range(dim // 2):
+            first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
+            angle = position * base ** (-2 * i / dim)
+            turned = torch.complex(x[..., t, first].double(), x[..., t, second].double()) * complex(math.cos(angle), math.sin(angle))
+            result[..., t, first], result[..., t, second] = turned.real, turned.imag
+    return result
+
+
+@each_rotary
+class TestTurn:
+    @pytest.mark.parametrize("positions", [[0, 1, 2], [7, 3, 3], [100_000, 0, 5], [-2, 4, 1]], ids=str)
+    def test_against_complex_numbers(self, rotary, positions):
+        x = seeded(2, 3, 3, 8)
+        expected = complex_turn(x, positions, rotary.base, rotary.interleaved)
+        turned = rotary.turn(x, torch.tensor(positions))
+        assert turned.dtype == torch.float64 and torch.allclose(turned, expected, rtol=0, atol=1e-13)
+
+    def test_products_depend_on_the_distance_alone(self, rotary):
+        """(R_p q) . (R_s k) for every p, s with the same p - s; and it is no constant."""
+        q, k = seeded(8), seeded(8, seed=1)
+        positions = torch.arange(12)
+        turned_q, turned_k = (rotary.turn(x.expand(12, 8), positions) for x in (q, k))
+        products = turned_q @ turned_k.T
+        for distance in range(-11, 12):
+            diagonal = products.diagonal(-distance)
+            assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-12)
+        assert (products.diagonal(1)[0] - products.diagonal(0)[0]).abs() > 1e-3
+
+    def test_lengths_are_kept_and_position_zero_is_no_turn(self, rotary):
+        x = seeded(2, 5, 8)
+        turned = rotary.turn(x, torch.arange(5))
+        assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-14, atol=0)
+        assert torch.equal(turned[:, 0], x[:, 0])
+
+    def test_a_turn_back(self, rotary):
+        x, positions = seeded(5, 8), torch.tensor([3, 1, 4, 1, 5])
+        assert torch.allclose(rotary.turn(rotary.turn(x, positions), -positions), x, rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
+    )
+    def test_other_dtypes(self, rotary, dtype, tolerance):
+        """The dtype comes back; angles are exact even at position 100,000, where a half has none of its digits."""
+        x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
+        turned = rotary.turn(x, torch.tensor(positions))
+        assert turned.dtype == dtype
+        assert torch.allclose(turned.double(), complex_turn(x, positions, rotary.base, rotary.interleaved), rtol=0, atol=tolerance)
+
+    def test_gradcheck(self, rotary):
+        assert torch.autograd.gradcheck(lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()])
+
+    def test_no_tokens(self, rotary):
+        assert rotary.turn(torch.zeros(2, 0, 4), torch.arange(0)).shape == (2, 0, 4)
+
+    @pytest.mark.parametrize("distance", [0, 1, -3, 50_000])
+    def test_matrix(self, rotary, distance):
+        """(R_dst q) . (R_src k) = q^T R k, and R is a rotation: R^T R = 1, R(-d) = R(d)^T."""
+        q, k = seeded(6), seeded(6, seed=1)
+        matrix = rotary.matrix(distance, 6)
+        src = 60_000
+        turned_q = rotary.turn(q.unsqueeze(0), torch.tensor([src + distance]))[0]
+        turned_k = rotary.turn(k.unsqueeze(0), torch.tensor([src]))[0]
+        assert matrix.dtype == torch.float64 and matrix.shape == (6, 6)
+        assert math.isclose(q @ matrix @ k, turned_q @ turned_k, rel_tol=0, abs_tol=1e-10)
+        assert torch.allclose(matrix.T @ matrix, torch.eye(6).double(), rtol=0, atol=1e-14)
+        assert torch.allclose(rotary.matrix(-distance, 6), matrix.T, rtol=0, atol=1e-14)
+
+    def test_it_is_a_value(self, rotary):
+        assert copy.deepcopy(rotary) == pickle.loads(pickle.dumps(rotary)) == rotary
+        assert hash(rotary) == hash(copy.copy(rotary))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rotary.base = 1.0
+
+
+class TestLayouts:
+    def test_the_first_frequency_is_one_radian(self):
+        """Channel pairs by hand: halves (0, 2), (1, 3); interleaved (0, 1), (2, 3); the second turns by base^(-1/2) = 0.1."""
+        x = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+        one = torch.tensor([1])
+        halves = [math.cos(1), math.cos(0.1), math.sin(1), math.sin(0.1)]
+        assert torch.allclose(Rotary(base=100.0).turn(x, one)[0], torch.tensor(halves, dtype=torch.float64), rtol=0, atol=1e-15)
+        pairs = [math.cos(1) - math.sin(1), math.sin(1) + math.cos(1), 0.0, 0.0]
+        interleaved = Rotary(base=100.0, interleaved=True).turn(x, one)[0]
+        assert torch.allclose(interleaved, torch.tensor(pairs, dtype=torch.float64), rtol=0, atol=1e-15)
+
+    def test_one_layout_is_the_other_permuted(self):
+        x, positions = seeded(5, 8), torch.arange(5)
+        evens_first = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+        expected = Rotary(interleaved=True).turn(x, positions)[:, evens_first]
+        assert torch.allclose(Rotary().turn(x[:, evens_first], positions), expected, rtol=0, atol=1e-15)
+
+    def test_hugging_face_llama(self):
+        llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+        q, k, positions = seeded(1, 2, 5, 8), seeded(1, 1, 5, 8, seed=1), torch.tensor([4, 5, 6, 7, 8])
+        frequency = 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+        angle = torch.cat([positions.unsqueeze(-1) * frequency] * 2, dim=-1)
+        theirs = llama.apply_rotary_pos_emb(q, k, angle.cos()[None], angle.sin()[None])
+        for x, expected in zip((q, k), theirs, strict=True):
+            assert torch.allclose(Rotary().turn(x, positions), expected, rtol=0, atol=1e-14)
+
+
+class TestRefusals:
+    def test_odd_dimensions(self):
+        with pytest.raises(ValueError, match="rotary turns pairs of channels: head_dim must be even, got 3"):
+            Rotary().turn(torch.zeros(2, 3), torch.arange(2))
+        with pytest.raises(ValueError, match="must be even, got 5"):
+            Rotary().matrix(1, 5)
+
+    @pytest.mark.parametrize("count", [1, 3, 5])
+    def test_a_position_for_each_token(self, count):
+        """One position is not spread over all tokens by guess."""
+        with pytest.raises(ValueError, match="positions"):
+            Rotary().turn(torch.zeros(2, 4, 6), torch.arange(count))
+
+    @pytest.mark.parametrize("base", [0.0, -1.0, math.nan])
+    def test_wrong_bases(self, base):
+        with pytest.raises(ValueError, match="base must be"):
+            Rotary(base=base)
+
+
+class TestInHeads:
+    @each_rotary
+    @pytest.mark.parametrize("qk_norm", [False, True])
+    def test_queries_and_keys_are_turned_values_are_not(self, rotary, qk_norm):
+        torch.manual_seed(0)
+        heads = ga.StandardHeads(8, 2, head_dim=6, rotary=rotary, qk_norm=qk_norm).double()
+        if qk_norm:
+            torch.nn.init.uniform_(heads.q_norm.weight, 0.5, 2.0)
+            torch.nn.init.uniform_(heads.k_norm.weight, 0.5, 2.0)
+        x, positions = seeded(2, 4, 8), [5, 6, 7, 9]
+        q = heads.receive(x, torch.tensor(positions))
+        k, v = heads.send(x, torch.tensor(positions))
+        eps = torch.finfo(torch.float64).eps
+        for h in range(2):
+            plain_q, plain_k = x @ heads.W_Q[h], x @ heads.W_K[h]
+            if qk_norm:  # the norm comes before the turn
+                plain_q = plain_q / (plain_q.pow(2).mean(-1, keepdim=True) + eps).sqrt() * heads.q_norm.weight
+                plain_k = plain_k / (plain_k.pow(2).mean(-1, keepdim=True) + eps).sqrt() * heads.k_norm.weight
+            for ours, plain in ((q[:, h], plain_q), (k[:, h], plain_k)):
+                assert torch.allclose(ours, complex_turn(plain, positions, rotary.base, rotary.interleaved), rtol=0, atol=1e-12)
+            assert torch.allclose(v[:, h], x @ heads.W_V[h], rtol=0, atol=1e-13)
+
+    def test_positions_default_to_counting(self):
+        heads = ga.StandardHeads(8, 2, rotary=Rotary()).double()
+        x = seeded(1, 5, 8)
+        assert torch.equal(heads.receive(x), heads.receive(x, torch.arange(5)))
+
+    @each_rotary
+    def test_shifting_all_positions_changes_nothing(self, rotary):
+        heads = ga.StandardHeads(8, 2, head_dim=6, rotary=rotary).double()
+        x, graph = seeded(1, 5, 8), patterns.window(5, 3)
+        outs = []
+        for shift in (0, 1000):
+            positions = torch.arange(5) + shift
+            outs.append(ga.attend(heads.receive(x, positions), *heads.send(x, positions), graph))
+        assert torch.allclose(outs[0], outs[1], rtol=0, atol=1e-11)
