@@ -48,10 +48,14 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
     command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    command.add_argument("--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME")
+    command.add_argument(
+        "--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME"
+    )
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
     command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON (without FILE: to stdout)")
+    command.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON (without FILE: to stdout)"
+    )
     command.set_defaults(run=_verify)
 
 

@@ -1,4 +1,4 @@
-"""Weight matrices from plain arrays: one matrix ``[heads, in, out]`` from any accepted form, and the products they take part in."""
+"""Weight matrices from plain arrays: ``[heads, in, out]`` from any accepted form, and the products they take part in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
         raise ValueError(f"{name} has heads side by side, shape {list(matrix.shape)}: give num_heads")
     if matrix.shape[1] % num_heads:
         raise ValueError(f"{name} of shape {list(matrix.shape)} (row layout) does not split into {num_heads} heads")
-    return matrix.unflatten(1, (num_heads, -1)).transpose(0, 1).contiguous()
+    return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
 
 
 def output_matrix(array: Any, num_heads: int, value_dim: int, layout: str) -> Tensor:
@@ -51,7 +51,7 @@ def output_matrix(array: Any, num_heads: int, value_dim: int, layout: str) -> Te
             f"W_O must be [{num_heads}, {value_dim}, width] or [{num_heads * value_dim}, width] in row layout, "
             f"got {list(matrix.shape)}"
         )
-    return flat.unflatten(0, (num_heads, value_dim)).contiguous()
+    return flat.reshape(num_heads, value_dim, -1).contiguous()
 
 
 def bias_parameter(name: str, array: Any, shape: tuple[int, int]) -> nn.Parameter | None:

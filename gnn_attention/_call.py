@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gnn_attention import _checks
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
@@ -15,7 +16,7 @@ __all__ = ["Call"]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Checked arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
+    """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
 
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
     ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
@@ -32,11 +33,103 @@ class Call:
     dropout: float = 0.0
     with_lse: bool = False
 
+    @classmethod
+    def checked(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        graph: TokenGraph,
+        scale: float | None = None,
+        score_mod: ScoreMod | None = None,
+        bias: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+        dropout: float = 0.0,
+        with_lse: bool = False,
+    ) -> Call:
+        """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
+        _check_tensors(q, k, v)
+        _check_graph(graph, q, k)
+        return cls(
+            q=q,
+            k=k,
+            v=v,
+            graph=graph,
+            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            score_mod=_checked_score_mod(score_mod),
+            bias=_checked_bias(bias, graph, q),
+            sink_logits=_checked_sinks(sink_logits, q),
+            dropout=_checks.probability("dropout", dropout),
+            with_lse=with_lse,
+        )
+
     def modified(self, score: Tensor, dst: Tensor, src: Tensor, batch: int = 0, head: int = 0) -> Tensor:
-        """``score`` (``[B, Hq, ...]``, beginning at sample ``batch`` and head ``head``) after the score_mod, at local dst and src."""
+        """``score`` after the score_mod: ``[B, Hq, ...]`` from sample ``batch`` and head ``head`` on, at local dst and src."""
         if self.score_mod is None:
             return score
         lead = (1,) * (score.dim() - 2)
         b = torch.arange(batch, batch + score.shape[0], device=score.device).view(-1, 1, *lead)
         h = torch.arange(head, head + score.shape[1], device=score.device).view(1, -1, *lead)
         return self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a float tensor {axes}, got {got}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}")
+
+
+def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
+    if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
+        raise ValueError(
+            f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
+            "for some receivers of a longer graph take graph.rows(start, stop)"
+        )
+    for word, size, got in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
+        if size is not None and size != got:
+            raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
+
+
+def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+    return score_mod
+
+
+def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:
+    """``bias`` as ``[B or 1, Hq or 1, E]``."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise TypeError(f"bias must be a float tensor broadcastable to [B, Hq, E], got {got}")
+    count = graph.edge_index.shape[1]
+    wanted = (q.shape[0], q.shape[1], count)
+    shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
+    if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
+        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
+    return bias.view(shape).expand(-1, -1, count)
+
+
+def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
+    if sink_logits is None:
+        return None
+    if not isinstance(sink_logits, Tensor) or not sink_logits.is_floating_point():
+        got = sink_logits.dtype if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
+        raise TypeError(f"sink_logits must be a float tensor [Hq], got {got}")
+    if tuple(sink_logits.shape) != (q.shape[1],):
+        raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
+    return sink_logits

@@ -39,9 +39,7 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}"
-        )
+        raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}")
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
@@ -57,7 +55,7 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
 
 def duplicate_message(edges: Tensor, key: Tensor) -> str:
     """What to tell a caller whose list holds the same edge twice; ``key`` is one number for each edge."""
-    values, counts = key.unique(return_counts=True)
+    values, counts = torch.unique(key, return_counts=True)
     first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first[0]].tolist()
     return (

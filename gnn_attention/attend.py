@@ -63,20 +63,7 @@ def attend(
     >>> attend(x, x, x, patterns.strict_causal(3), scale=0.0)[0, 0].tolist()
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
-    _check_tensors(q, k, v)
-    _check_graph(graph, q, k)
-    call = Call(
-        q=q,
-        k=k,
-        v=v,
-        graph=graph,
-        scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
-        score_mod=_checked_score_mod(score_mod),
-        bias=_checked_bias(bias, graph, q),
-        sink_logits=_checked_sinks(sink_logits, q),
-        dropout=_checks.probability("dropout", dropout),
-        with_lse=return_info,
-    )
+    call = Call.checked(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info)
     out, lse = _chosen(backend, call).run(call)
     return (out, AttentionInfo(call, lse)) if return_info else out
 
@@ -103,14 +90,14 @@ class AttentionInfo:
         src, dst = self._call.graph.edges_on(self._call.q.device)
         every = torch.arange(len(src), device=src.device)
         chosen = every if edge_positions is None else edge_positions.to(src.device)
-        parts = [self._some(src[part], dst[part], part) for part in chosen.split(EDGES_AT_ONCE)]
+        parts = [self._some(src[part], dst[part], part) for part in torch.split(chosen, EDGES_AT_ONCE)]
         return torch.cat(parts, dim=-1)
 
     def _some(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
         """One part of the edges; where gradients are wanted its gathered ends are computed again, not kept."""
         if not torch.is_grad_enabled():
             return self._weights(src, dst, positions)
-        result: Tensor = checkpoint(self._weights, src, dst, positions, use_reentrant=False)  # type: ignore[assignment]
+        result: Tensor = checkpoint(self._weights, src, dst, positions, use_reentrant=False)
         return result
 
     def _weights(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
@@ -158,8 +145,7 @@ def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
     heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)
     q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta")
-    _check_graph(graph, q, k)
-    call = Call(q, k, k, graph, dim**-0.5)
+    call = Call.checked(q, k, k, graph)
     choice, reason = _auto(call)
     pairs = {"dense": graph.num_dst * graph.num_src, "reference": graph.num_edges // (graph.heads or 1)}
     rows = tuple(
@@ -199,68 +185,3 @@ def _auto(call: Call) -> tuple[Backend, str]:
     raise NotImplementedError(
         f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: dense would need {needed / 2**30:.1f} GiB, {refusal}"
     )
-
-
-# -- checks -----------------------------------------------------------------------------------------------------------
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{name} must be a float tensor {axes}, got {got}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}")
-
-
-def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
-    if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
-    if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
-        raise ValueError(
-            f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
-            "for some receivers of a longer graph take graph.rows(start, stop)"
-        )
-    for word, size, got in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
-        if size is not None and size != got:
-            raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
-
-
-def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
-    return score_mod
-
-
-def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:
-    """``bias`` as ``[B or 1, Hq or 1, E]``."""
-    if bias is None:
-        return None
-    if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
-        raise TypeError(f"bias must be a float tensor broadcastable to [B, Hq, E], got {got}")
-    count = graph.edge_index.shape[1]
-    wanted = (q.shape[0], q.shape[1], count)
-    shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
-    if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
-        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
-    return bias.view(shape).expand(-1, -1, count)
-
-
-def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
-    if sink_logits is None:
-        return None
-    if not isinstance(sink_logits, Tensor) or not sink_logits.is_floating_point():
-        got = sink_logits.dtype if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
-        raise TypeError(f"sink_logits must be a float tensor [Hq], got {got}")
-    if tuple(sink_logits.shape) != (q.shape[1],):
-        raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
-    return sink_logits

@@ -247,9 +247,7 @@ def _words(text: str) -> Iterator[str]:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         found = text[error.start]
-        raise ValueError(
-            f"text[{error.start}] is {found!r}, a lone surrogate: expected what utf-8 can encode"
-        ) from error
+        raise ValueError(f"text[{error.start}] is {found!r}, a lone surrogate: expected what utf-8 can encode") from error
     return (match.group() for match in _WORD.finditer(text))
 
 

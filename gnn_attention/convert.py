@@ -65,10 +65,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     return _from_table(wide if meaning == "attend" else ~wide)
 
 
-def from_edge_index(
-    edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False
-) -> TokenGraph:
-    """The graph of a torch_geometric ``edge_index`` ``[2, E]`` (or ``EdgeIndex``), which keeps its order; see ``TokenGraph.from_edges``."""
+def from_edge_index(edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False) -> TokenGraph:
+    """The graph of a torch_geometric ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce)
 
 
@@ -185,7 +183,8 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
     """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or with a float dtype 0.0 and -inf in that dtype.
 
-    SDPA gives a receiver without in-edges 0 for a bool or -inf mask on a CPU; other kernels may not. ``attend`` does not rely on it.
+    SDPA gives a receiver without in-edges 0 for a bool or -inf mask on a CPU; other kernels may not, and ``attend`` does not
+    rely on it.
 
     >>> from gnn_attention import patterns
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
@@ -279,7 +278,7 @@ def _tile_counts(graph: TokenGraph, size: int) -> tuple[Tensor, Tensor]:
     for start in range(0, graph.num_dst, size):
         strip = graph.rows(start, min(start + size, graph.num_dst)).mask()
         strip = strip.reshape(graph.batch or 1, graph.heads or 1, -1, graph.num_src)
-        tiles = torch.nn.functional.pad(strip, (0, pad)).unflatten(-1, (columns, size))
+        tiles = torch.nn.functional.pad(strip, (0, pad)).reshape(*strip.shape[:3], columns, size)
         counts.append(tiles.sum((2, 4)))
     shape = (graph.batch or 1, graph.heads or 1, 0, columns)
     edges = torch.stack(counts, dim=2) if counts else torch.zeros(shape, dtype=torch.int64)

@@ -13,7 +13,7 @@ __all__ = ["FactoredMatrix"]
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, of rank at most r; the m x n product is made only by :meth:`full`.
+    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, of rank at most r; only :meth:`full` makes the m x n product.
 
     ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices, with r = head_dim (seeds S0.5, S1.23). Leading axes are heads.
     The form follows TransformerLens' FactoredMatrix and Elhage et al. 2021, "A Mathematical Framework for Transformer
@@ -54,7 +54,8 @@ class FactoredMatrix:
 
     def eigenvalues(self) -> Tensor:
         """The at most r eigenvalues that are not zero by construction (complex): those of the small ``right @ left``."""
-        return torch.linalg.eigvals(self.right @ self.left)
+        values: Tensor = torch.linalg.eigvals(self.right @ self.left)
+        return values
 
     def norm(self) -> Float[Tensor, "*heads"]:
         """Frobenius norm, from the r x r Gram matrices."""

@@ -91,7 +91,7 @@ class TokenGraph:
         heads = None if heads is None else _checks.size("heads", heads, 1)
         batch = None if batch is None else _checks.size("batch", batch, 1)
         _check_signature(rule)
-        graph = cls(rule, num_dst, num_src, heads, batch, name or getattr(rule, "__name__", "rule"))
+        graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
         if num_dst and num_src:
             graph._evaluate(*(torch.zeros(2, 2, dtype=torch.int64) for _ in range(4)))
         return graph
@@ -149,7 +149,10 @@ class TokenGraph:
         return edges
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
-        """Bool ``[dst, src]``, True where there is an edge; ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` where it varies."""
+        """Bool ``[dst, src]``, True where there is an edge.
+
+        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``.
+        """
         mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
         return mask
 
@@ -182,7 +185,9 @@ class TokenGraph:
         return bool(_once(self, "_causal"))
 
     def rows(self, start: int, stop: int) -> TokenGraph:
-        """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step. IndexError outside ``0 .. num_dst``.
+        """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step.
+
+        IndexError outside ``0 .. num_dst``.
 
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
         >>> causal.rows(2, 4).mask().int().tolist()
@@ -196,9 +201,7 @@ class TokenGraph:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self._of_distinct(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
-            part = replace(
-                self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name, _memo={}
-            )
+            part = replace(self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name, _memo={})
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
@@ -232,9 +235,7 @@ class TokenGraph:
 
     def __invert__(self) -> TokenGraph:
         """All pairs that are not edges."""
-        return replace(
-            self, rule=partial(_rules.not_, self.rule), name=f"~{_bracketed(self.name)}", _listed=None, _memo={}
-        )
+        return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_bracketed(self.name)}", _listed=None, _memo={})
 
     @property
     def T(self) -> TokenGraph:
@@ -426,9 +427,7 @@ class TokenGraph:
             other.src_offset,
         )
         if not (same and agree(self.heads, other.heads) and agree(self.batch, other.batch)):
-            raise ValueError(
-                f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}"
-            )
+            raise ValueError(f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -108,6 +108,10 @@ class FactoredHeads(_ModelSpaceHeads):
         """The factored form of ``heads``, which shares its parameters."""
         return cls(heads, side)
 
+    def reset_parameters(self) -> None:
+        """Draw the shared parameters anew."""
+        self.standard.reset_parameters()
+
     @property
     def num_heads(self) -> int:  # type: ignore[override]
         """Query heads."""

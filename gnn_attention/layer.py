@@ -25,7 +25,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.score_mods import ScoreMod
+from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 __all__ = ["MessagePassingAttention"]
 
@@ -58,7 +58,7 @@ class MessagePassingAttention(MessagePassing):
     ) -> None:
         """ValueError for a dropout outside [0, 1)."""
         super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
-        self.heads = heads
+        self.heads: StandardHeads | FactoredHeads | MergedHeads = heads
         self.score_mod = score_mod
         self.dropout = _checks.probability("dropout", dropout)
         self.backend = backend
@@ -66,7 +66,7 @@ class MessagePassingAttention(MessagePassing):
     def reset_parameters(self) -> None:
         """Draw the heads' parameters anew."""
         self.heads.reset_parameters()
-        if isinstance(self.score_mod, nn.Module) and hasattr(self.score_mod, "reset_parameters"):
+        if isinstance(self.score_mod, RelativeBias):
             self.score_mod.reset_parameters()
 
     def forward(
@@ -97,27 +97,30 @@ class MessagePassingAttention(MessagePassing):
         q = self.heads.receive(x_dst, self._positions(graph.dst_offset, x_dst))
         k, v = self.heads.send(x_src, self._positions(graph.src_offset, x_src))
         wants_weights = isinstance(return_attention_weights, bool)
-        y, weights = self._run(Call(q, k, v, graph, self.heads.scale, self.score_mod, bias), wants_weights)
+        call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias)
+        y, weights = self._walk(call) if self.backend is None else self._attend(call, self.backend, wants_weights)
         y = y if batched else y.squeeze(0)
         if not wants_weights:
             return y
         return y, _with_edges(g, graph, weights if batched else weights.squeeze(0))
 
-    def _run(self, call: Call, wants_weights: bool) -> tuple[Tensor, Any]:
-        if self.backend is None:
-            return self._walk(call)
+    def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
+        """Through the one verb, on any backend."""
         dropout = self.dropout if self.training else 0.0
-        options = {"scale": call.scale, "score_mod": call.score_mod, "bias": call.bias, "dropout": dropout}
-        result = attend(call.q, call.k, call.v, call.graph, **options, backend=self.backend, return_info=wants_weights)
-        z, info = result if wants_weights else (result, None)
-        return self.heads.collect(z), info.weights().mT if info is not None else None
+        arguments = (call.q, call.k, call.v, call.graph, call.scale, call.score_mod, call.bias, None, dropout, backend)
+        if not wants_weights:
+            return self.heads.collect(attend(*arguments)), None
+        z, info = attend(*arguments, return_info=True)
+        return self.heads.collect(z), info.weights().mT
 
     # -- the walk: PyG's own order of events --------------------------------------------------------------------------
 
     def _walk(self, call: Call) -> tuple[Tensor, Tensor]:
         """Edge by edge in float32 or better: nodes ``[B, N, H, D]``, edges ``[B, E, H]``."""
         if call.graph.heads is not None or call.graph.batch is not None:
-            raise NotImplementedError(f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'")
+            raise NotImplementedError(
+                f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'"
+            )
         wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
         q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
         edge_index = call.graph.edges_on(q.device)
@@ -149,7 +152,9 @@ class MessagePassingAttention(MessagePassing):
 
     def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
         if x_src.dim() not in (2, 3) or x_src.dim() != x_dst.dim():
-            raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}")
+            raise ValueError(
+                f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}"
+            )
         num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
         graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
         if (graph.num_src, graph.num_dst) != (num_src, num_dst):

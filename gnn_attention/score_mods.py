@@ -129,9 +129,11 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
-    def forward(
-        self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-    ) -> Float[Tensor, "..."]:
+    def reset_parameters(self) -> None:
+        """Set the table to zero."""
+        nn.init.zeros_(self.table)
+
+    def forward(self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Float[Tensor, "..."]:
         """Add the entry of the distance."""
         return relative_bias(self.table)(score, b, h, dst, src)
 

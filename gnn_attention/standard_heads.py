@@ -58,6 +58,10 @@ class StandardHeads(nn.Module):
         self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))
         self.W_V = nn.Parameter(torch.empty(num_kv_heads, source, value_dim))
         self.W_O: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, value_dim, width))
+        self.b_Q: nn.Parameter | None
+        self.b_K: nn.Parameter | None
+        self.b_V: nn.Parameter | None
+        self.b_O: nn.Parameter | None
         for name, shape in (
             ("b_Q", (num_heads, head_dim)),
             ("b_K", (num_kv_heads, head_dim)),
@@ -126,7 +130,9 @@ class StandardHeads(nn.Module):
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
         """Keys ``x W_K + b_K`` and values ``x W_V + b_V`` of the senders."""
-        return self._turned(_arrays.project(x, self.W_K, self.b_K), self.k_norm, positions), _arrays.project(x, self.W_V, self.b_V)
+        return self._turned(_arrays.project(x, self.W_K, self.b_K), self.k_norm, positions), _arrays.project(
+            x, self.W_V, self.b_V
+        )
 
     def collect(self, z: Float[Tensor, "batch heads dst value_dim"]) -> Float[Tensor, "batch dst width"]:
         """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
@@ -150,7 +156,8 @@ class StandardHeads(nn.Module):
         """
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
-        left, right = self.W_Q, _arrays.grouped(self.W_K, self.num_heads).mT
+        left: Tensor = self.W_Q
+        right = _arrays.grouped(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
                 raise ValueError("rotary heads have a pattern matrix for each distance: give distance = dst - src")

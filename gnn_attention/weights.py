@@ -48,9 +48,7 @@ class _Entry(NamedTuple):
     stop: int
 
 
-def save(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """A safetensors file of these tensors and of `metadata`, there in full or not at all.
 
     The bytes go to a new file beside `path`, which then takes its place; whoever reads meanwhile has the old one.

@@ -60,7 +60,7 @@ class TestFormulas:
         """Every (b, h, dst, src), both sides of the receiver."""
         score = 2 * seeded(2, HEADS, NUM_DST, NUM_SRC, seed=2)
         b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
-        result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC))
+        result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC)).detach()
         assert result.shape == score.shape and result.dtype == score.dtype
         for sample, head, dst, src in product(range(2), range(HEADS), range(NUM_DST), range(NUM_SRC)):
             expected = formula(float(score[sample, head, dst, src]), head, dst, src)
@@ -71,7 +71,7 @@ class TestFormulas:
     def test_on_a_list_of_edges(self, mod, formula, dtype):
         dst, src = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 10, 3, 4])
         score = seeded(1, HEADS, 4, dtype=dtype)
-        result = mod(score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src)
+        result = mod(score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src).detach()
         assert result.shape == score.shape and result.dtype == dtype
         for head, e in product(range(HEADS), range(4)):
             expected = formula(float(score[0, head, e]), head, int(dst[e]), int(src[e]))

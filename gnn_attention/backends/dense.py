@@ -29,7 +29,8 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (
         bad_dst & call.graph.mask(call.q.device).any(-1)
     )
-    clean = replace(call, **{name: torch.nan_to_num(getattr(call, name), 0.0, 0.0, 0.0) for name in "qkv"})
+    q, k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (call.q, call.k, call.v))
+    clean = replace(call, q=q, k=k, v=v)
     out, lse = _run_finite(clean)
     poisoned = out.masked_fill(hears_bad.unsqueeze(-1), torch.nan)
     return poisoned, None if lse is None else lse.masked_fill(hears_bad, torch.nan)
@@ -117,7 +118,8 @@ def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
     """A per-edge bias as ``[B or 1, Hq or 1, dst, src]``, 0 elsewhere."""
     src, dst = graph.edges_on(bias.device)
     table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
-    return table.index_copy(2, dst * graph.num_src + src, bias).unflatten(2, (graph.num_dst, graph.num_src))
+    filled = table.index_copy(2, dst * graph.num_src + src, bias)
+    return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
 # -- tokens that are not finite -----------------------------------------------------------------------------------------

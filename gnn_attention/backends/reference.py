@@ -1,7 +1,7 @@
 """Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
 
-Half inputs are upcast to float32, float32 to float64 (where the device has it), before they are gathered. Edges are taken receiver by
-receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of
+Half inputs are upcast to float32, float32 to float64 (where the device has it), before they are gathered. Edges are taken
+receiver by receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of
 64 stays within 2 GB; what cannot is refused with the estimate.
 """
 

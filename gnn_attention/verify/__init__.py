@@ -44,13 +44,11 @@ def run(
 ) -> Report:
     """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
 
-    ``progress(number_so_far, result)`` is called after each check. ValueError for an unknown name, RuntimeError's named cousin
-    ValueError too for a device that is not there.
+    ``progress(number_so_far, result)`` is called after each check. ValueError for an unknown name, or a device
+    that is not there.
     """
-    names = {"dtypes": dtypes, "backends": backends, "graphs": graphs, "features": features, "forms": forms}
-    chosen = checks(device=device, sizes=sizes, trained=trained, seed=seed, **names)
-    results = []
-    for check in chosen:
+    results: list[Result] = []
+    for check in checks(device, dtypes, backends, graphs, features, forms, sizes, trained, seed):
         results.append(check())
         if progress is not None:
             progress(len(results), results[-1])
@@ -99,7 +97,7 @@ def environment(device: str) -> dict[str, Any]:
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "commit": _commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -99,21 +99,23 @@ def layer_truth(
     gradients = gradients_of(out, direction.double().cpu(), inputs | weights)
     if direction.dtype == torch.float64:
         return Truth(out, gradients, {})
-    on_device = [None if x is None else x.detach().to(device) for x in (x_src, x_dst, direction, mask, table)]
-    attempts = (_layer_yardstick(number, heads.to(device), *on_device) for number in range(ORDERS))
+    tensors = [x.detach().to(device) for x in (x_src, x_dst, direction, mask)]
+    added = None if table is None else table.to(device)
+    attempts = (_layer_yardstick(number, heads.to(device), tensors, added) for number in range(ORDERS))
     return Truth(out, gradients, worst_errors(attempts, out, gradients))
 
 
-def _layer_yardstick(
-    number: int, heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor, table: Tensor | None
-) -> tuple[Tensor, Mapping[str, Tensor]]:
+def _layer_yardstick(number: int, heads: Any, tensors: list[Tensor], table: Tensor | None) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given order."""
+    x_src, x_dst, direction, mask = tensors
     inputs = {"x_src": x_src.clone().requires_grad_(), "x_dst": x_dst.clone().requires_grad_()}
     dim = heads.receive(x_dst[:, :1].detach()).shape[-1]
     order = oracle.Order.draw(number, len(x_dst), x_dst.shape[1], x_src.shape[1], dim, str(x_dst.device))
     q = heads.receive(inputs["x_dst"][order.sample][:, order.dst])
     k, v = heads.send(inputs["x_src"][order.sample][:, order.src])
-    z = oracle.sdpa(q[..., order.dim], k[..., order.dim], v, order.pairs(mask), heads.scale, None if table is None else order.pairs(table))
+    z = oracle.sdpa(
+        q[..., order.dim], k[..., order.dim], v, order.pairs(mask), heads.scale, None if table is None else order.pairs(table)
+    )
     out = order.restored(heads.collect(z), axis=1)
     return out, gradients_of(out, direction, inputs | plain_names(heads))
 

@@ -1,10 +1,10 @@
 """Errors in units of a yardstick: the rule by which a check passes.
 
-``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients, where error and yardstick are the largest absolute
-differences from the float64 truth, of the code under test and of SDPA in the same dtype (over a few orders), and rounding is half an ulp of the
-largest true number (nobody who returns this dtype can promise less). In float64 the unit is 1e-12 of the
-largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is small beside it).
-The rule is FlashAttention's (twice the error of the same computation in low precision), with SDPA as the stricter stick.
+``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest absolute
+differences from the float64 truth, of the code under test and of SDPA in the same dtype (over a few orders of the same
+input); rounding is half an ulp of the largest true number (nobody who returns this dtype can promise less). In float64 the
+unit is 1e-12 of the largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is
+small beside it). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the stricter stick.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Truth:
     yardstick: Mapping[str, float]
 
 
-def worst_errors(attempts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], out: Tensor, gradients: Mapping[str, Tensor]) -> dict[str, float]:
+def worst_errors(
+    attempts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], out: Tensor, gradients: Mapping[str, Tensor]
+) -> dict[str, float]:
     """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
     worst: dict[str, float] = {}
     for found_out, found in attempts:
@@ -66,10 +68,7 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
     output = _units(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
     worst = max(
-        (
-            _units(g, truth.gradients[name], truth.yardstick.get(name), largest)
-            for name, g in gradients.items()
-        ),
+        (_units(g, truth.gradients[name], truth.yardstick.get(name), largest) for name, g in gradients.items()),
         default=0.0,
         key=lambda unit: math.inf if math.isnan(unit) else unit,
     )

@@ -52,7 +52,8 @@ def layer(
     """A whole attention layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``, ``message``)."""
     b_O = weights.get("b_O")
     bias = 0.0 if b_O is None else b_O.reshape(-1, b_O.shape[-1]).sum(0)
-    return sum((_head(weights, h, x_src, x_dst, mask, scale, modify) for h in range(_heads(weights))), start=bias)  # type: ignore[arg-type]
+    updates = [_head(weights, h, x_src, x_dst, mask, scale, modify) for h in range(_heads(weights))]
+    return torch.stack(updates).sum(0) + bias
 
 
 def _heads(weights: Mapping[str, Tensor]) -> int:

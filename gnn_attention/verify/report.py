@@ -91,7 +91,10 @@ class Report:
     def to_json(self) -> str:
         """Every case and the circumstances; numbers that are not finite become strings, so that any reader can load it."""
         results = [
-            {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in asdict(r).items()}
+            {
+                key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in asdict(r).items()
+            }
             for r in self.results
         ]
         summary = {"ok": self.ok, "checks": len(self.results), "failed": len(self.failures), "skipped": len(self.skipped)}

@@ -81,7 +81,10 @@ def _rule_poison(settings: Settings, dtype: torch.dtype, backend: Backend) -> Ma
             for a, b in zip(clean, found, strict=True):
                 kept = safe if a is clean[0] else untouched
                 if not torch.allclose(a[:, :, kept].double(), b[:, :, kept].double(), rtol=0, atol=1e-6):
-                    return {"passed": False, "message": f"{poison} at token {victim} of {graph.name} reached those who do not hear it"}
+                    return {
+                        "passed": False,
+                        "message": f"{poison} at token {victim} of {graph.name} reached those who do not hear it",
+                    }
     return {"passed": True}
 
 
@@ -121,7 +124,9 @@ def _rule_weights(settings: Settings, dtype: torch.dtype, backend: Backend) -> M
     ones = (case.graph.in_degree() > 0).double().expand_as(sums)
     some = info.weights(torch.tensor([5, 2])).cpu().double()
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    close = [torch.allclose(a, b, rtol=0, atol=tolerance) for a, b in ((found, wanted), (sums, ones), (some, wanted[..., [5, 2]]))]
+    close = [
+        torch.allclose(a, b, rtol=0, atol=tolerance) for a, b in ((found, wanted), (sums, ones), (some, wanted[..., [5, 2]]))
+    ]
     return {"passed": all(close)}
 
 

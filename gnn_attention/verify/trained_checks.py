@@ -84,7 +84,7 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
     for dtype in settings.dtypes:
         for number, block in enumerate(trained.blocks):
             with torch.no_grad():
-                state = copy.deepcopy(block).double().attention_norm(states[2 * number])
+                state = _normed(block, states[2 * number])
             for form in settings.forms:
                 case = _TrainedCase(settings, number, form, DTYPES[dtype], graph, state, block)
                 for way in ways:
@@ -93,6 +93,12 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
     for way in ways:
         name = "walk" if way is None else way.name
         yield Check("trained", name, "float64", f"logits of {SENTENCE!r}", bound(_logits_agree, settings, trained, tokens, way))
+
+
+def _normed(block: Any, state: Tensor) -> Tensor:
+    """What the attention of a block is given, in float64."""
+    normed: Tensor = copy.deepcopy(block).double().attention_norm(state)
+    return normed
 
 
 def _logits_agree(settings: Settings, trained: Any, tokens: Tensor, way: Backend | None) -> Mapping[str, Any]:

@@ -1,0 +1,764 @@
+"""Heads in three forms: equal to each other, to torch's own attention and to loops written from the seed texts' formulas.
+
+The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 and is held to 1e-12 unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph, convert, patterns
+from gnn_attention.rotary import Rotary
+
+Heads = StandardHeads | FactoredHeads | MergedHeads
+
+DST, SRC = 5, 6
+GRAPH = convert.from_mask(
+    torch.tensor(
+        [
+            [0, 1, 0, 0, 1, 0],
+            [1, 0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 0],
+            [1, 1, 1, 0, 1, 1],
+            [0, 0, 0, 1, 0, 1],
+        ],
+        dtype=torch.bool,
+    )
+)  # asymmetric, bipartite, and receiver 2 hears nobody
+
+SIZES = {
+    "plain": {"width": 8, "num_heads": 2},
+    "one head": {"width": 6, "num_heads": 1},
+    "narrow heads": {"width": 7, "num_heads": 3, "head_dim": 2},
+    "wide heads": {"width": 4, "num_heads": 2, "head_dim": 9},
+    "value_dim": {"width": 8, "num_heads": 4, "head_dim": 2, "value_dim": 5},
+    "grouped": {"width": 8, "num_heads": 4, "num_kv_heads": 2},
+    "multi-query": {"width": 6, "num_heads": 3, "head_dim": 4, "num_kv_heads": 1},
+    "cross": {"width": 8, "num_heads": 2, "source_width": 5},
+    "everything": {"width": 7, "num_heads": 6, "head_dim": 3, "value_dim": 4, "num_kv_heads": 2, "source_width": 5},
+}
+BIASES = {
+    "no bias": (),
+    "b_Q": ("b_Q",),
+    "b_K": ("b_K",),
+    "b_V": ("b_V",),
+    "b_O": ("b_O",),
+    "b_Q b_V": ("b_Q", "b_V"),
+    "all": ("b_Q", "b_K", "b_V", "b_O"),
+    "all, b_O by head": ("b_Q", "b_K", "b_V", "b_O by head"),
+}
+FORMS = {
+    "standard": lambda heads: heads,
+    "factored": FactoredHeads.of,
+    "factored, sender": lambda heads: FactoredHeads.of(heads, side="sender"),
+    "merged": MergedHeads.of,
+    "merged, sender": lambda heads: MergedHeads.of(heads, side="sender"),
+}
+each_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+each_bias = pytest.mark.parametrize("biases", BIASES.values(), ids=BIASES)
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+model_space = pytest.mark.parametrize("form", list(FORMS.values())[1:], ids=list(FORMS)[1:])
+
+
+def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def made(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", "b_O")) -> StandardHeads:
+    """Heads whose every number is random, biases too."""
+    heads = StandardHeads(**sizes).double()
+    for seed, (name, matrix) in enumerate([("b_Q", heads.W_Q), ("b_K", heads.W_K), ("b_V", heads.W_V)]):
+        if name in biases:
+            setattr(heads, name, nn.Parameter(seeded(matrix.shape[0], matrix.shape[2], seed=seed)))
+    if "b_O" in biases:
+        heads.b_O = nn.Parameter(seeded(heads.width, seed=7))
+    if "b_O by head" in biases:
+        heads.b_O = nn.Parameter(seeded(heads.num_heads, heads.width, seed=7))
+    for seed, name in enumerate(("W_Q", "W_K", "W_V", "W_O")):
+        matrix = getattr(heads, name)
+        matrix.data = seeded(*matrix.shape, seed=10 + seed) * matrix.shape[1] ** -0.5
+    return heads
+
+
+def states(heads: StandardHeads, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """Receivers' and senders' states."""
+    return seeded(batch, DST, heads.width, seed=20), seeded(batch, SRC, heads.source_width, seed=21)
+
+
+def run(heads: Heads, x_dst: Tensor, x_src: Tensor, graph: TokenGraph = GRAPH, backend: str = "reference") -> Tensor:
+    """What a layer is: ``collect(attend(receive(x), *send(x), graph, scale=heads.scale))``."""
+    return heads.collect(ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend))
+
+
+def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
+    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, one sample, head and receiver at a time (S0.1, S0.2, S2.7)."""
+    group = heads.num_heads // heads.num_kv_heads
+    update = x_dst.new_zeros(*x_dst.shape[:2], heads.W_O.shape[2])
+
+    def plus(x: Tensor, bias: Tensor | None, head: int) -> Tensor:
+        return x if bias is None else x + bias[head]
+
+    for sample, head, dst in product(range(len(x_dst)), range(heads.num_heads), range(x_dst.shape[1])):
+        heard = mask[dst].nonzero().flatten()
+        if not len(heard):
+            continue
+        x = x_src[sample, heard]
+        q = plus(x_dst[sample, dst] @ heads.W_Q[head], heads.b_Q, head)
+        k = plus(x @ heads.W_K[head // group], heads.b_K, head // group)
+        v = plus(x @ heads.W_V[head // group], heads.b_V, head // group)
+        weights = torch.softmax(k @ q / math.sqrt(heads.head_dim), 0)
+        update[sample, dst] = update[sample, dst] + weights @ v @ heads.W_O[head]
+    if heads.b_O is not None:
+        update = update + (heads.b_O if heads.b_O.dim() == 1 else sum(heads.b_O))
+    return update
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> bool:
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+# -- the forms are equal ----------------------------------------------------------------------------------------------
+
+
+class TestForms:
+    @each_size
+    @each_bias
+    def test_every_form_is_the_formula(self, sizes, biases):
+        heads = made(sizes, biases)
+        x_dst, x_src = states(heads)
+        with torch.no_grad():
+            expected = by_the_seeds(heads, x_dst, x_src, GRAPH.mask())
+            for name, form in FORMS.items():
+                assert close(run(form(heads), x_dst, x_src), expected), name
+
+    @each_form
+    @pytest.mark.parametrize("backend", ["dense", "reference", "auto"])
+    def test_every_backend_runs_every_form(self, form, backend):
+        heads = made(SIZES["everything"])
+        x_dst, x_src = states(heads)
+        assert close(run(form(heads), x_dst, x_src, backend=backend), by_the_seeds(heads, x_dst, x_src, GRAPH.mask()))
+
+    @each_form
+    @each_size
+    def test_shapes_of_the_three_methods(self, form, sizes):
+        heads = made(sizes)
+        changed = form(heads)
+        x_dst, x_src = states(heads)
+        q, (k, v) = changed.receive(x_dst), changed.send(x_src)
+        assert q.shape[:3] == (2, heads.num_heads, DST)
+        assert k.shape[0] == v.shape[0] == 2 and k.shape[2] == v.shape[2] == SRC
+        assert k.shape[1] == v.shape[1] and heads.num_heads % k.shape[1] == 0
+        assert q.shape[3] == k.shape[3]
+        assert changed.collect(v.new_zeros(2, heads.num_heads, DST, v.shape[3])).shape == (2, DST, heads.width)
+        assert (changed.num_heads, changed.head_dim) == (heads.num_heads, heads.head_dim)
+
+    @each_form
+    @each_size
+    def test_scale_is_of_head_dim(self, form, sizes):
+        """S0.8: 1 / sqrt(head_dim) in every form; the width of what is multiplied would be wrong."""
+        heads = made(sizes)
+        changed = form(heads)
+        x_dst, x_src = states(heads)
+        assert math.isclose(changed.scale, 1 / math.sqrt(heads.head_dim), rel_tol=1e-15)
+        expected = by_the_seeds(heads, x_dst, x_src, GRAPH.mask())
+        for wrong in {heads.width, changed.receive(x_dst).shape[-1]} - {heads.head_dim}:
+            z = ga.attend(changed.receive(x_dst), *changed.send(x_src), GRAPH, scale=wrong**-0.5)
+            assert not close(changed.collect(z), expected, 1e-3)
+
+    @each_form
+    def test_a_receiver_that_hears_nobody_gets_the_output_bias_alone(self, form):
+        """b_V W_O arrives with a message, so it is not part of b_O."""
+        heads = made(SIZES["plain"])
+        x_dst, x_src = states(heads)
+        out = run(form(heads), x_dst, x_src)
+        assert torch.equal(out[:, 2], heads.b_O.expand(2, -1))
+
+    @each_form
+    @pytest.mark.parametrize("graph", [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0), patterns.cross(1, 1)], ids=repr)
+    def test_no_tokens_and_one(self, form, graph):
+        heads = made(SIZES["everything"])
+        x_dst, x_src = seeded(2, graph.num_dst, 7), seeded(2, graph.num_src, 5)
+        for backend in ("dense", "reference"):
+            assert close(run(form(heads), x_dst, x_src, graph, backend), by_the_seeds(heads, x_dst, x_src, graph.mask()))
+
+    @each_form
+    def test_gradients_of_the_states(self, form):
+        heads = made(SIZES["everything"])
+        gradients = []
+        for update in (lambda *x: run(form(heads), *x), lambda *x: by_the_seeds(heads, *x, GRAPH.mask())):
+            x = [state.clone().requires_grad_() for state in states(heads)]
+            (update(*x) * seeded(2, DST, 7, seed=30)).sum().backward()
+            gradients.append([state.grad for state in x])
+        for ours, theirs in zip(*gradients, strict=True):
+            assert close(ours, theirs)
+
+    @pytest.mark.parametrize("side", ["receiver", "sender"])
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
+    def test_factored_heads_are_the_same_parameters(self, side, biases):
+        """Training one trains the other: same objects, same gradients as the standard form."""
+        heads = made(SIZES["everything"], biases)
+        factored = FactoredHeads.of(heads, side)
+        assert {id(p) for p in factored.parameters()} == {id(p) for p in heads.parameters()}
+        x, weight, gradients = states(heads), seeded(2, DST, 7, seed=30), []
+        for form in (heads, factored):
+            heads.zero_grad()
+            (run(form, *x) * weight).sum().backward()
+            gradients.append({name: p.grad.clone() for name, p in heads.named_parameters()})
+        for name in gradients[0]:
+            assert close(gradients[1][name], gradients[0][name]), name
+        with torch.no_grad():
+            heads.W_Q.add_(1.0)
+        assert close(run(factored, *x), run(heads, *x), 1e-10)
+
+    def test_merged_heads_are_parameters_of_their_own(self):
+        heads = made(SIZES["plain"])
+        merged = MergedHeads.of(heads)
+        x = states(heads)
+        before = run(merged, *x)
+        with torch.no_grad():
+            for parameter in heads.parameters():
+                parameter.add_(1.0)
+        assert torch.equal(run(merged, *x), before)
+        assert all(parameter.requires_grad for parameter in merged.parameters())
+
+    @pytest.mark.parametrize("side", ["receiver", "sender"])
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
+    def test_merged_gradients_are_those_of_the_product(self, side, biases):
+        """Chain rule: with W_P = W_Q W_K^T, dW_Q = dW_P W_K, dW_K = dW_P^T W_Q; with W_M = W_V W_O likewise (S0.5, S0.6).
+
+        Biases are the last row of [W; b], acting on [x, 1].
+        """
+        heads = made(SIZES["cross"], biases)
+        merged, weight = MergedHeads.of(heads, side), seeded(2, DST, 8, seed=30)
+        for form in (heads, merged):
+            (run(form, *states(heads)) * weight).sum().backward()
+
+        def affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
+            return matrix.detach() if bias is None else torch.cat([matrix.detach(), bias.detach().unsqueeze(1)], dim=1)
+
+        def gradient(matrix: Tensor, bias: Tensor | None) -> Tensor:
+            return matrix.grad if bias is None else torch.cat([matrix.grad, bias.grad.unsqueeze(1)], dim=1)
+
+        q, k, v = (affine(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV")
+        d_q, d_k, d_v = (gradient(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV")
+        assert close(merged.pattern.grad @ k, d_q)
+        assert close(merged.pattern.grad.mT @ q, d_k)
+        assert close(merged.message.grad @ heads.W_O.detach().mT, d_v)
+        assert close(v.mT @ merged.message.grad, heads.W_O.grad)
+        if biases:
+            assert close(merged.b_O.grad, heads.b_O.grad)
+
+    def test_merging_a_factored_form(self):
+        heads = made(SIZES["grouped"])
+        for name, parameter in MergedHeads.of(FactoredHeads.of(heads)).named_parameters():
+            assert torch.equal(parameter, dict(MergedHeads.of(heads).named_parameters())[name])
+
+    @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of], ids=["factored", "merged"])
+    @pytest.mark.parametrize(
+        ("given_heads", "error", "match"),
+        [
+            (lambda: StandardHeads(8, 2, rotary=Rotary()), ValueError, r"Heads cannot hold rotary: .*pattern_matrix\(distance\)"),
+            (lambda: StandardHeads(8, 2, qk_norm=True), ValueError, r"Heads cannot hold qk_norm: it acts between W_Q and W_K"),
+            (
+                lambda: StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3),
+                ValueError,
+                "Heads needs W_O: without it there are values but no messages",
+            ),
+            (lambda: MergedHeads(8, 2, 4), TypeError, "StandardHeads"),
+            (lambda: nn.Linear(8, 8), TypeError, "StandardHeads"),
+        ],
+        ids=["rotary", "qk_norm", "no W_O", "merged already", "something else"],
+    )
+    def test_what_cannot_change_form(self, form, given_heads, error, match):
+        with pytest.raises(error, match=match):
+            form(given_heads())
+
+    @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of], ids=["factored", "merged"])
+    def test_sides(self, form):
+        with pytest.raises(ValueError, match="side must be one of 'receiver', 'sender', got 'key'"):
+            form(made(SIZES["plain"]), side="key")
+
+
+# -- patterns and messages --------------------------------------------------------------------------------------------
+
+
+class TestPatternsAndMessages:
+    @each_size
+    def test_matrices(self, sizes):
+        """W_P = W_Q W_K^T and W_M = W_V W_O of each query head, factored and merged."""
+        heads = made(sizes)
+        merged, group = MergedHeads.of(heads), heads.num_heads // heads.num_kv_heads
+        pattern, message = heads.pattern_matrix(), heads.message_matrix()
+        assert pattern.shape == (heads.num_heads, heads.width, heads.source_width)
+        assert message.shape == (heads.num_heads, heads.source_width, heads.width)
+        for h in range(heads.num_heads):
+            W_P, W_M = heads.W_Q[h] @ heads.W_K[h // group].T, heads.W_V[h // group] @ heads.W_O[h]
+            assert close(pattern.full()[h], W_P) and close(merged.W_P[h], W_P)
+            assert close(message.full()[h], W_M) and close(merged.W_M[h], W_M)
+        assert int(pattern.rank().max()) <= min(heads.head_dim, heads.width, heads.source_width)
+
+    @model_space
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["b_V"], BIASES["all"]], ids=["no bias", "b_V", "all"])
+    def test_messages_live_in_model_space(self, form, biases):
+        """S0.5, S0.7: M_h = (x W_V_h + b_V_h) W_O_h, width as wide as the receivers."""
+        heads = made(SIZES["everything"], biases)
+        _, x = states(heads)
+        messages = form(heads).messages(x)
+        assert messages.shape == (2, 6, SRC, 7)
+        for h in range(6):
+            values = x @ heads.W_V[h // 3] + (0 if heads.b_V is None else heads.b_V[h // 3])
+            assert close(messages[:, h], values @ heads.W_O[h])
+
+    @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of], ids=["factored", "merged"])
+    def test_patterns_of_receivers(self, form):
+        """S0.6: P_h = x W_Q_h W_K_h^T, and P X^T / sqrt(d) = Q K^T / sqrt(d)."""
+        heads = made(SIZES["everything"], BIASES["no bias"])
+        x_dst, x_src = states(heads)
+        found = form(heads).patterns(x_dst)
+        assert found.shape == (2, 6, DST, 5)
+        for h in range(6):
+            assert close(found[:, h], x_dst @ heads.W_Q[h] @ heads.W_K[h // 3].T)
+            logits = (x_dst @ heads.W_Q[h]) @ (x_src @ heads.W_K[h // 3]).mT / math.sqrt(3)
+            assert close(found[:, h] @ x_src.mT * form(heads).scale, logits)
+
+    @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of], ids=["factored", "merged"])
+    def test_patterns_of_senders(self, form):
+        """S1.15: the cacheable side, p_j = x_j W_K W_Q^T = x_j W_P^T; the logits are the same."""
+        heads = made(SIZES["everything"], BIASES["no bias"])
+        x_dst, x_src = states(heads)
+        changed = form(heads, side="sender")
+        found = changed.patterns(x_src)
+        assert found.shape == (2, 6, SRC, 7)
+        for h in range(6):
+            assert close(found[:, h], x_src @ heads.W_K[h // 3] @ heads.W_Q[h].T)
+            assert close(found[:, h], x_src @ (heads.W_Q[h] @ heads.W_K[h // 3].T).T)
+            logits = (x_dst @ heads.W_Q[h]) @ (x_src @ heads.W_K[h // 3]).mT / math.sqrt(3)
+            assert close(x_dst @ found[:, h].mT * changed.scale, logits)
+
+    @model_space
+    def test_patterns_with_biases(self, form):
+        """A pattern holds the receiver's own bias: (x W_Q + b_Q) W_K^T, as wide as a sender; (x W_K + b_K) W_Q^T from the other side."""
+        heads = made(SIZES["cross"])
+        changed = form(heads)
+        x_dst, x_src = states(heads)
+        if changed.side == "receiver":
+            for h in range(2):
+                assert close(changed.patterns(x_dst)[:, h], (x_dst @ heads.W_Q[h] + heads.b_Q[h]) @ heads.W_K[h].T)
+        else:
+            for h in range(2):
+                assert close(changed.patterns(x_src)[:, h], (x_src @ heads.W_K[h] + heads.b_K[h]) @ heads.W_Q[h].T)
+
+    def test_the_update_is_a_sum_over_heads(self):
+        """S0.2: without head i the update lacks exactly head_i W_O_i; heads may be permuted (S1.2)."""
+        heads = made(SIZES["plain"])
+        x_dst, x_src = states(heads)
+        z = ga.attend(heads.receive(x_dst), *heads.send(x_src), GRAPH, scale=heads.scale)
+        whole = heads.collect(z)
+        for i in range(2):
+            muted = z.clone()
+            muted[:, i] = 0
+            assert close(whole - heads.collect(muted), z[:, i] @ heads.W_O[i])
+        swapped = [x.flip(0) for x in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O, heads.b_Q, heads.b_K, heads.b_V)]
+        assert close(run(StandardHeads.from_arrays(*swapped, heads.b_O), x_dst, x_src), whole)
+
+    def test_a_bias_for_each_head_counts_by_its_sum(self):
+        """S2.7: however b_O is split over the heads, the update is the same."""
+        heads = made(SIZES["plain"], BIASES["all, b_O by head"])
+        x = states(heads)
+        summed = copy.deepcopy(heads)
+        summed.b_O = nn.Parameter(heads.b_O.detach().sum(0))
+        even = copy.deepcopy(heads)
+        even.b_O = nn.Parameter((heads.b_O.detach().sum(0) / 2).expand(2, -1).clone())
+        assert close(run(summed, *x), run(heads, *x)) and close(run(even, *x), run(heads, *x))
+
+    def test_rotary_patterns_depend_on_the_distance(self):
+        """x_dst W_P(dst - src) x_src^T is the rotary logit, for every pair and both layouts."""
+        for rotary in (Rotary(base=50.0), Rotary(base=50.0, interleaved=True)):
+            heads = StandardHeads(8, 4, head_dim=6, num_kv_heads=2, source_width=5, rotary=rotary).double()
+            x_dst, x_src = states(heads, batch=1)
+            q, (k, _) = heads.receive(x_dst), heads.send(x_src)
+            for h, dst, src in product(range(4), range(DST), range(SRC)):
+                logit = x_dst[0, dst] @ heads.pattern_matrix(dst - src).full()[h] @ x_src[0, src]
+                assert math.isclose(logit, q[0, h, dst] @ k[0, h // 2, src], rel_tol=0, abs_tol=1e-12)
+
+    def test_pattern_matrices_that_do_not_exist(self):
+        with pytest.raises(ValueError, match="rotary heads have a pattern matrix for each distance: give distance"):
+            StandardHeads(8, 2, rotary=Rotary()).pattern_matrix()
+        with pytest.raises(ValueError, match="qk_norm have no pattern matrix: the norm depends on the token"):
+            StandardHeads(8, 2, qk_norm=True).pattern_matrix(1)
+        with pytest.raises(ValueError, match="without W_O have values but no messages"):
+            StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3).message_matrix()
+
+    def test_distance_does_not_matter_without_rotary(self):
+        heads = made(SIZES["plain"])
+        assert torch.equal(heads.pattern_matrix(3).full(), heads.pattern_matrix().full())
+
+
+# -- weights from elsewhere -------------------------------------------------------------------------------------------
+
+
+def random_mha(embed_dim: int = 8, num_heads: int = 2, **options) -> nn.MultiheadAttention:
+    """A module whose biases are not the zeros it starts with."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True, dtype=torch.float64, **options)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+class TestFromMHA:
+    @each_form
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("kdim", [None, 5], ids=["packed", "kdim = vdim"])
+    @pytest.mark.parametrize("num_heads", [1, 2, 8])
+    def test_equal_to_the_module(self, form, bias, kdim, num_heads):
+        """S0.1, S0.3: self- and cross-attention, with and without a mask."""
+        module = random_mha(8, num_heads, bias=bias, kdim=kdim, vdim=kdim)
+        heads = form(StandardHeads.from_mha(module))
+        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, kdim or 8, seed=1)
+        with torch.no_grad():
+            theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
+            assert close(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
+            mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)  # the module gives NaN to a row that hears nobody
+            theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
+            assert close(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
+
+    def test_weights_are_copied(self):
+        module = random_mha()
+        heads = StandardHeads.from_mha(module)
+        before = {name: parameter.clone() for name, parameter in heads.named_parameters()}
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.zero_()
+        for name, parameter in heads.named_parameters():
+            assert torch.equal(parameter, before[name]) and parameter.requires_grad
+            assert parameter.untyped_storage().data_ptr() not in {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def test_a_float32_module(self):
+        module = nn.MultiheadAttention(8, 2)
+        assert {parameter.dtype for parameter in StandardHeads.from_mha(module).parameters()} == {torch.float32}
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"add_bias_kv": True}, "add_bias_kv and add_zero_attn add a sender that is no token"),
+            ({"add_zero_attn": True}, "add_bias_kv and add_zero_attn add a sender that is no token"),
+            ({"kdim": 5, "vdim": 6}, "keys and values must come from one source, got kdim=5, vdim=6"),
+            ({"kdim": 5}, "keys and values must come from one source, got kdim=5, vdim=8"),
+        ],
+    )
+    def test_what_it_cannot_hold(self, options, match):
+        with pytest.raises(ValueError, match=match):
+            StandardHeads.from_mha(nn.MultiheadAttention(8, 2, **options))
+
+    def test_something_else(self):
+        with pytest.raises(TypeError, match=r"MultiheadAttention, got Linear"):
+            StandardHeads.from_mha(nn.Linear(8, 8))
+
+
+class TestFromArrays:
+    """One set of heads written in every accepted way."""
+
+    sizes = SIZES["everything"]  # 6 query heads, 2 key/value heads, width 7, senders 5, head_dim 3, value_dim 4
+
+    def arrays(self, layout: str, flat: bool) -> dict[str, Tensor]:
+        heads = made(self.sizes)
+        side_by_side = lambda x: x.transpose(0, 1).flatten(1) if flat else x  # noqa: E731
+        result = {name: side_by_side(getattr(heads, name).detach()) for name in ("W_Q", "W_K", "W_V")}
+        result["W_O"] = heads.W_O.detach().flatten(0, 1) if flat else heads.W_O.detach()
+        result = {name: matrix.mT.contiguous() if layout == "column" else matrix for name, matrix in result.items()}
+        biases = {name: getattr(heads, name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
+        return result | {name: bias.flatten() if flat else bias for name, bias in biases.items()}
+
+    @pytest.mark.parametrize("layout", ["row", "column"])
+    @pytest.mark.parametrize("flat", [False, True], ids=["by head", "side by side"])
+    @pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()], ids=["tensor", "numpy", "list"])
+    def test_every_way_gives_the_same_heads(self, layout, flat, kind):
+        expected = made(self.sizes)
+        counts = {"num_heads": 6, "num_kv_heads": 2} if flat else {}
+        heads = StandardHeads.from_arrays(**{k: kind(v) for k, v in self.arrays(layout, flat).items()}, layout=layout, **counts)
+        for name, parameter in expected.named_parameters():
+            got = dict(heads.named_parameters())[name]
+            assert got.shape == parameter.shape and got.is_contiguous() and got.requires_grad
+            assert torch.equal(got, parameter.to(got.dtype))
+        assert str(heads) == str(expected)
+
+    def test_the_arrays_are_copied(self):
+        given_arrays = {name: array.numpy().copy() for name, array in self.arrays("row", flat=False).items()}
+        heads = StandardHeads.from_arrays(**given_arrays)
+        for array in given_arrays.values():
+            array.fill(np.nan)
+        assert all(torch.isfinite(parameter).all() for parameter in heads.parameters())
+
+    def test_column_convention_of_the_seed(self):
+        """S2.1: q = W_Q x with W_Q [head_dim, width]; and nn.Linear.weight is that very layout."""
+        linear = nn.Linear(7, 6, bias=True, dtype=torch.float64)
+        heads = StandardHeads.from_arrays(
+            linear.weight, linear.weight, linear.weight, b_Q=linear.bias, layout="column", num_heads=2
+        )
+        x = seeded(1, 4, 7)
+        q = heads.receive(x)
+        assert close(q.transpose(1, 2).flatten(2), linear(x))
+        assert close(q[0, 1, 3], linear.weight[3:] @ x[0, 3] + linear.bias[3:])
+
+    def test_b_O_for_each_head(self):
+        arrays = self.arrays("row", flat=False) | {"b_O": seeded(6, 7)}
+        heads = StandardHeads.from_arrays(**arrays)
+        assert heads.b_O.shape == (6, 7)
+        assert close(heads.collect(torch.zeros(1, 6, 2, 4).double()), arrays["b_O"].sum(0).expand(1, 2, 7))
+
+    def test_rotary_comes_along(self):
+        heads = StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3, rotary=Rotary())
+        assert heads.rotary == Rotary()
+
+    @pytest.mark.parametrize("layout", ["row", "column"])
+    def test_without_an_output_matrix(self, layout):
+        """S3.8: the heads' outputs stand side by side."""
+        arrays = self.arrays(layout, flat=False)
+        heads = StandardHeads.from_arrays(arrays["W_Q"], arrays["W_K"], arrays["W_V"], layout=layout)
+        x_dst, x_src = states(heads)
+        assert heads.W_O is None and heads.b_O is None
+        z = ga.attend(heads.receive(x_dst), *heads.send(x_src), GRAPH, scale=heads.scale)
+        out = run(heads, x_dst, x_src)
+        assert out.shape == (2, DST, 24)
+        for h in range(6):
+            assert close(out[..., 4 * h : 4 * h + 4], z[:, h])
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "match"),
+        [
+            ({"layout": "rows"}, ValueError, "layout must be one of 'row', 'column', got 'rows'"),
+            ({"W_Q": seeded(7)}, ValueError, r"W_Q must have 2 or 3 axes, got shape \[7\]"),
+            ({"W_K": seeded(1, 2, 5, 3)}, ValueError, r"W_K must have 2 or 3 axes, got shape \[1, 2, 5, 3\]"),
+            ({"W_Q": seeded(7, 18)}, ValueError, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
+            ({"W_Q": seeded(6, 7, 4)}, ValueError, "W_Q and W_K must have the same head_dim, got 4 and 3"),
+            ({"W_Q": seeded(5, 7, 3)}, ValueError, "heads of W_Q must be a multiple of those of W_K, got 5 and 2"),
+            ({"W_V": seeded(3, 5, 4)}, ValueError, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\] and"),
+            ({"W_V": seeded(2, 6, 4)}, ValueError, "W_K and W_V must have the same heads and input width"),
+            ({"W_O": seeded(6, 3, 7)}, ValueError, r"W_O must be \[6, 4, width\] or \[24, width\].*got \[6, 3, 7\]"),
+            ({"W_O": seeded(4, 6, 7)}, ValueError, r"W_O must be \[6, 4, .*got \[4, 6, 7\]"),
+            ({"W_O": seeded(23, 7)}, ValueError, r"W_O must be .*got \[23, 7\]"),
+            ({"W_O": seeded(6, 4, 8)}, ValueError, r"W_O must be .*7.*got \[6, 4, 8\]"),
+            ({"b_Q": seeded(17)}, ValueError, r"b_Q must be \[6, 3\] or flat, got \[17\]"),
+            ({"b_Q": seeded(3, 6)}, ValueError, r"b_Q must be \[6, 3\] or flat, got \[3, 6\]"),
+            ({"b_K": seeded(6, 3)}, ValueError, r"b_K must be \[2, 3\] or flat, got \[6, 3\]"),
+            ({"b_V": seeded(2, 4, 1)}, ValueError, r"b_V must be \[2, 4\] or flat, got \[2, 4, 1\]"),
+            ({"b_O": seeded(8)}, ValueError, r"b_O must be \[7\] or \[6, 7\], got \[8\]"),
+            ({"W_O": None}, ValueError, "b_O needs W_O: give both or neither"),
+            ({"W_V": torch.ones(2, 5, 4, dtype=torch.int64)}, TypeError, "W_V must hold floating point numbers, got torch.int64"),
+            ({"b_Q": [[1, 2, 3]] * 6}, TypeError, "b_Q must hold floating point numbers, got torch.int64"),
+            ({"W_K": seeded(2, 5, 3).float()}, (ValueError, TypeError), "W_K .*float32"),
+            ({"num_heads": 3}, ValueError, "num_heads.*3.*6|W_Q.*6.*3"),
+            ({"num_kv_heads": 6}, ValueError, "num_kv_heads.*6.*2|W_K.*2.*6"),
+        ],
+    )
+    def test_wrong_arrays(self, changes, error, match):
+        with pytest.raises(error, match=match):
+            StandardHeads.from_arrays(**(self.arrays("row", flat=False) | changes))
+
+    @pytest.mark.parametrize(
+        ("num_heads", "error", "match"),
+        [
+            (4, ValueError, r"W_Q of shape \[7, 18\] \(row layout\) does not split into 4 heads"),
+            (0, ValueError, "num_heads must be at least 1, got 0"),
+            (-2, ValueError, "num_heads must be at least 1, got -2"),
+            (6.0, TypeError, "num_heads must be an integer, got 6.0"),
+        ],
+    )
+    def test_wrong_numbers_of_heads(self, num_heads, error, match):
+        with pytest.raises(error, match=match):
+            StandardHeads.from_arrays(**self.arrays("row", flat=True), num_heads=num_heads, num_kv_heads=2)
+
+    def test_no_key_value_heads(self):
+        with pytest.raises(ValueError, match=r"W_K"):
+            StandardHeads.from_arrays(seeded(2, 8, 3), seeded(0, 8, 3), seeded(0, 8, 3))
+
+    def test_the_random_state_is_left_alone(self):
+        """Loading weights draws no numbers that are thrown away."""
+        state = torch.get_rng_state()
+        heads = StandardHeads.from_arrays(**self.arrays("row", flat=False))
+        MergedHeads.of(heads)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+class TestStandardHeads:
+    @pytest.mark.parametrize(
+        ("arguments", "error", "match"),
+        [
+            ({"width": 7, "num_heads": 2}, ValueError, "width 7 is no multiple of num_heads 2: give head_dim"),
+            ({"width": 8, "num_heads": 4, "num_kv_heads": 3}, ValueError, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
+            ({"width": 8, "num_heads": 2, "num_kv_heads": 4}, ValueError, "num_heads must be a multiple of num_kv_heads"),
+            ({"width": 0, "num_heads": 2}, ValueError, "width must be at least 1, got 0"),
+            ({"width": 8, "num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
+            ({"width": 8, "num_heads": 2, "num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1, got 0"),
+            ({"width": 8, "num_heads": 2, "head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
+            ({"width": 8, "num_heads": 2, "value_dim": -1}, ValueError, "value_dim must be at least 1, got -1"),
+            ({"width": 8, "num_heads": 2, "source_width": 0}, ValueError, "source_width must be at least 1, got 0"),
+            ({"width": 8.0, "num_heads": 2}, TypeError, "width must be an integer, got 8.0"),
+            ({"width": 8, "num_heads": True}, TypeError, "num_heads must be an integer, got the bool True"),
+            ({"width": 6, "num_heads": 2, "rotary": Rotary()}, ValueError, "head_dim must be even, got 3"),
+            ({"width": 8, "num_heads": 2, "rotary": 10_000.0}, TypeError, "rotary must be a .*Rotary or None, got float"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments, error, match):
+        with pytest.raises(error, match=match):
+            StandardHeads(**arguments)
+
+    def test_shapes_of_the_parameters(self):
+        heads = StandardHeads(7, 6, head_dim=3, value_dim=4, num_kv_heads=2, source_width=5, bias=True)
+        assert {name: tuple(parameter.shape) for name, parameter in heads.named_parameters()} == {
+            "W_Q": (6, 7, 3),
+            "W_K": (2, 5, 3),
+            "W_V": (2, 5, 4),
+            "W_O": (6, 4, 7),
+            "b_Q": (6, 3),
+            "b_K": (2, 3),
+            "b_V": (2, 4),
+            "b_O": (7,),
+        }
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.width, heads.source_width, heads.head_dim)
+        assert sizes == (6, 2, 7, 5, 3)
+
+    def test_biases_start_at_zero_and_matrices_at_unit_variance(self):
+        """x with unit variance gives queries, keys, values and updates of about unit variance."""
+        torch.manual_seed(0)
+        heads = StandardHeads(256, 4, bias=True)
+        assert not any(getattr(heads, name).any() for name in ("b_Q", "b_K", "b_V", "b_O"))
+        x = seeded(1, 200, 256, dtype=torch.float32)
+        for projected in (heads.receive(x), *heads.send(x), heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32))):
+            assert 0.9 < projected.std() < 1.1
+
+    @each_form
+    def test_wrong_widths_of_states(self, form):
+        """Named, not an error from einsum; the next valid call is right."""
+        heads = form(made(SIZES["cross"]))
+        for call in (lambda: heads.receive(seeded(2, 3, 5)), lambda: heads.send(seeded(2, 3, 8)), lambda: heads.receive(seeded(3, 8))):
+            with pytest.raises(ValueError, match="(x|state)"):
+                call()
+        assert heads.receive(seeded(2, 3, 8)).shape[:3] == (2, 2, 3)
+
+    def test_repr(self):
+        assert repr(StandardHeads(8, 4, num_kv_heads=2)) == "StandardHeads(8, num_heads=4, head_dim=2, num_kv_heads=2)"
+        assert repr(MergedHeads(8, 4, 2, side="sender")) == "MergedHeads(8, num_heads=4, head_dim=2, side='sender')"
+
+
+class TestMergedHeads:
+    @pytest.mark.parametrize(
+        ("arguments", "error", "match"),
+        [
+            ((0, 2, 4), ValueError, "width must be at least 1, got 0"),
+            ((8, 0, 4), ValueError, "num_heads must be at least 1, got 0"),
+            ((8, 2, 0), ValueError, "head_dim must be at least 1, got 0"),
+            ((8, 2, 4, 0), ValueError, "source_width must be at least 1, got 0"),
+            ((8, 2, 4, None, "left"), ValueError, "side must be one of 'receiver', 'sender', got 'left'"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments, error, match):
+        with pytest.raises(error, match=match):
+            MergedHeads(*arguments)
+
+    @pytest.mark.parametrize("side", ["receiver", "sender"])
+    def test_built_directly(self, side):
+        """No bottleneck: logits x W_P x^T / sqrt(head_dim), update sum_h A_h x W_M_h."""
+        merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
+        assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
+        assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
+        assert merged.b_O is None and merged.scale == 3**-0.5
+        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, 5, seed=1)
+        logits = torch.einsum("bid,hde,bje->bhij", x_dst, merged.W_P, x_src) / math.sqrt(3)
+        weights = torch.nan_to_num(torch.softmax(logits.masked_fill(~GRAPH.mask(), -torch.inf), -1))
+        assert close(run(merged, x_dst, x_src), torch.einsum("bhij,bje,hed->bid", weights, x_src, merged.W_M))
+
+    def test_the_ten_line_function(self):
+        """S0.9: two lines say it all; they are SDPA over the tokens themselves."""
+        heads = made(SIZES["plain"], BIASES["no bias"])
+        merged, x = MergedHeads.of(heads), seeded(1, DST, 8)
+        update = sum(
+            functional.scaled_dot_product_attention(x @ merged.W_P[h], x, x @ merged.W_M[h], is_causal=True, scale=merged.scale)
+            for h in range(2)
+        )
+        assert close(run(merged, x, x, patterns.causal(DST)), update)
+
+
+class TestModules:
+    @each_form
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
+    def test_deepcopy(self, form, biases):
+        heads = form(made(SIZES["everything"], biases))
+        copied, x = copy.deepcopy(heads), states(made(SIZES["everything"]))
+        expected = run(heads, *x)
+        with torch.no_grad():
+            for parameter in heads.parameters():
+                parameter.zero_()
+        assert torch.equal(run(copied, *x), expected)
+
+    @each_form
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
+    def test_state_dict_round_trip(self, form, biases):
+        """Through a file, into heads of the same kind with other numbers."""
+        heads = form(made(SIZES["everything"], biases))
+        other = form(StandardHeads.from_arrays(**{k: v + 1 for k, v in made(SIZES["everything"], biases).state_dict().items()}))
+        x = states(made(SIZES["everything"]))
+        assert not close(run(other, *x), run(heads, *x), 1e-3)
+        file = io.BytesIO()
+        torch.save(heads.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(run(other, *x), run(heads, *x))
+
+    @each_form
+    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
+    def test_reset_parameters(self, form, biases):
+        """Every form draws anew: other numbers, biases 0, and the same seed gives the same numbers."""
+        heads = form(made(SIZES["everything"], biases))
+        before = {name: parameter.clone() for name, parameter in heads.named_parameters()}
+        drawn = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            heads.reset_parameters()
+            drawn.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
+        for name in before:
+            assert not torch.equal(drawn[0][name], before[name])
+            assert torch.equal(drawn[0][name], drawn[1][name])
+            assert torch.isfinite(drawn[0][name]).all()
+            if name.split(".")[-1].startswith("b_"):
+                assert not drawn[0][name].any()
+
+    def test_reset_parameters_of_normed_heads(self):
+        heads = StandardHeads(8, 2, qk_norm=True)
+        nn.init.zeros_(heads.q_norm.weight)
+        heads.reset_parameters()
+        assert bool((heads.q_norm.weight == 1).all())
+
+    @each_form
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.15), (torch.float16, 0.02)], ids=str)
+    def test_other_dtypes(self, form, dtype, tolerance):
+        heads = made(SIZES["everything"])
+        x = states(heads)
+        with torch.no_grad():
+            expected = run(heads, *x)
+            changed = form(copy.deepcopy(heads)).to(dtype)
+            for backend in ("dense", "reference"):
+                out = run(changed, *(state.to(dtype) for state in x), backend=backend)
+                assert out.dtype == dtype and close(out.double(), expected, tolerance)
+
+    def test_merging_half_precision_multiplies_in_float64(self):
+        """The product is rounded once, to the dtype of the factors."""
+        heads = made(SIZES["plain"], BIASES["no bias"]).to(torch.bfloat16)
+        merged = MergedHeads.of(heads)
+        assert merged.pattern.dtype == merged.message.dtype == torch.bfloat16
+        exact = heads.W_Q.detach().double() @ heads.W_K.detach().double().mT
+        assert torch.equal(merged.W_P, exact.to(torch.bfloat16))
