@@ -11,13 +11,12 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention import _checks, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-DENSE_LIMIT = 4 * 2**30  # bytes of masks and logits up to which auto takes the dense backend
 EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are asked for
 
 
@@ -172,16 +171,14 @@ def _chosen(backend: str | Backend, call: Call) -> Backend:
 
 
 def _auto(call: Call) -> tuple[Backend, str]:
-    dense, reference = BACKENDS["dense"], BACKENDS["reference"]
-    assert dense.bytes_needed is not None
-    if call.graph.num_dst * call.graph.num_src == 0 or dense.bytes_needed(call) == 0:
-        return dense, "one SDPA call without a mask"
     needed = dense.bytes_needed(call)
-    if needed <= DENSE_LIMIT:
-        return dense, f"its {needed / 2**20:.1f} MB of mask and logits are below {DENSE_LIMIT / 2**30:.0f} GiB"
-    refusal = reference.refusal(call)
+    if needed == 0:
+        return BACKENDS["dense"], "one SDPA call without a mask"
+    if needed <= dense.COMFORTABLE:
+        return BACKENDS["dense"], f"its {needed / 2**20:.1f} MB of mask and logits are below {dense.COMFORTABLE / 2**30:.0f} GiB"
+    refusal = BACKENDS["reference"].refusal(call)
     if refusal is None:
-        return reference, f"the dense backend would need {needed / 2**30:.1f} GiB"
+        return BACKENDS["reference"], f"the dense backend would need {needed / 2**30:.1f} GiB"
     raise NotImplementedError(
         f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: dense would need {needed / 2**30:.1f} GiB, {refusal}"
     )

@@ -210,9 +210,7 @@ class LanguageModel(nn.Module):
 
 
 @torch.no_grad()
-def generate(
-    model: LanguageModel, tokens: Int[Tensor, " tokens"], count: int, temperature: float = 1.0, seed: int = 0
-) -> Tensor:
+def generate(model: LanguageModel, tokens: Int[Tensor, " tokens"], count: int, temperature: float = 1.0, seed: int = 0) -> Tensor:
     """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the likeliest.
 
     Raises ValueError for no tokens to begin with or a negative temperature.

@@ -130,7 +130,8 @@ class TestMasks:
         mask = convert.to_sdpa_mask(graph, dtype)
         assert mask.dtype == (dtype or torch.bool)
         if dtype is not None:
-            assert torch.equal(mask == 0, SQUARE) and torch.equal(mask == -INF, ~SQUARE)
+            assert torch.equal(mask == 0, SQUARE)
+            assert torch.equal(mask == -INF, ~SQUARE)
         q, k, v = (seeded(2, 2, 5, 4, seed=seed) for seed in range(3))
         mask = mask if dtype is None else mask.double()
         expected = functional.scaled_dot_product_attention(q, k, v, mask)
@@ -168,7 +169,12 @@ class TestMasks:
             (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a torch.bool mask"),
             (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
             (torch.zeros(2, 2), "masked", TypeError, "meaning='masked' does not fit a torch.float32 mask"),
-            (torch.ones(2, 2, dtype=torch.bool), "keep", ValueError, "meaning must be one of 'attend', 'masked', 'additive', got 'keep'"),
+            (
+                torch.ones(2, 2, dtype=torch.bool),
+                "keep",
+                ValueError,
+                "meaning must be one of 'attend', 'masked', 'additive', got 'keep'",
+            ),
             (torch.ones(0, 2, 2, dtype=torch.bool), None, ValueError, r"heads.*at least 1|\[0, 2, 2\]"),
             (torch.ones(0, 2, 2, 2, dtype=torch.bool), None, ValueError, r"batch.*at least 1|\[0, 2, 2, 2\]"),
         ],
@@ -188,7 +194,8 @@ class TestMasksWithNumbers:
     def test_ones_beside_minus_infinity_are_numbers(self):
         """Zeros and ones alone are refused; with a -inf among them the mask is additive without doubt."""
         graph, bias = convert.from_mask(torch.tensor([[1.0, -INF], [0.0, 1.0]]))
-        assert pairs(graph) == [(0, 0), (0, 1), (1, 1)] and bias.tolist() == [1.0, 0.0, 1.0]
+        assert pairs(graph) == [(0, 0), (0, 1), (1, 1)]
+        assert bias.tolist() == [1.0, 0.0, 1.0]
 
     @pytest.mark.parametrize(
         ("leading", "expected"),
@@ -209,7 +216,9 @@ class TestMasksWithNumbers:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     def test_dtype_and_lowest_number(self, dtype):
         graph, bias = convert.from_mask(torch.tensor([[0.5, torch.finfo(dtype).min, -INF]], dtype=dtype))
-        assert pairs(graph) == [(0, 0)] and bias.tolist() == [0.5] and bias.dtype == dtype
+        assert pairs(graph) == [(0, 0)]
+        assert bias.tolist() == [0.5]
+        assert bias.dtype == dtype
 
     def test_gradients_reach_the_mask(self):
         numbers = seeded(4, 5).requires_grad_()
@@ -278,7 +287,8 @@ class TestEdgeIndex:
     @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
     def test_integers_of_any_width(self, dtype):
         graph = convert.from_edge_index(self.edges.to(dtype), 5)
-        assert torch.equal(graph.edge_index, self.edges) and graph.edge_index.dtype == torch.int64
+        assert torch.equal(graph.edge_index, self.edges)
+        assert graph.edge_index.dtype == torch.int64
 
     def test_strides_do_not_matter(self):
         turned = self.edges.t().contiguous().t()
@@ -306,7 +316,8 @@ class TestNetworkx:
     def test_there_and_back(self, mask):
         graph = convert.from_mask(mask)
         network = convert.to_networkx(graph)
-        assert set(network.edges) == pairs_of(mask) and list(network.nodes) == list(range(graph.num_dst))
+        assert set(network.edges) == pairs_of(mask)
+        assert list(network.nodes) == list(range(graph.num_dst))
         assert convert.from_networkx(network) == graph
 
     def test_the_mask_is_the_transposed_adjacency(self):
@@ -328,7 +339,9 @@ class TestNetworkx:
 
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
-        with pytest.raises(ValueError, match=r"order is needed for nodes that are not labelled 0 \.\. 2 \(got 'the', 'cat', 'sat'"):
+        with pytest.raises(
+            ValueError, match=r"order is needed for nodes that are not labelled 0 \.\. 2 \(got 'the', 'cat', 'sat'"
+        ):
             convert.from_networkx(network)
         graph = convert.from_networkx(network, order=["sat", "the", "cat"])
         assert set(pairs(graph)) == {(1, 2), (2, 0)}
@@ -405,10 +418,12 @@ class TestPyG:
 
     def test_data(self):
         data = convert.to_pyg(self.square)
-        assert isinstance(data, Data) and data.num_nodes == 6
+        assert isinstance(data, Data)
+        assert data.num_nodes == 6
         assert torch.equal(data.edge_index, self.square.edge_index)
         again = convert.from_pyg(data)
-        assert again == self.square and torch.equal(again.edge_index, self.square.edge_index)
+        assert again == self.square
+        assert torch.equal(again.edge_index, self.square.edge_index)
 
     def test_data_is_the_callers_own(self):
         convert.to_pyg(self.square).edge_index.zero_()
@@ -416,7 +431,7 @@ class TestPyG:
         assert pairs(self.square)[0] == (4, 1)
 
     def test_data_has_one_kind_of_node(self):
-        with pytest.raises(ValueError, match="a Data has one kind of node.*use kind='edge_index' or 'adj_t'"):
+        with pytest.raises(ValueError, match=r"a Data has one kind of node.*use kind='edge_index' or 'adj_t'"):
             convert.to_pyg(self.graph)
 
     def test_sizes_of_a_data_come_from_its_features(self):
@@ -435,7 +450,8 @@ class TestPyG:
         assert isinstance(edge_index, EdgeIndex)
         assert edge_index.sparse_size() == (5, 4)
         again = convert.from_pyg(edge_index)
-        assert again == self.graph and torch.equal(again.edge_index, self.graph.edge_index)
+        assert again == self.graph
+        assert torch.equal(again.edge_index, self.graph.edge_index)
 
     def test_sizes_where_the_object_knows_none(self):
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
@@ -456,7 +472,9 @@ class TestPyG:
         assert convert.from_pyg(adj_t) == self.graph
         assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
 
-    @pytest.mark.parametrize("graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0), patterns.window(3, 0)], ids=repr)
+    @pytest.mark.parametrize(
+        "graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0), patterns.window(3, 0)], ids=repr
+    )
     @pytest.mark.parametrize("kind", ["edge_index", "adj_t"])
     def test_no_edges(self, graph, kind):
         assert convert.from_pyg(convert.to_pyg(graph, kind)) == graph
@@ -592,7 +610,8 @@ class TestBlockMask:
     def test_tiles(self, name, graph):
         """Listed tiles are exactly those with an edge; full tiles are exactly those that are whole and full."""
         block_mask = convert.to_block_mask(graph, block_size=8)
-        assert isinstance(block_mask, BlockMask) and block_mask.seq_lengths == (graph.num_dst, graph.num_src)
+        assert isinstance(block_mask, BlockMask)
+        assert block_mask.seq_lengths == (graph.num_dst, graph.num_src)
         batch, heads = graph.batch or 1, graph.heads or 1
         assert block_mask.shape == (batch, heads, graph.num_dst, graph.num_src)
         some, full = tiles_of(graph.mask().reshape(batch, heads, graph.num_dst, graph.num_src), 8)
@@ -648,4 +667,8 @@ class TestBlockMaskSizes:
         listed = (block_mask.kv_num_blocks + block_mask.full_kv_num_blocks).flatten().tolist()
         assert listed == [min(row, 2) + 1 for row in range(-(-n // size))]
         full = block_mask.full_kv_num_blocks.flatten().tolist()
-        assert full == [0, *[1] * (n // size - 1), 0]  # the tile before the diagonal, but none in the last row: 32 of its 128 rows exist
+        assert full == [
+            0,
+            *[1] * (n // size - 1),
+            0,
+        ]  # the tile before the diagonal, but none in the last row: 32 of its 128 rows exist

@@ -65,7 +65,9 @@ class TestSmall:
         for i in range(2):
             for j in range(3):
                 for e in range(5):
-                    assert math.isclose(result[i, j, e], 0.3 * sum(float(a * b) for a, b in zip(q[i, j, e], k[i, j, e], strict=True)))
+                    assert math.isclose(
+                        result[i, j, e], 0.3 * sum(float(a * b) for a, b in zip(q[i, j, e], k[i, j, e], strict=True))
+                    )
 
     @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3)])
     def test_query_head_h_is_served_by_its_group(self, kv_heads, heads):
@@ -83,7 +85,8 @@ class TestSoftmax:
         logits = 3 * seeded(*lead, len(dst))
         weights, lse = edges.softmax(logits, dst, num_dst)
         expected, expected_lse = loop_softmax(logits, dst, num_dst)
-        assert weights.shape == logits.shape and lse.shape == (*lead, num_dst)
+        assert weights.shape == logits.shape
+        assert lse.shape == (*lead, num_dst)
         assert torch.allclose(weights, expected, rtol=1e-14, atol=0)
         assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
 
@@ -138,7 +141,8 @@ class TestSoftmax:
 
     def test_a_large_sink_takes_everything(self):
         weights, lse = edges.softmax(torch.zeros(2), torch.tensor([0, 0]), 1, torch.tensor(1e4))
-        assert weights.tolist() == [0.0, 0.0] and lse.tolist() == [1e4]
+        assert weights.tolist() == [0.0, 0.0]
+        assert lse.tolist() == [1e4]
 
     def test_seventy_thousand_equal_logits(self):
         """Sums are as wide as the logits that come in."""
@@ -157,7 +161,8 @@ class TestSoftmax:
         results = [edges.softmax(logits, dst, num_dst, sink) for logits in (clean, poisoned)]
         (weights, lse), (bad_weights, bad_lse) = results
         hit, spared = dst == 3, dst != 3
-        assert bad_weights[hit].isnan().all() and (bad_lse[3].isnan() or bad_lse[3] == INF)
+        assert bad_weights[hit].isnan().all()
+        assert bad_lse[3].isnan() or bad_lse[3] == INF
         assert torch.equal(bad_weights[spared], weights[spared])
         assert torch.equal(bad_lse[torch.arange(5) != 3], lse[torch.arange(5) != 3])
         for values, sums in results:
@@ -190,7 +195,8 @@ class TestSoftmax:
         logits, turn = seeded(6), torch.tensor([5, 2, 0, 1, 4, 3])
         weights, lse = edges.softmax(logits, dst, num_dst)
         turned, same = edges.softmax(logits[turn], dst[turn], num_dst)
-        assert torch.allclose(turned, weights[turn], rtol=1e-15, atol=0) and torch.allclose(same, lse, rtol=1e-15, atol=0)
+        assert torch.allclose(turned, weights[turn], rtol=1e-15, atol=0)
+        assert torch.allclose(same, lse, rtol=1e-15, atol=0)
 
     def test_a_receiver_has_weights_that_sum_to_one(self):
         dst, num_dst = DST["mixed"]
@@ -221,7 +227,8 @@ class TestWeightsFromLse:
 
     def test_nan_is_carried(self):
         weights = edges.weights_from_lse(torch.tensor([0.0, 0.0]), torch.tensor([0, 1]), torch.tensor([torch.nan, 0.0]))
-        assert weights[0].isnan() and weights[1] == 1
+        assert weights[0].isnan()
+        assert weights[1] == 1
 
 
 class TestMerge:
@@ -243,7 +250,8 @@ class TestMerge:
         expected, expected_lse = self.part(logits, values, torch.arange(7))
         assert torch.allclose(out, expected, rtol=1e-13, atol=1e-15)
         assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
-        assert bool((out[:, [2, 4]] == 0).all()) and bool((lse[:, [2, 4]] == -INF).all())
+        assert bool((out[:, [2, 4]] == 0).all())
+        assert bool((lse[:, [2, 4]] == -INF).all())
 
     def test_many_parts_in_any_order(self):
         logits, values = 3 * seeded(2, 7), seeded(2, 7, 3, seed=1)
@@ -281,8 +289,10 @@ class TestMerge:
         out, lse = edges.merge(out_a, lse_a, out_b, lse_b)
         (out * torch.tensor([1.0, 2.0, 3.0])).sum().backward(retain_graph=True)
         lse.sum().backward()
-        assert out_a.grad.tolist() == [[1.0, 2.0, 3.0]] and lse_a.grad.tolist() == [1.0]
-        assert out_b.grad.tolist() == [[0.0, 0.0, 0.0]] and lse_b.grad.tolist() == [0.0]
+        assert out_a.grad.tolist() == [[1.0, 2.0, 3.0]]
+        assert lse_a.grad.tolist() == [1.0]
+        assert out_b.grad.tolist() == [[0.0, 0.0, 0.0]]
+        assert lse_b.grad.tolist() == [0.0]
 
     def test_gradients_where_both_halves_are_empty_are_finite(self):
         """A receiver that hears nobody in either half, beside one that does."""
@@ -291,7 +301,8 @@ class TestMerge:
         parts = [self.part(logits, values, chosen) for chosen in (torch.arange(3), torch.arange(3, 7))]
         out, lse = edges.merge(*parts[0], *parts[1])
         (out.sum() + lse[:, [0, 1, 3]].sum()).backward()
-        assert torch.isfinite(logits.grad).all() and torch.isfinite(values.grad).all()
+        assert torch.isfinite(logits.grad).all()
+        assert torch.isfinite(values.grad).all()
         whole = [x.detach().clone().requires_grad_() for x in (logits, values)]
         out, lse = self.part(*whole, torch.arange(7))
         (out.sum() + lse[:, [0, 1, 3]].sum()).backward()
@@ -303,7 +314,8 @@ class TestMerge:
         outs = [torch.zeros(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
         out, lse = edges.merge(outs[0], lse_a, outs[1], lse_b)
         (out.sum() + lse[1]).backward()
-        assert lse_a.grad.tolist() == [0.0, 0.5] and lse_b.grad.tolist() == [0.0, 0.5]
+        assert lse_a.grad.tolist() == [0.0, 0.5]
+        assert lse_b.grad.tolist() == [0.0, 0.5]
         assert all(torch.isfinite(part.grad).all() for part in outs)
 
     def test_nan_stays_in_its_row(self):
@@ -312,5 +324,7 @@ class TestMerge:
         clean, clean_lse = edges.merge(out_a, lse_a, out_b, lse_b)
         out_a[1], lse_a[1] = torch.nan, torch.nan
         out, lse = edges.merge(out_a, lse_a, out_b, lse_b)
-        assert out[1].isnan().all() and lse[1].isnan()
-        assert torch.equal(out[[0, 2]], clean[[0, 2]]) and torch.equal(lse[[0, 2]], clean_lse[[0, 2]])
+        assert out[1].isnan().all()
+        assert lse[1].isnan()
+        assert torch.equal(out[[0, 2]], clean[[0, 2]])
+        assert torch.equal(lse[[0, 2]], clean_lse[[0, 2]])

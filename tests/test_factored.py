@@ -24,8 +24,8 @@ each_shape = pytest.mark.parametrize(("lead", "m", "r", "n"), SHAPES.values(), i
 
 def made(lead: tuple[int, ...], m: int, r: int, n: int) -> FactoredMatrix:
     generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    return FactoredMatrix(draw(*lead, m, r), draw(*lead, r, n))
+    left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((*lead, m, r), (*lead, r, n)))
+    return FactoredMatrix(left, right)
 
 
 def product_of(matrix: FactoredMatrix) -> Tensor:
@@ -46,12 +46,15 @@ class TestAgainstTheProduct:
         matrix = made(lead, m, r, n)
         u, s, vh = matrix.svd()
         k = min(m, r, n)
-        assert u.shape == (*lead, m, k) and s.shape == (*lead, k) and vh.shape == (*lead, k, n)
+        assert u.shape == (*lead, m, k)
+        assert s.shape == (*lead, k)
+        assert vh.shape == (*lead, k, n)
         identity = torch.eye(k, dtype=torch.float64).expand(*lead, k, k)
         assert torch.allclose(u.mT @ u, identity, rtol=0, atol=1e-12)
         assert torch.allclose(vh @ vh.mT, identity, rtol=0, atol=1e-12)
         assert torch.allclose((u * s.unsqueeze(-2)) @ vh, product_of(matrix), rtol=0, atol=1e-12)
-        assert bool((s.diff(dim=-1) <= 0).all()) and bool((s >= 0).all())
+        assert bool((s.diff(dim=-1) <= 0).all())
+        assert bool((s >= 0).all())
         theirs = torch.linalg.svdvals(product_of(matrix))
         assert torch.allclose(s, theirs[..., :k], rtol=0, atol=1e-12)
         assert bool((theirs[..., k:] < 1e-12).all())
@@ -60,7 +63,8 @@ class TestAgainstTheProduct:
     def test_norm(self, lead, m, r, n):
         matrix = made(lead, m, r, n)
         theirs = torch.linalg.matrix_norm(product_of(matrix))
-        assert matrix.norm().shape == lead and torch.allclose(matrix.norm(), theirs, rtol=1e-13, atol=0)
+        assert matrix.norm().shape == lead
+        assert torch.allclose(matrix.norm(), theirs, rtol=1e-13, atol=0)
 
     def test_rank(self, lead, m, r, n):
         matrix = made(lead, m, r, n)
@@ -112,7 +116,9 @@ class TestRank:
 
     def test_tolerance_is_relative_to_the_largest(self):
         matrix = FactoredMatrix(torch.diag(torch.tensor([1e8, 1.0, 1e-3], dtype=torch.float64)), torch.eye(3).double())
-        assert matrix.rank(1e-12) == 3 and matrix.rank(1e-9) == 2 and matrix.rank(1e-7) == 1
+        assert matrix.rank(1e-12) == 3
+        assert matrix.rank(1e-9) == 2
+        assert matrix.rank(1e-7) == 1
 
     def test_the_product_of_two_small_heads_has_the_rank_of_a_head(self):
         """Seed S1.23: W_P of a head of 2 in a width of 8."""
@@ -132,5 +138,5 @@ class TestRefusals:
         ("left", "right"), [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))], ids=["inner", "axes", "heads"]
     )
     def test_factors_must_meet(self, left, right):
-        with pytest.raises(ValueError, match="left.*right"):
+        with pytest.raises(ValueError, match=r"left.*right"):
             FactoredMatrix(torch.ones(left), torch.ones(right))

@@ -13,6 +13,7 @@ import pickle
 import re
 from functools import partial
 from itertools import product
+from typing import ClassVar
 
 import networkx as nx
 import pytest
@@ -58,13 +59,16 @@ def pairs(graph: TokenGraph) -> list[Edge]:
 def edges_of(graph: TokenGraph) -> set[Edge]:
     """The set of edges of a plain graph, after a look at every view of it."""
     found = pairs(graph)
-    assert graph.edge_index.shape == (2, len(found)) and graph.edge_index.dtype == torch.int64
+    assert graph.edge_index.shape == (2, len(found))
+    assert graph.edge_index.dtype == torch.int64
     assert len(set(found)) == len(found) == graph.num_edges
     mask = graph.mask()
-    assert mask.dtype == torch.bool and mask.shape == (graph.num_dst, graph.num_src)
+    assert mask.dtype == torch.bool
+    assert mask.shape == (graph.num_dst, graph.num_src)
     assert {(src, dst) for dst, src in mask.nonzero().tolist()} == set(found)
     heard = [sum(1 for _, receiver in found if receiver == dst) for dst in range(graph.num_dst)]
-    assert graph.in_degree().tolist() == heard and graph.in_degree().dtype == torch.int64
+    assert graph.in_degree().tolist() == heard
+    assert graph.in_degree().dtype == torch.int64
     assert graph.max_in_degree == max(heard, default=0)
     assert graph.has_deaf_rows == (0 in heard)
     assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
@@ -213,7 +217,9 @@ class TestContract:
     @pytest.mark.parametrize(("word", "named"), [("heads", "head"), ("batch", "sample"), ("both", "sample and head")])
     def test_edge_index_refuses_what_varies(self, word, named):
         graph = varied()[word]
-        with pytest.raises(ValueError, match=rf"edge_index of .*differs by {named} has no single edge list; use mask\(\), or select"):
+        with pytest.raises(
+            ValueError, match=rf"edge_index of .*differs by {named} has no single edge list; use mask\(\), or select"
+        ):
             _ = graph.edge_index
 
     @pytest.mark.parametrize("word", ["heads", "batch", "both"])
@@ -222,7 +228,8 @@ class TestContract:
         table = graph.mask().reshape(graph.batch or 1, graph.heads or 1, 3, 4)
         for b, h in product(range(graph.batch or 1), range(graph.heads or 1)):
             one = graph.select(b, h)
-            assert one.heads is None and one.batch is None
+            assert one.heads is None
+            assert one.batch is None
             edges_of(one)
             assert torch.equal(one.mask(), table[b, h])
 
@@ -338,7 +345,11 @@ class TestRefusals:
             (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]"),
             (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
             (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3 \(num_src=4\)"),
-            (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2 \(num_dst=3\)"),
+            (
+                torch.tensor([[0, 3], [1, 3]]),
+                IndexError,
+                r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2 \(num_dst=3\)",
+            ),
             (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count from the end"),
         ],
     )
@@ -394,7 +405,7 @@ class TestRefusals:
 
     def test_different_heads_or_batch_are_refused(self):
         two, three = (TokenGraph.from_rule(per_head, 3, heads=heads) for heads in (2, 3))
-        with pytest.raises(ValueError, match="same nodes, heads and batch, got .*heads 2.*heads 3"):
+        with pytest.raises(ValueError, match=r"same nodes, heads and batch, got .*heads 2.*heads 3"):
             _ = two | three
 
     def test_different_positions_are_refused_and_said(self):
@@ -405,7 +416,9 @@ class TestRefusals:
         assert "2 .. 3" in text or "offset" in text or "position" in text
 
     def test_hops_must_meet(self):
-        with pytest.raises(ValueError, match=r"graphs joined by @ must meet: the left hears 3 senders .*the right has 4 receivers"):
+        with pytest.raises(
+            ValueError, match=r"graphs joined by @ must meet: the left hears 3 senders .*the right has 4 receivers"
+        ):
             _ = patterns.cross(2, 3) @ patterns.cross(4, 2)
 
     def test_hops_must_meet_at_the_same_tokens(self):
@@ -446,7 +459,8 @@ class TestRefusals:
         for wrong in (lambda: graph.rows(3, 9), lambda: graph | patterns.causal(5), lambda: graph**-1):
             with pytest.raises((ValueError, IndexError)):
                 wrong()
-        assert graph == patterns.causal(4) and graph.num_edges == 10
+        assert graph == patterns.causal(4)
+        assert graph.num_edges == 10
 
 
 # -- algebra ----------------------------------------------------------------------------------------------------------
@@ -458,7 +472,8 @@ class TestAlgebra:
     def test_operators_are_those_of_sets(self, two):
         (a, A), (b, B) = two
         everything = set(product(range(a.num_src), range(a.num_dst)))
-        assert edges_of(a) == A and edges_of(b) == B
+        assert edges_of(a) == A
+        assert edges_of(b) == B
         assert edges_of(a | b) == A | B
         assert edges_of(a & b) == A & B
         assert edges_of(a - b) == A - B
@@ -480,8 +495,11 @@ class TestAlgebra:
         assert a ^ b == (a | b) - (a & b) == (a - b) | (b - a)
         assert a & (b | c) == (a & b) | (a & c)
         assert (a ^ b) ^ c == a ^ (b ^ c)
-        assert ~~a == a and a.T.T == a
-        assert a | a == a and a & a == a and (a ^ a).num_edges == 0
+        assert a == ~~a
+        assert a == a.T.T
+        assert a | a == a
+        assert a & a == a
+        assert (a ^ a).num_edges == 0
 
     @fixed
     @given(groups(2))
@@ -525,7 +543,8 @@ class TestAlgebra:
     def test_powers_keep_positions(self):
         """Square, but of the rows 2 and 3 of a longer graph: ``g ** 1`` is g."""
         graph = patterns.causal(4).rows(2, 4).T.rows(2, 4).T
-        assert (graph.num_dst, graph.num_src) == (2, 2) and (graph.dst_offset, graph.src_offset) == (2, 2)
+        assert (graph.num_dst, graph.num_src) == (2, 2)
+        assert (graph.dst_offset, graph.src_offset) == (2, 2)
         assert graph**1 == graph
         assert graph**2 == graph @ graph
 
@@ -547,7 +566,8 @@ class TestAlgebra:
     def test_equality_sees_offsets_and_heads(self):
         last = patterns.full(3).rows(2, 3)
         first = patterns.full(3).rows(0, 1)
-        assert torch.equal(last.mask(), first.mask()) and last != first
+        assert torch.equal(last.mask(), first.mask())
+        assert last != first
         assert TokenGraph.from_rule(per_head, 3, heads=2) != TokenGraph.from_rule(per_head, 3, heads=3)
         every = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h >= 0), 3, heads=2)
         assert every == TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) | (h < 0), 3, heads=2)
@@ -582,7 +602,7 @@ class TestAlgebra:
 
 
 class TestEdgeOrder:
-    order = [(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)]  # noqa: RUF012
+    order: ClassVar = [(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)]
 
     def test_the_callers_order_is_kept(self):
         assert pairs(listed(self.order, 4, 4)) == self.order
@@ -637,7 +657,7 @@ class TestRows:
     def test_transposition_swaps_the_offsets(self):
         part = patterns.causal(6).rows(2, 5)
         assert (part.T.dst_offset, part.T.src_offset) == (0, 2)
-        assert part.T.T == part
+        assert part == part.T.T
 
     @pytest.mark.parametrize("make", [listed, ruled])
     def test_operators_keep_the_offsets(self, make):
@@ -668,11 +688,15 @@ class TestRows:
         seen = set()
 
         def mod(score, b, h, dst, src):
-            seen.update((int(d), int(s)) for d, s in zip(*(t.flatten().tolist() for t in torch.broadcast_tensors(dst, src)), strict=True))
+            seen.update(
+                (int(d), int(s)) for d, s in zip(*(t.flatten().tolist() for t in torch.broadcast_tensors(dst, src)), strict=True)
+            )
             return score
 
         graph = patterns.full(5).rows(2, 4).T
-        ga.attend(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), graph, score_mod=mod, backend=backend)
+        ga.attend(
+            torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), graph, score_mod=mod, backend=backend
+        )
         assert seen == set(product(range(5), (2, 3)))
 
 
@@ -684,14 +708,17 @@ class TestObject:
     def test_pickle(self, name, graph):
         graph.mask()
         again = pickle.loads(pickle.dumps(graph))
-        assert again == graph and hash(again) == hash(graph) and again.name == graph.name
+        assert again == graph
+        assert hash(again) == hash(graph)
+        assert again.name == graph.name
         assert torch.equal(again.mask(), graph.mask())
         assert (again.dst_offset, again.src_offset) == (graph.dst_offset, graph.src_offset)
 
     @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
     def test_copies(self, name, graph, how):
         again = how(graph)
-        assert again == graph and again.name == graph.name
+        assert again == graph
+        assert again.name == graph.name
         assert torch.equal(again.mask(), graph.mask())
 
     def test_the_rule_keeps_four_named_parameters(self, name, graph):
@@ -741,12 +768,14 @@ class TestNeverChanges:
         first = (graph.mask(), graph.edge_index, graph.in_degree(), graph.num_edges, graph.is_full())
         count = len(calls)
         assert (graph.mask(), graph.edge_index, graph.in_degree())[0] is first[0]
-        assert graph.num_edges == 15 and not graph.is_full()
+        assert graph.num_edges == 15
+        assert not graph.is_full()
         assert len(calls) == count
 
     def test_what_was_worked_out_does_not_travel(self):
         graph = patterns.causal(500)
-        assert graph.num_edges == 500 * 501 / 2 and graph.mask().any()
+        assert graph.num_edges == 500 * 501 / 2
+        assert graph.mask().any()
         assert len(pickle.dumps(graph)) < 2000
 
     def test_making_and_combining_materialises_nothing(self):

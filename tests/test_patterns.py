@@ -317,7 +317,7 @@ class TestKin:
         assert patterns.cross(5, 2) == graph.T
 
     def test_reach_of_a_window_grows_by_its_width(self):
-        """k rounds over a window of w are one over a window of k (w - 1) + 1."""
+        """After k rounds a window of w reaches as far as a window of k (w - 1) + 1."""
         assert patterns.window(12, 4) ** 3 == patterns.window(12, 10)
 
     def test_dilated_windows_tile_a_window(self):

@@ -30,7 +30,9 @@ def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool
         for i in range(dim // 2):
             first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
             angle = position * base ** (-2 * i / dim)
-            turned = torch.complex(x[..., t, first].double(), x[..., t, second].double()) * complex(math.cos(angle), math.sin(angle))
+            turned = torch.complex(x[..., t, first].double(), x[..., t, second].double()) * complex(
+                math.cos(angle), math.sin(angle)
+            )
             result[..., t, first], result[..., t, second] = turned.real, turned.imag
     return result
 
@@ -42,7 +44,8 @@ class TestTurn:
         x = seeded(2, 3, 3, 8)
         expected = complex_turn(x, positions, rotary.base, rotary.interleaved)
         turned = rotary.turn(x, torch.tensor(positions))
-        assert turned.dtype == torch.float64 and torch.allclose(turned, expected, rtol=0, atol=1e-13)
+        assert turned.dtype == torch.float64
+        assert torch.allclose(turned, expected, rtol=0, atol=1e-13)
 
     def test_products_depend_on_the_distance_alone(self, rotary):
         """(R_p q) . (R_s k) for every p, s with the same p - s; and it is no constant."""
@@ -73,7 +76,9 @@ class TestTurn:
         x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == dtype
-        assert torch.allclose(turned.double(), complex_turn(x, positions, rotary.base, rotary.interleaved), rtol=0, atol=tolerance)
+        assert torch.allclose(
+            turned.double(), complex_turn(x, positions, rotary.base, rotary.interleaved), rtol=0, atol=tolerance
+        )
 
     def test_gradcheck(self, rotary):
         assert torch.autograd.gradcheck(lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()])
@@ -89,7 +94,8 @@ class TestTurn:
         src = 60_000
         turned_q = rotary.turn(q.unsqueeze(0), torch.tensor([src + distance]))[0]
         turned_k = rotary.turn(k.unsqueeze(0), torch.tensor([src]))[0]
-        assert matrix.dtype == torch.float64 and matrix.shape == (6, 6)
+        assert matrix.dtype == torch.float64
+        assert matrix.shape == (6, 6)
         assert math.isclose(q @ matrix @ k, turned_q @ turned_k, rel_tol=0, abs_tol=1e-10)
         assert torch.allclose(matrix.T @ matrix, torch.eye(6).double(), rtol=0, atol=1e-14)
         assert torch.allclose(rotary.matrix(-distance, 6), matrix.T, rtol=0, atol=1e-14)

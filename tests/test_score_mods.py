@@ -61,7 +61,8 @@ class TestFormulas:
         score = 2 * seeded(2, HEADS, NUM_DST, NUM_SRC, seed=2)
         b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
         result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC)).detach()
-        assert result.shape == score.shape and result.dtype == score.dtype
+        assert result.shape == score.shape
+        assert result.dtype == score.dtype
         for sample, head, dst, src in product(range(2), range(HEADS), range(NUM_DST), range(NUM_SRC)):
             expected = formula(float(score[sample, head, dst, src]), head, dst, src)
             assert math.isclose(result[sample, head, dst, src], expected, rel_tol=1e-12, abs_tol=1e-12)
@@ -72,7 +73,8 @@ class TestFormulas:
         dst, src = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 10, 3, 4])
         score = seeded(1, HEADS, 4, dtype=dtype)
         result = mod(score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src).detach()
-        assert result.shape == score.shape and result.dtype == dtype
+        assert result.shape == score.shape
+        assert result.dtype == dtype
         for head, e in product(range(HEADS), range(4)):
             expected = formula(float(score[0, head, e]), head, int(dst[e]), int(src[e]))
             assert math.isclose(result[0, head, e], expected, rel_tol=1e-5, abs_tol=1e-5)
@@ -166,9 +168,13 @@ class TestSoftcap:
 
     def test_bounds_and_slope(self):
         """Within (-cap, cap), odd, and of slope 1 at 0."""
-        zero = torch.tensor(0)
-        bend = lambda x: float(score_mods.softcap(3.0)(torch.tensor(x, dtype=torch.float64), zero, zero, zero, zero))  # noqa: E731
-        assert bend(1e6) == 3.0 and bend(-1e6) == -3.0 and bend(0.0) == 0.0
+
+        def bend(x):
+            return float(score_mods.softcap(3.0)(torch.tensor(x, dtype=torch.float64), *[torch.tensor(0)] * 4))
+
+        assert bend(1e6) == 3.0
+        assert bend(-1e6) == -3.0
+        assert bend(0.0) == 0.0
         assert bend(-1.2) == -bend(1.2)
         assert math.isclose(bend(1e-6), 1e-6, rel_tol=1e-9)
 
@@ -181,14 +187,18 @@ class TestLogMultiplicity:
         many = [x.repeat_interleave(multiplicity, dim=2) for x in (k, v)]
         expected = ga.attend(q, *many, patterns.cross(4, 6), backend=backend)
         mod = score_mods.log_multiplicity(multiplicity)
-        assert torch.allclose(ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected, rtol=0, atol=1e-13)
+        assert torch.allclose(
+            ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected, rtol=0, atol=1e-13
+        )
 
     def test_multiplicity_zero_is_no_edge(self):
         q, k, v = seeded(1, 2, 4, 4), seeded(1, 2, 3, 4, seed=1), seeded(1, 2, 3, 4, seed=2)
         mod = score_mods.log_multiplicity(torch.tensor([1.0, 0.0, 1.0]))
         expected = ga.attend(q, k, v, patterns.cross(4, 3) - convert.from_mask(torch.tensor([[False, True, False]] * 4)))
         for backend in ("dense", "reference"):
-            assert torch.allclose(ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected, rtol=0, atol=1e-13)
+            assert torch.allclose(
+                ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected, rtol=0, atol=1e-13
+            )
 
     @pytest.mark.parametrize("shape", [(), (2, 3, 4)])
     def test_wrong_shapes(self, shape):
@@ -224,7 +234,8 @@ class TestRelativeBias:
 
     def test_the_learned_one_starts_at_zero_and_learns(self):
         module = score_mods.RelativeBias(2, 1).double()
-        assert module.table.shape == (2, 3) and not module.table.any()
+        assert module.table.shape == (2, 3)
+        assert not module.table.any()
         q, k, v = (seeded(1, 2, 5, 4, seed=seed) for seed in range(3))
         plain = ga.attend(q, k, v, patterns.causal(5))
         out = ga.attend(q, k, v, patterns.causal(5), score_mod=module)
@@ -265,14 +276,17 @@ class TestChain:
         assert score_mods.chain(double, add)(torch.tensor(3.0), zero, zero, zero, zero) == 7
 
     def test_chains_nest(self):
-        add = lambda s, b, h, dst, src: s + dst  # noqa: E731
+        def add(score, b, h, dst, src):
+            return score + dst
+
         zero, three = torch.tensor(0), torch.tensor(3)
         nested = score_mods.chain(score_mods.chain(add, add), score_mods.softcap(100.0), score_mods.chain())
         assert nested(torch.tensor(0.0), zero, zero, three, zero) == 100 * torch.tanh(torch.tensor(0.06))
 
     def test_repr_tells_what_is_chained(self):
         text = repr(score_mods.chain(score_mods.softcap(2.0), score_mods.alibi((0.5,))))
-        assert "softcap(cap=2.0)" in text and "alibi(slopes=(0.5,))" in text
+        assert "softcap(cap=2.0)" in text
+        assert "alibi(slopes=(0.5,))" in text
 
     def test_a_learned_link_is_trained_with_the_layer(self):
         """Whoever holds the chain holds the parameters of its links: state_dict, to(), optimisers."""

@@ -177,5 +177,5 @@ def test_wrong_texts(tmp_path: Path) -> None:
         training.corpus(tmp_path)
     with pytest.raises(ValueError, match="expected more than length = 4096"):
         training.train(training.Recipe(**asdict(SHORT) | {"length": 4096}), CORPUS, SIZES)
-    with pytest.raises(ValueError, match="minutes must be positive, got 0.0"):
+    with pytest.raises(ValueError, match=r"minutes must be positive, got 0\.0"):
         training.train(SHORT, CORPUS, SIZES, minutes=0.0)

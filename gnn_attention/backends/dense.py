@@ -18,7 +18,9 @@ from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["bytes_needed", "refusal", "run"]
+__all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
+
+COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,8 @@
 """Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
 
-Half inputs are upcast to float32, float32 to float64 (where the device has it), before they are gathered. Edges are taken
-receiver by receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of
-64 stays within 2 GB; what cannot is refused with the estimate.
+Inputs are upcast to float64 (float32 where the device has no better) before they are gathered. Edges are taken receiver by
+receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of 64
+stays within 2 GB; what cannot is refused with the estimate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["bytes_needed", "refusal", "run"]
 
 MEMORY_LIMIT = 2 * 2**30
-CHUNK_BYTES = MEMORY_LIMIT // 16  # of gathered tensors at a time; the backward pass of a chunk holds a few times that
+# Of gathered tensors at a time; the backward pass holds a few times that. Chunks are large so that their buffers are mapped and
+# unmapped whole: many of a few MB leave the heap in pieces, and the process 10 times larger than what is in use.
+CHUNK_BYTES = MEMORY_LIMIT // 8
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -58,8 +60,8 @@ def _bytes_per_edge(call: Call) -> int:
 
 
 def _working_dtype(q: Tensor) -> torch.dtype:
-    """Better than q's: the errors of an oracle should be those of its inputs and its output alone."""
-    return torch.float64 if q.dtype.itemsize >= 4 and q.device.type != "mps" else torch.float32
+    """The best there is: the errors of an oracle should be those of its inputs and its output alone."""
+    return torch.float32 if q.device.type == "mps" else torch.float64
 
 
 def _most_edges(call: Call) -> int:

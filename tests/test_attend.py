@@ -1,0 +1,408 @@
+"""The verb: against SDPA and plain loops, its errors by name, its extras (lse, weights, dropout, explain), and compilation."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, Backend, dense, reference
+
+NAMES = sorted(BACKENDS)
+
+
+def qkv(dst=9, src=9, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
+    """Random q, k, v of the given sizes."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((batch, heads, dst, dim), (batch, kv_heads, src, dim), (batch, kv_heads, src, value_dim))
+    return tuple(torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes)
+
+
+def by_loops(q, k, v, edges, scale):
+    """Receiver by receiver, sender by sender: the definition, with nothing shared with the library."""
+    out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
+    group = q.shape[1] // k.shape[1]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                heard = [s for s, d in edges if d == i]
+                if heard:
+                    logits = torch.stack([q[b, h, i] @ k[b, h // group, j] * scale for j in heard])
+                    out[b, h, i] = torch.softmax(logits, 0) @ v[b, h // group, heard]
+    return out
+
+
+@pytest.mark.parametrize("backend", [*NAMES, "auto"])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_equals_loops_over_an_irregular_graph(backend, scale):
+    """An asymmetric bipartite list with grouped heads, Dv != D and a receiver that hears nobody."""
+    edges = [(4, 1), (0, 1), (6, 0), (2, 3), (6, 3), (3, 3), (1, 4)]
+    q, k, v = qkv(dst=5, src=7)
+    graph = ga.convert.from_edge_index(torch.tensor(edges).t(), 5, 7)
+    found = ga.attend(q, k, v, graph, scale=scale, backend=backend)
+    assert torch.allclose(found, by_loops(q, k, v, edges, scale or 8**-0.5), rtol=0, atol=1e-12)
+    assert (found[:, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_output_has_the_dtype_of_q_and_lse_is_wide(backend, dtype):
+    """Half in, half out; lse in float32."""
+    out, info = ga.attend(*qkv(dtype=dtype), patterns.window(9, 3), backend=backend, return_info=True)
+    assert (out.dtype, info.lse.dtype, out.shape, info.lse.shape) == (dtype, torch.float32, (2, 4, 9, 6), (2, 4, 9))
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_seventy_thousand_equal_fp16_logits_give_the_mean(backend):
+    """A denominator beyond fp16's range: plain half arithmetic returns 0 here."""
+    n = 70_000
+    q, k, v = (torch.ones(1, 1, t, 2, dtype=torch.float16) for t in (1, n, n))
+    out = ga.attend(q, k, v * 0.5, patterns.cross(1, n), backend=backend)
+    assert out.flatten().tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_dot_products_beyond_fp16_are_fine(backend):
+    """q . k = 8 * 120^2 = 115200 > 65504; the softmax is one-hot on the equal key."""
+    q = torch.full((1, 1, 1, 8), 120.0, dtype=torch.float16)
+    k = torch.cat([q, -q], dim=2)
+    v = torch.tensor([[1.0], [3.0]], dtype=torch.float16).view(1, 1, 2, 1)
+    assert ga.attend(q, k, v, patterns.cross(1, 2), backend=backend).item() == 1.0
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_lse_with_sinks_and_bias(backend):
+    """lse = log(sum exp(logit) + exp(sink)), written out."""
+    q, k, v = qkv(dst=1, src=3, heads=2, kv_heads=2, batch=1)
+    bias, sinks = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), torch.tensor([0.3, -4.0], dtype=torch.float64)
+    out, info = ga.attend(q, k, v, patterns.cross(1, 3), bias=bias, sink_logits=sinks, backend=backend, return_info=True)
+    logits = torch.einsum("hd,hjd->hj", q[0, :, 0], k[0]) * 8**-0.5 + bias
+    total = logits.exp().sum(-1) + sinks.exp()
+    assert torch.allclose(info.lse[0, :, 0], total.log(), rtol=0, atol=1e-12)
+    assert torch.allclose(out[0, :, 0], torch.einsum("hj,hjv->hv", logits.exp() / total[:, None], v[0]), rtol=0, atol=1e-12)
+    assert torch.allclose(info.weights()[0], logits.exp() / total[:, None], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (4, 7), (4, 1), (2, 1, 7), (2, 4, 7)])
+def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
+    """Every broadcastable shape equals the full one."""
+    graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 3, 1], [1, 1, 0, 3, 3, 3, 4]]), 5, 7)
+    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, k, v = qkv(dst=5, src=7)
+    full = bias.expand(2, 4, 7).contiguous()
+    found, wanted = (ga.attend(q, k, v, graph, bias=b, backend=backend) for b in (bias, full))
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_minus_infinity_on_an_edge_silences_it(backend):
+    """An edge with bias -inf equals no edge; a receiver whose edges are all silenced receives 0 and finite gradients."""
+    q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
+    graph = patterns.causal(3)
+    bias = torch.zeros(6, dtype=torch.float64)
+    bias[[1, 2, 3]] = -torch.inf  # both in-edges of receiver 1, and 0 -> 2
+    out = ga.attend(q, k, v, graph, bias=bias, backend=backend)
+    rest = ga.convert.from_edge_index(torch.tensor([[0, 1, 2], [0, 2, 2]]), 3, 3)
+    assert torch.allclose(out, ga.attend(q, k, v, rest, backend=backend), rtol=0, atol=1e-12)
+    assert (out[:, :, 1] == 0).all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_dropout_keeps_the_mean_and_zero_is_exact(backend):
+    """Kept weights are scaled up; half of them are dropped, independently for each edge and head."""
+    n = 400
+    q, k, v = torch.zeros(1, 1, n, 1), torch.zeros(1, 1, n, 1), torch.ones(1, 1, n, 1)
+    torch.manual_seed(0)
+    out = ga.attend(q, k, v, patterns.full(n), dropout=0.5, backend=backend).flatten()
+    deviation = (n / 4) ** 0.5 * 2 / n  # of the mean of n Bernoulli(1/2) values, times 2
+    assert abs(out.mean() - 1) < 5 * deviation / n**0.5
+    assert 0.8 < out.std() / deviation < 1.2
+    assert torch.equal(ga.attend(q, k, v, patterns.full(n), backend=backend).flatten(), torch.ones(n))
+
+
+def test_backends_agree_over_every_pairing_of_options():
+    """Reference and dense on score_mods, bias, sinks and scale together, and again in another call order."""
+    q, k, v = qkv()
+    graph = patterns.window(9, 4) | patterns.sinks(9, 1)
+    mods = [None, score_mods.softcap(2.0), score_mods.alibi(score_mods.alibi_slopes(4)), lambda s, b, h, dst, src: s * (1 + b) - src]
+    bias = torch.randn(graph.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for mod in mods:
+        for extra in ({}, {"bias": bias}, {"sink_logits": torch.ones(4, dtype=torch.float64)}):
+            a, b = (ga.attend(q, k, v, graph, score_mod=mod, backend=name, **extra) for name in NAMES)
+            assert torch.allclose(a, b, rtol=0, atol=1e-12), (mod, extra)
+
+
+def test_graphs_by_head_and_by_sample_run_each_on_its_own_edges():
+    """A graph that differs by sample and head equals separate calls on its parts."""
+    q, k, v = qkv()
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src >= 0) & (dst - src <= b + h), 9, heads=4, batch=2)
+    for name in NAMES:
+        whole = ga.attend(q, k, v, graph, backend=name)
+        for b in range(2):
+            for h in range(4):
+                part = (q[b : b + 1, h : h + 1], k[b : b + 1, h // 2 : h // 2 + 1], v[b : b + 1, h // 2 : h // 2 + 1])
+                alone = ga.attend(*part, patterns.window(9, b + h + 1), backend=name)
+                assert torch.allclose(whole[b, h], alone[0, 0], rtol=0, atol=1e-12)
+
+
+def test_score_mods_are_told_absolute_positions_and_query_heads():
+    """On rows 5..8 of a graph dst counts from 5; h counts query heads, b samples, also where the graph varies."""
+    seen = {}
+
+    def spy(score, b, h, dst, src):
+        seen.update(b=b.flatten().tolist(), h=h.flatten().tolist(), dst=sorted(set(dst.flatten().tolist())))
+        return score
+
+    q, k, v = qkv(dst=4)
+    for name in NAMES:
+        ga.attend(q, k, v, patterns.causal(9).rows(5, 9), score_mod=spy, backend=name)
+        assert seen == {"b": [0, 1], "h": [0, 1, 2, 3], "dst": [5, 6, 7, 8]}
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize(("dst", "src", "batch"), [(0, 3, 2), (3, 0, 2), (0, 0, 1), (3, 3, 0)])
+@pytest.mark.parametrize("extra", [{}, {"score_mod": score_mods.softcap(1.0)}])
+def test_nothing_at_all_is_a_size_too(backend, dst, src, batch, extra):
+    """No receivers, no senders, no samples: zeros of the right shape."""
+    q, k, v = qkv(dst=dst, src=src, batch=batch, kv_heads=4)
+    out = ga.attend(q, k, v, patterns.cross(dst, src), backend=backend, **extra)
+    assert out.shape == (batch, 4, dst, 6)
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_gradcheck(backend):
+    """Numerical derivatives of every input, bias and sinks included."""
+    graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2], [1, 1, 0, 3]]), 4, 3)
+    q, k, v = (x.requires_grad_() for x in qkv(dst=4, src=3, heads=2, kv_heads=1, dim=2, value_dim=3, batch=1))
+    bias, sinks = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in (4, 2))
+
+    def run(q, k, v, bias, sinks):
+        return ga.attend(q, k, v, graph, bias=bias, sink_logits=sinks, score_mod=score_mods.softcap(2.0), backend=backend)
+
+    assert torch.autograd.gradcheck(run, (q, k, v, bias, sinks))
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_weights_have_gradients(backend):
+    """A loss on weights reaches q and k: equal to the derivative of a dense softmax."""
+    q, k, v = (x.requires_grad_() for x in qkv(heads=2, kv_heads=2))
+    graph = patterns.causal(9)
+    _, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
+    src, dst = graph.edge_index
+    direction = torch.randn(len(src), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = torch.autograd.grad((info.weights() * direction).sum(), [q, k])
+    dense = torch.softmax((q @ k.mT * 8**-0.5).masked_fill(~graph.mask(), -torch.inf), -1)
+    wanted = torch.autograd.grad((dense[:, :, dst, src] * direction).sum(), [q, k])
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(found, wanted, strict=True))
+
+
+def test_weights_of_a_graph_that_varies_are_refused_by_name():
+    """There is no single edge order."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)
+    _, info = ga.attend(*qkv(), graph, return_info=True)
+    with pytest.raises(ValueError, match=r"differs by head has no single edge list"):
+        info.weights()
+
+
+# -- the reference's memory -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 7, 10_000])
+def test_chunks_do_not_change_the_reference(monkeypatch, most):
+    """One edge at a time, a few, or all: the same output and gradients."""
+    q, k, v = (x.requires_grad_() for x in qkv())
+    graph = patterns.causal(9)
+    whole = ga.attend(q, k, v, graph, backend="reference")
+    wanted = torch.autograd.grad(whole.sum(), [q, k, v], retain_graph=True)
+    monkeypatch.setattr(reference, "_most_edges", lambda call: most)
+    found = ga.attend(q, k, v, graph, backend="reference")
+    assert torch.allclose(found, whole, rtol=0, atol=1e-14)
+    gradients = torch.autograd.grad(found.sum(), [q, k, v])
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(gradients, wanted, strict=True))
+
+
+def test_reference_refuses_with_the_estimate_and_auto_says_so(monkeypatch):
+    """Beyond its limit it names the bytes; auto tries the others, then names them all. The next call works."""
+    q, k, v = qkv()
+    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
+    with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
+        ga.attend(q, k, v, patterns.causal(9), backend="reference")
+    monkeypatch.setattr(dense, "COMFORTABLE", 10)
+    with pytest.raises(NotImplementedError, match=r"no backend holds .*window.*dense would need .*the reference would need"):
+        ga.attend(q, k, v, patterns.window(9, 2))
+    monkeypatch.undo()
+    assert torch.allclose(ga.attend(q, k, v, patterns.window(9, 2)), ga.attend(q, k, v, patterns.window(9, 2), backend="dense"))
+
+
+def test_a_long_sparse_graph_goes_to_the_reference_when_dense_is_too_large(monkeypatch):
+    """auto falls to the edges, and explain says so beforehand."""
+    monkeypatch.setattr(dense, "COMFORTABLE", 10_000)
+    graph = patterns.window(128, 2)
+    assert ga.explain(graph, 4, 8).choice == "reference"
+    q, k, v = qkv(dst=128, src=128)
+    assert torch.allclose(ga.attend(q, k, v, graph), ga.attend(q, k, v, graph, backend="dense"), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_reference_stays_below_two_gigabytes_at_causal_2048():
+    """DESIGN section 2.9: forward and backward, 8 heads of 64, measured as the peak of the process in a fresh one."""
+    import subprocess
+    import sys
+
+    program = """
+import resource, torch, gnn_attention as ga
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+q, k, v = (torch.randn(1, 8, 2048, 64, requires_grad=True) for _ in range(3))
+graph = ga.patterns.causal(2048); graph.edge_index
+before = peak()
+ga.attend(q, k, v, graph, backend="reference").sum().backward()
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 * 2**30
+
+
+# -- choosing, explaining ---------------------------------------------------------------------------------------------
+
+
+def test_a_backend_of_your_own():
+    """A Backend object is a backend: it is called with the call, its refusal is respected, and it never falls back."""
+    mine = Backend("mine", lambda call: (call.v.new_full((*call.q.shape[:3], call.v.shape[-1]), 7.0), None))
+    out, info = ga.attend(*qkv(), patterns.causal(9), backend=mine, return_info=True)
+    assert (out == 7).all()
+    with pytest.raises(NotImplementedError, match="returned no lse"):
+        _ = info.lse
+    picky = Backend("picky", mine.run, refusal=lambda call: "it is Friday")
+    with pytest.raises(NotImplementedError, match="backend 'picky' cannot hold this call on .*causal.*: it is Friday"):
+        ga.attend(*qkv(), patterns.causal(9), backend=picky)
+
+
+def test_explain_prints_the_choice_and_counts():
+    """Flops of dense and of edges by hand: 4 H D times pairs."""
+    text = ga.explain(patterns.window(64, 4), heads=2, dim=8)
+    edges = 64 * 4 - (1 + 2 + 3)
+    assert {name: flops for name, flops, _ in text.rows} == {"dense": 4 * 2 * 8 * 64 * 64, "reference": 4 * 2 * 8 * edges}
+    assert "auto takes dense" in str(text)
+    assert "window(64, 4)" in str(text)
+    assert ga.explain(patterns.causal(64), 2, 8).reason == "one SDPA call without a mask"
+    assert set(ga.list_backends()) == {"dense", "reference"}
+
+
+@pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
+def test_full_and_causal_graphs_are_one_sdpa_call_without_a_mask(monkeypatch, graph):
+    """However the graph was made: also as an edge list that happens to be causal."""
+    calls = []
+    real = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **kw: calls.append(kw) or real(*a, **kw))
+    for same in (graph, ga.convert.from_mask(graph.mask()), graph.T.T):
+        ga.attend(*qkv(), same)
+    assert [kw["attn_mask"] for kw in calls] == [None] * 3
+    assert {kw["is_causal"] for kw in calls} == {graph.is_causal()}
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+Q, K, V = qkv()
+CAUSAL = patterns.causal(9)
+BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=3)
+BY_SAMPLE = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - b, 9, batch=5)
+
+WRONG = [
+    ((Q[0], K, V, CAUSAL), {}, ValueError, r"q must be \[B, Hq, dst, D\], got shape \[4, 9, 8\]"),
+    ((Q, K.tolist(), V, CAUSAL), {}, TypeError, r"k must be a float tensor \[B, Hkv, src, D\], got list"),
+    ((Q, K, V.long(), CAUSAL), {}, TypeError, r"v must be a float tensor \[B, Hkv, src, Dv\], got torch.int64"),
+    ((Q, K.float(), V, CAUSAL), {}, ValueError, r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu"),
+    ((Q, K, V[:, :, :5], CAUSAL), {}, ValueError, r"k and v must agree in \[B, Hkv, src\], got \[2, 2, 9, 8\] and \[2, 2, 5, 6\]"),
+    ((Q[:1], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]"),
+    ((Q[..., :4], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D"),
+    ((Q[:, :3], K, V, CAUSAL), {}, ValueError, r"heads of q must be a multiple of the heads of k, got 3 and 2"),
+    ((Q, K, V, CAUSAL.mask()), {}, TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention.convert"),
+    ((Q, K, V, patterns.causal(8)), {}, ValueError, r"causal\(8\).* does not fit q with 9 receivers and k with 9 senders; .*rows\("),
+    ((Q[:, :, :2], K, V, CAUSAL), {}, ValueError, r"does not fit q with 2 receivers and k with 9 senders"),
+    ((Q, K, V, BY_HEAD), {}, ValueError, r"differs by heads \(3\), but q has heads 4"),
+    ((Q, K, V, BY_SAMPLE), {}, ValueError, r"differs by batch \(5\), but q has batch 2"),
+    ((Q, K, V, CAUSAL), {"backend": "fast"}, ValueError, r"backend must be one of 'auto', 'dense', 'reference', got 'fast'"),
+    ((Q, K, V, CAUSAL), {"backend": 3}, TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int"),
+    ((Q, K, V, CAUSAL), {"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\), got 1.0"),
+    ((Q, K, V, CAUSAL), {"dropout": True}, ValueError, r"dropout must be a probability"),
+    ((Q, K, V, CAUSAL), {"score_mod": 1.0}, TypeError, r"score_mod must be a function \(score, b, h, dst, src\) -> score, got float"),
+    ((Q, K, V, CAUSAL), {"bias": [0.0]}, TypeError, r"bias must be a float tensor broadcastable to \[B, Hq, E\], got list"),
+    ((Q, K, V, CAUSAL), {"bias": torch.zeros(44)}, ValueError, r"bias must be broadcastable to \[B, Hq, E\] = \[2, 4, 45\], got \[44\]"),
+    ((Q, K, V, CAUSAL), {"bias": torch.zeros(1, 2, 4, 45)}, ValueError, r"bias must be broadcastable"),
+    ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(2)}, ValueError, r"sink_logits must be \[Hq\] = \[4\], got \[2\]"),
+    ((Q, K, V, CAUSAL), {"sink_logits": 1.0}, TypeError, r"sink_logits must be a float tensor \[Hq\], got float"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), WRONG)
+def test_wrong_input_is_named(arguments, options, error, message):
+    """One message that says which argument, what came and what was expected; the next valid call is right."""
+    with pytest.raises(error, match=message):
+        ga.attend(*arguments, **options)
+    assert torch.equal(ga.attend(Q, K, V, CAUSAL), ga.attend(Q, K, V, CAUSAL))
+
+
+@pytest.mark.parametrize("number", range(0, len(WRONG), 5))
+def test_wrong_input_is_named_under_compile(number):
+    """torch.compile does not change the error."""
+    arguments, options, error, message = WRONG[number]
+    with pytest.raises(error, match=message):
+        torch.compile(lambda: ga.attend(*arguments, **options), backend="eager")()
+
+
+def test_bias_on_a_graph_that_varies_is_refused_by_name():
+    """A per-edge bias needs one edge order."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)
+    with pytest.raises(ValueError, match="differs by head has no single edge list"):
+        ga.attend(Q, K, V, graph, bias=torch.zeros(3))
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_fullgraph_compile_follows_the_graph(backend):
+    """No graph breaks; another graph is another program, not the old one."""
+    torch.compiler.reset()
+    q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
+
+    def run(q, k, v, graph):
+        return ga.attend(q, k, v, graph, score_mod=score_mods.softcap(3.0), backend=backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for graph in (patterns.window(9, 3), patterns.tree([-1, 0, 0, 1, 1, 2, 2, -1, 7])):
+        found, wanted = compiled(q, k, v, graph), run(q, k, v, graph)
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-6)
+        gradients = [torch.autograd.grad(out.sum(), [q, k, v]) for out in (found, wanted)]
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_compiled_calls_keep_the_nan_rule(backend):
+    """What may not be asked while compiling must still hold afterwards."""
+    torch.compiler.reset()
+    q, k, v = qkv(dtype=torch.float32)
+    v[:, :, 4] = torch.nan
+    graph = patterns.window(9, 2)
+    out = torch.compile(lambda: ga.attend(q, k, v, graph, backend=backend), fullgraph=True, backend="aot_eager")()
+    assert out.isnan().any(-1).any(0).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 3
+
+
+def test_a_call_changes_nothing_it_was_given():
+    """Inputs and graph come back as they were."""
+    q, k, v = qkv()
+    graph = patterns.window(9, 3)
+    before = [copy.deepcopy(x) for x in (q, k, v)]
+    ga.attend(q, k, v, graph, dropout=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(before, (q, k, v), strict=True))
+    assert graph == patterns.window(9, 3)
+    assert math.isclose(float(graph.num_edges), 9 * 3 - 3)
