@@ -17,20 +17,19 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from gnn_attention import _checks, _edge_lists, _rules
+from gnn_attention import _checks, _edge_lists, _enumeration, _rules
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
 __all__ = ["Rule", "TokenGraph"]
 
-CELLS_AT_ONCE = 2**22  # rule evaluations held at a time while a graph is enumerated (4 MB of booleans)
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
 
 
@@ -93,7 +92,7 @@ class TokenGraph:
         _check_signature(rule)
         graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
         if num_dst and num_src:
-            graph._evaluate(*(torch.zeros(2, 2, dtype=torch.int64) for _ in range(4)))
+            _enumeration.evaluate(rule, repr(graph), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(4)))
         return graph
 
     @classmethod
@@ -323,38 +322,16 @@ class TokenGraph:
     def _varies(self) -> str:
         return " and ".join(word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None)
 
+    @property
+    def _shape(self) -> _enumeration.Shape:
+        return (self.batch or 1, self.heads or 1, self.num_dst, self.num_src)
+
     def _is(self, rule: Rule) -> bool:
-        """True if every sample and head has the edges of ``rule`` (compared block by block, unless it is this very rule)."""
-        if self.rule is rule:
-            return True
-        other = replace(self, rule=rule, _listed=None, _memo={})
-        return all(torch.equal(a, b) for a, b in zip(self._row_blocks(), other._row_blocks(), strict=True))
-
-    def _evaluate(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        try:
-            edge = self.rule(b, h, dst, src)
-        except RuntimeError as error:
-            raise TypeError(f"the rule of {self!r} must use broadcasting tensor operators only: {error}") from error
-        if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
-            got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
-            raise TypeError(f"the rule of {self!r} must return a bool tensor, got a {got}")
-        return edge
-
-    def _row_blocks(self, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-        """Bool ``[batch or 1, heads or 1, rows, num_src]`` for successive rows, a bounded number of cells at a time."""
-        batch, heads = self.batch or 1, self.heads or 1
-        step = max(1, CELLS_AT_ONCE // max(1, batch * heads * self.num_src))
-        b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
-        h = torch.arange(heads, device=device).view(1, -1, 1, 1)
-        src = torch.arange(self.num_src, device=device)
-        for start in range(0, self.num_dst, step):
-            dst = torch.arange(start, min(start + step, self.num_dst), device=device).view(-1, 1)
-            shape = (batch, heads, len(dst), self.num_src)
-            yield self._evaluate(b, h, dst, src).expand(shape) if self.num_src else b.new_zeros(shape, dtype=torch.bool)
+        """True if every sample and head has the edges of ``rule``."""
+        return _enumeration.same(self.rule, rule, repr(self), self._shape)
 
     def _dense(self, device: torch.device) -> Tensor:
-        nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, self.num_src, dtype=torch.bool, device=device)
-        return self._squeeze(torch.cat([nothing, *self._row_blocks(device)], dim=2))
+        return self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device))
 
     def _squeeze(self, per_head: Tensor) -> Tensor:
         """Drop the leading axes that do not vary: [batch or 1, heads or 1, ...] to the form of :meth:`mask`."""
@@ -365,20 +342,12 @@ class TokenGraph:
     def _enumerate(self, device: torch.device) -> Tensor:
         if device.type != "cpu":
             return self.edge_index.to(device)
-        if self._listed is not None:
-            return self._listed
-        found, start = [torch.zeros(2, 0, dtype=torch.int64)], 0
-        for block in self._row_blocks():
-            dst, src = block[0, 0].nonzero(as_tuple=True)
-            found.append(torch.stack([src, dst + start]))
-            start += block.shape[2]
-        return torch.cat(found, dim=1)
+        return _enumeration.edge_list(self.rule, repr(self), self._shape) if self._listed is None else self._listed
 
     def _count_in_edges(self) -> Tensor:
         if self._listed is not None:
             return torch.bincount(self._listed[1], minlength=self.num_dst)
-        nothing = torch.zeros(self.batch or 1, self.heads or 1, 0, dtype=torch.int64)
-        return self._squeeze(torch.cat([nothing, *(block.sum(-1) for block in self._row_blocks())], dim=2))
+        return self._squeeze(_enumeration.in_degree(self.rule, repr(self), self._shape))
 
     def _count_edges(self) -> int:
         return int(self.in_degree().sum())

@@ -98,11 +98,10 @@ class MessagePassingAttention(MessagePassing):
         k, v = self.heads.send(x_src, self._positions(graph.src_offset, x_src))
         wants_weights = isinstance(return_attention_weights, bool)
         call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias)
-        y, weights = self._walk(call) if self.backend is None else self._attend(call, self.backend, wants_weights)
-        y = y if batched else y.squeeze(0)
-        if not wants_weights:
-            return y
-        return y, _with_edges(g, graph, weights if batched else weights.squeeze(0))
+        y, weights = self._walk(call, batched) if self.backend is None else self._attend(call, self.backend, wants_weights)
+        if not batched:
+            y, weights = y.view(x_dst.shape[1], -1), weights if weights is None else weights.view(-1, self.heads.num_heads)
+        return (y, _with_edges(g, graph, weights)) if wants_weights else y
 
     def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
         """Through the one verb, on any backend."""
@@ -115,14 +114,16 @@ class MessagePassingAttention(MessagePassing):
 
     # -- the walk: PyG's own order of events --------------------------------------------------------------------------
 
-    def _walk(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Edge by edge in float32 or better: nodes ``[B, N, H, D]``, edges ``[B, E, H]``."""
+    def _walk(self, call: Call, batched: bool) -> tuple[Tensor, Tensor]:
+        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there is one."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
                 f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'"
             )
         wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
         q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
+        if not batched:
+            q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
         alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
@@ -131,12 +132,12 @@ class MessagePassingAttention(MessagePassing):
     def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, call: object) -> Tensor:
         """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
         assert isinstance(call, Call)  # PyG renders this signature into a module of its own, where only builtins are known
-        logits = edges.logit(q_i, k_j, call.scale).mT  # [B, H, E]
+        logits = edges.logit(q_i, k_j, call.scale).mT.reshape(*call.q.shape[:2], -1)  # [B, H, E]
         logits = call.modified(logits, index, edge_index_j)
         if call.bias is not None:
             logits = logits + call.bias
         weights, _ = edges.softmax(logits, index, call.graph.num_dst)
-        return weights.mT
+        return weights.mT.reshape(q_i.shape[:-1])
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
@@ -144,9 +145,9 @@ class MessagePassingAttention(MessagePassing):
         return weights.unsqueeze(-1) * v_j
 
     def update(self, inputs: Tensor) -> Tensor:
-        """The sum over heads, through W_O in the standard form: ``[B, N, H, D] -> [B, N, width]``."""
-        z = inputs.transpose(1, 2).to(next(self.heads.parameters()).dtype)
-        return self.heads.collect(z)
+        """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
+        z = inputs.transpose(-3, -2).to(next(self.heads.parameters()).dtype)
+        return self.heads.collect(z) if z.dim() == 4 else self.heads.collect(z.unsqueeze(0)).squeeze(0)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 

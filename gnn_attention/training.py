@@ -72,9 +72,10 @@ class Recipe:
 
     ``repeats`` is the share of training windows, at the beginning, that say one stretch of text (an eighth to a half of the
     window) again and again until the window is full; it falls evenly to none at the end, and all other windows are text as it
-    stands. Text alone did not give this model an induction head within four million tokens; half of the windows repeated gave
-    it one within two, with no loss on other text. ``rate`` is the highest learning rate, reached after ``warmup`` steps; it
-    falls to a tenth along a cosine.
+    stands. Text alone gave this model no induction head within four million tokens (score 0.01). With these windows the score
+    passed 0.4 after two million, reached 0.64, and fell to 0.49 as they became rare; ``history`` in the file tells it all.
+
+    ``rate`` is the highest learning rate, reached after ``warmup`` steps; it falls to a tenth along a cosine.
 
     Raises TypeError or ValueError for a value that makes no sense.
     """
@@ -348,13 +349,8 @@ def _rounded(number: float | Tensor) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``gnn-attention train``: where to write, how long, and one for each field of :class:`Recipe`."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("trained.safetensors"),
-        metavar="FILE",
-        help="where to write the weights (default: %(default)s)",
-    )
+    where = "where to write the weights (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
     parser.add_argument("--progress", action="store_true", help="lines on stderr even if it is no terminal")
     for field in fields(Recipe):

@@ -183,6 +183,7 @@ x = torch.tensor(
         [0.8, 0.0, 0.0, 1.0],  # words: a thing, and more than one
     ]
 )
+# one row for each feature, one column for each of two channels (W_O: the other way round)
 W_Q = torch.tensor([[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]])  # a doing looks for: a thing (2), a denial (3)
 W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # findable are: a thing, a denial
 W_V = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])  # what is sent: am I many? am I a denial?
@@ -253,7 +254,7 @@ print(f"overlap of output with words: {overlap:.1f}; is there an edge words -> o
 # %% [markdown]
 # ## 4. All receivers at once
 #
-# $$y_i = \Big( \sum_{j \to i} w_{ij} \, v_j \Big) W_O, \qquad
+# $$y_i = \Big( \sum_{j \to i} w_{ij} v_j \Big) W_O, \qquad
 # w_{ij} = \frac{\exp(q_i \cdot k_j / \sqrt d)}{\sum_{j' \to i} \exp(q_i \cdot k_{j'} / \sqrt d)}$$
 #
 # The loops go away with two operations on the list of edges. **Gather**: `q[dst]` copies to each edge the channel of its
@@ -278,7 +279,7 @@ assert torch.allclose(updates[OUTPUT], update, rtol=0, atol=1e-12)  # the one we
 # %% [markdown]
 # Now the form that is printed in every paper:
 #
-# $$Y = \text{softmax}\!\left(\frac{Q K^\top}{\sqrt d} + \text{mask}\right) V \, W_O$$
+# $$Y = \text{softmax} \left(\frac{Q K^\top}{\sqrt d} + \text{mask}\right) V W_O$$
 #
 # $Q K^\top$ is the table of **all** overlaps, edge or no edge. Adding $-\infty$ where there is no edge makes its share
 # exactly 0, since $e^{-\infty} = 0$. What is left are the sums over in-edges. The two functions below compute the same.
@@ -331,7 +332,7 @@ print(f"{n} tokens, {random_graph.num_edges} edges of {n * n} pairs: equal")
 #
 # ## 5. Message, aggregate, update
 #
-# $$y_i = \text{update}\Big( \underset{j \to i}{\text{aggregate}} \; \text{message}(x_i, x_j) \Big)$$
+# $$y_i = \text{update}\Big( \underset{j \to i}{\text{aggregate}} \ \text{message}(x_i, x_j) \Big)$$
 #
 # Graph neural networks are written with these three functions, and the library **torch_geometric** (PyG) asks for them by
 # name. PyG does the gathering and scattering: an argument that ends in `_j` arrives gathered from the sender of each edge,
@@ -362,7 +363,7 @@ print(layer)
 # %% [markdown]
 # ## 6. Many heads
 #
-# $$\text{Concat}(z^0, z^1, \dots) \, W_O = \sum_h z^h \, W_O^h$$
+# $$\text{Concat}(z^0, z^1, \dots) W_O = \sum_h z^h W_O^h$$
 #
 # One head has one question. A sender has one message in it for everybody, however different its listeners are. So models
 # run several heads side by side over the same graph, counted from 0. Ours was head 0. Here is head 1: a thing, and a
@@ -410,10 +411,11 @@ plt.show()
 #
 # $$W_P = W_Q W_K^\top, \quad P = X W_P \qquad\qquad W_M = W_V W_O, \quad M = X W_M$$
 #
-# $$\text{logits} = \frac{P X^\top}{\sqrt d}, \qquad Y = \sum_h \text{softmax}(\text{logits}_h) \, M_h$$
+# $$\text{logits} = \frac{P X^\top}{\sqrt d}, \qquad Y = \sum_h \text{softmax}(\text{logits}_h) M_h$$
 #
 # $W_Q$ and $W_K$ are only ever used as a product, and so are $W_V$ and $W_O$. Multiply them out, and queries, keys and
-# values disappear. What is left has names of its own:
+# values disappear. (Models that rotate queries and keys by position put something between the two; that is another story.)
+# What is left has names of its own:
 #
 # * the **pattern** of a receiver is a description of the state it looks for. It is as wide as a state, so the two can be
 #   compared by a dot product;
@@ -493,9 +495,10 @@ graphs = {
 }
 results = {name: layer(x, graph) for name, graph in graphs.items()}
 
-figure, axes = plt.subplots(4, 2, figsize=(11, 10.5), width_ratios=[1.7, 1])
+figure, axes = plt.subplots(4, 2, figsize=(11, 11), width_ratios=[1.6, 1])
 for (name, graph), (left, right) in zip(graphs.items(), axes, strict=True):
     draw_arcs(left, WORDS, graph.edge_index.T.tolist(), title=f"{name}: {graph.num_edges} edges")
+    left.set_ylim(-0.8, 1.4)
     draw_table(right, results[name], WORDS, FEATURES, aspect="auto")
 axes[0, 1].set_title("what the layer then adds")
 plt.show()
@@ -530,7 +533,7 @@ for name, graph in graphs.items():  # and each of them equals matrix attention w
 # Graphs are sets of edges, so they can be joined (`|`), intersected (`&`) and subtracted (`-`). Let us **cut one edge**,
 # *not* $\to$ *output*, and look at the listening distribution of *output* before and after:
 #
-# $$w'_{ij} = \frac{w_{ij}}{1 - w_{i\,\mathit{cut}}}$$
+# $$w'_{ij} = \frac{w_{ij}}{1 - w_{i,\mathit{cut}}}$$
 #
 # The shares of the others grow, all by the same factor, until they add up to 1 again. Cutting an edge is therefore not the
 # same as muting a message (weight kept, message set to 0): a cut edge hands its share to the rest.
@@ -556,7 +559,7 @@ for offset, (name, share) in zip((-0.2, 0.2), shares.items(), strict=True):
     bars = ax.bar([word + offset for word in range(4)], share[:4], width=0.38, color=[BLUE, ORANGE][offset > 0], label=name)
     ax.bar_label(bars, fmt="%.2f", padding=2)
 ax.set_xticks(range(4), WORDS[:4])
-ax.set(ylabel="share of listening", ylim=(0, 1), title="who output listens to, before and after not -> output is cut")
+ax.set(ylabel="share of listening", ylim=(0, 1), title="whom 'output' listens to, before and after the cut")
 ax.legend(frameon=False)
 plt.show()
 
@@ -565,8 +568,11 @@ plt.show()
 #
 # The package ships a small language model. It has learned to predict the next token on the source code of Python's
 # standard library, so English is not its home, but it will do. Each of its layers is one round of message passing
-# (*communication*: attention) followed by a small network at each node (*computation*). Its tokens are pieces of words,
-# found by counting: frequent words are one piece, others fall into several. `␣` marks a space.
+# (*communication*: attention) followed by a small network at each node (*computation*). So far the order of the tokens did
+# not matter to a head; here each head also adds to every logit a learned number for the distance between the two tokens.
+#
+# Its tokens are pieces of words, found by counting: frequent words are one piece, others fall into several. `␣` marks a
+# space.
 
 # %%
 model, vocabulary = ga.model.load_trained()
@@ -581,6 +587,7 @@ print(f"{len(pieces)} nodes:", " | ".join(pieces))
 # Nobody wrote down what its heads look for. But we can watch them: `model.listen` returns the weight of every edge in every
 # head. Below is the head that listens most to **the token before its own**. We do not say in advance which one that is, but
 # look for it: on random tokens, where meaning cannot help, measure how much weight goes along the edges `dst - 1 -> dst`.
+# (The first token can hear only itself, whatever the head.)
 
 
 # %%
@@ -798,7 +805,8 @@ assert found[1][NOT] > 0.999, "the second is not sharp enough"
 # **5. Give the induction head its edges back.** Build a graph over the 64 tokens of section 9 with **less than 600 edges**
 # (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph
 # is a rule: `ga.TokenGraph.from_rule(lambda b, h, dst, src: ..., 64)` has an edge wherever the condition on the positions
-# `dst` and `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`.
+# `dst` and `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be
+# worse: fewer senders compete for a listener.
 
 # %%
 answer = None  # your turn: a TokenGraph of 64 tokens

@@ -66,7 +66,7 @@ def test_seventy_thousand_equal_fp16_logits_give_the_mean(backend):
 
 @pytest.mark.parametrize("backend", NAMES)
 def test_dot_products_beyond_fp16_are_fine(backend):
-    """q . k = 8 * 120^2 = 115200 > 65504; the softmax is one-hot on the equal key."""
+    """Q . k = 8 * 120^2 = 115200 > 65504; the softmax is one-hot on the equal key."""
     q = torch.full((1, 1, 1, 8), 120.0, dtype=torch.float16)
     k = torch.cat([q, -q], dim=2)
     v = torch.tensor([[1.0], [3.0]], dtype=torch.float16).view(1, 1, 2, 1)
@@ -75,7 +75,7 @@ def test_dot_products_beyond_fp16_are_fine(backend):
 
 @pytest.mark.parametrize("backend", NAMES)
 def test_lse_with_sinks_and_bias(backend):
-    """lse = log(sum exp(logit) + exp(sink)), written out."""
+    """Lse = log(sum exp(logit) + exp(sink)), written out."""
     q, k, v = qkv(dst=1, src=3, heads=2, kv_heads=2, batch=1)
     bias, sinks = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), torch.tensor([0.3, -4.0], dtype=torch.float64)
     out, info = ga.attend(q, k, v, patterns.cross(1, 3), bias=bias, sink_logits=sinks, backend=backend, return_info=True)
@@ -129,7 +129,12 @@ def test_backends_agree_over_every_pairing_of_options():
     """Reference and dense on score_mods, bias, sinks and scale together, and again in another call order."""
     q, k, v = qkv()
     graph = patterns.window(9, 4) | patterns.sinks(9, 1)
-    mods = [None, score_mods.softcap(2.0), score_mods.alibi(score_mods.alibi_slopes(4)), lambda s, b, h, dst, src: s * (1 + b) - src]
+    mods = [
+        None,
+        score_mods.softcap(2.0),
+        score_mods.alibi(score_mods.alibi_slopes(4)),
+        lambda s, b, h, dst, src: s * (1 + b) - src,
+    ]
     bias = torch.randn(graph.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for mod in mods:
         for extra in ({}, {"bias": bias}, {"sink_logits": torch.ones(4, dtype=torch.float64)}):
@@ -244,7 +249,7 @@ def test_reference_refuses_with_the_estimate_and_auto_says_so(monkeypatch):
 
 
 def test_a_long_sparse_graph_goes_to_the_reference_when_dense_is_too_large(monkeypatch):
-    """auto falls to the edges, and explain says so beforehand."""
+    """Auto falls to the edges, and explain says so beforehand."""
     monkeypatch.setattr(dense, "COMFORTABLE", 10_000)
     graph = patterns.window(128, 2)
     assert ga.explain(graph, 4, 8).choice == "reference"
@@ -321,12 +326,22 @@ WRONG = [
     ((Q, K.tolist(), V, CAUSAL), {}, TypeError, r"k must be a float tensor \[B, Hkv, src, D\], got list"),
     ((Q, K, V.long(), CAUSAL), {}, TypeError, r"v must be a float tensor \[B, Hkv, src, Dv\], got torch.int64"),
     ((Q, K.float(), V, CAUSAL), {}, ValueError, r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu"),
-    ((Q, K, V[:, :, :5], CAUSAL), {}, ValueError, r"k and v must agree in \[B, Hkv, src\], got \[2, 2, 9, 8\] and \[2, 2, 5, 6\]"),
+    (
+        (Q, K, V[:, :, :5], CAUSAL),
+        {},
+        ValueError,
+        r"k and v must agree in \[B, Hkv, src\], got \[2, 2, 9, 8\] and \[2, 2, 5, 6\]",
+    ),
     ((Q[:1], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]"),
     ((Q[..., :4], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D"),
     ((Q[:, :3], K, V, CAUSAL), {}, ValueError, r"heads of q must be a multiple of the heads of k, got 3 and 2"),
     ((Q, K, V, CAUSAL.mask()), {}, TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention.convert"),
-    ((Q, K, V, patterns.causal(8)), {}, ValueError, r"causal\(8\).* does not fit q with 9 receivers and k with 9 senders; .*rows\("),
+    (
+        (Q, K, V, patterns.causal(8)),
+        {},
+        ValueError,
+        r"causal\(8\).* does not fit q with 9 receivers and k with 9 senders; .*rows\(",
+    ),
     ((Q[:, :, :2], K, V, CAUSAL), {}, ValueError, r"does not fit q with 2 receivers and k with 9 senders"),
     ((Q, K, V, BY_HEAD), {}, ValueError, r"differs by heads \(3\), but q has heads 4"),
     ((Q, K, V, BY_SAMPLE), {}, ValueError, r"differs by batch \(5\), but q has batch 2"),
@@ -334,9 +349,19 @@ WRONG = [
     ((Q, K, V, CAUSAL), {"backend": 3}, TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int"),
     ((Q, K, V, CAUSAL), {"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\), got 1.0"),
     ((Q, K, V, CAUSAL), {"dropout": True}, ValueError, r"dropout must be a probability"),
-    ((Q, K, V, CAUSAL), {"score_mod": 1.0}, TypeError, r"score_mod must be a function \(score, b, h, dst, src\) -> score, got float"),
+    (
+        (Q, K, V, CAUSAL),
+        {"score_mod": 1.0},
+        TypeError,
+        r"score_mod must be a function \(score, b, h, dst, src\) -> score, got float",
+    ),
     ((Q, K, V, CAUSAL), {"bias": [0.0]}, TypeError, r"bias must be a float tensor broadcastable to \[B, Hq, E\], got list"),
-    ((Q, K, V, CAUSAL), {"bias": torch.zeros(44)}, ValueError, r"bias must be broadcastable to \[B, Hq, E\] = \[2, 4, 45\], got \[44\]"),
+    (
+        (Q, K, V, CAUSAL),
+        {"bias": torch.zeros(44)},
+        ValueError,
+        r"bias must be broadcastable to \[B, Hq, E\] = \[2, 4, 45\], got \[44\]",
+    ),
     ((Q, K, V, CAUSAL), {"bias": torch.zeros(1, 2, 4, 45)}, ValueError, r"bias must be broadcastable"),
     ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(2)}, ValueError, r"sink_logits must be \[Hq\] = \[4\], got \[2\]"),
     ((Q, K, V, CAUSAL), {"sink_logits": 1.0}, TypeError, r"sink_logits must be a float tensor \[Hq\], got float"),

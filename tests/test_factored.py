@@ -75,7 +75,7 @@ class TestAgainstTheProduct:
         """Those of the product that are not zero; a matrix that is not square has none, and is told so."""
         matrix = made(lead, m, r, n)
         if m != n:
-            with pytest.raises(ValueError, match=rf"eigenvalues.*square.*{m}.*{n}"):
+            with pytest.raises(ValueError, match=rf"square.*{m}.*{n}"):
                 matrix.eigenvalues()
             return
         ours = matrix.eigenvalues().reshape(-1, matrix.eigenvalues().shape[-1])

@@ -193,7 +193,7 @@ def test_the_recorded_scores_are_found_again(shipped: Any) -> None:
 def test_there_is_an_induction_head_and_before_it_a_previous_token_head(shipped: Any) -> None:
     model = shipped[0]
     induction, previous = lm.induction_scores(model), lm.previous_token_scores(model)
-    assert induction[1].max() > 0.5
+    assert induction[1].max() > 0.45  # even listening gives about 0.01
     assert induction[0].max() < 0.05  # layer 0 cannot know what came before a token
     assert previous[0].max() > 0.5
 
@@ -209,7 +209,7 @@ def test_without_the_edges_there_is_no_induction(shipped: Any) -> None:
     assert lm.induction_scores(model, length, graph=patterns.window(2 * length, 2)).max() == 0
     # Here every edge to the token after the earlier occurrence is left; what it rests on, in layer 0, is cut.
     whole = lm.induction_scores(model, length).max()
-    assert lm.induction_scores(model, length, graph=without_previous(2 * length)).max() < whole / 4
+    assert lm.induction_scores(model, length, graph=without_previous(2 * length)).max() < whole / 20
 
 
 def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
@@ -225,12 +225,21 @@ def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
 
 
 @torch.no_grad()
-def test_the_second_time_a_text_is_read_it_is_known(shipped: Any) -> None:
-    model = shipped[0]
-    first = torch.randint(model.config.vocabulary_size, (8, 48), generator=torch.Generator().manual_seed(5))
-    tokens = torch.cat([first, first], dim=1)
-    loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].mT, tokens[:, 1:], reduction="none")
-    assert loss[:, 48:].mean() < loss[:, :47].mean() / 2
+@pytest.mark.parametrize("text", ["Llamas do not output words.\n", "    zorblat = Quimby(frob, 17, wexel='dray')\n"])
+def test_a_strange_sentence_is_known_the_second_time_it_is_read(shipped: Any, text: str) -> None:
+    """The loss falls in the second copy, and does not where no token of any layer hears the one before it."""
+    model, vocabulary, _ = shipped
+    once = vocabulary.encode(text)
+    tokens, n = torch.tensor([once + once]), len(once)
+
+    def losses(graph: TokenGraph) -> tuple[float, float]:
+        loss = torch.nn.functional.cross_entropy(model(tokens, graph)[0, :-1], tokens[0, 1:], reduction="none")
+        return float(loss[: n - 1].mean()), float(loss[n:].mean())
+
+    first, second = losses(patterns.causal(2 * n))
+    assert second < first - 2
+    first, second = losses(without_previous(2 * n))
+    assert second > first - 0.5
 
 
 # -- wrong input ------------------------------------------------------------------------------------------------------

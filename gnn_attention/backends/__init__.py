@@ -13,6 +13,7 @@ __all__ = ["BACKENDS", "Backend", "Call"]
 
 
 def _never(call: Call) -> str | None:
+    """A backend that holds every call."""
     return None
 
 

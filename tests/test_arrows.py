@@ -1,0 +1,96 @@
+"""The house: a module imports only from rows above its own (DESIGN, section 4), read off the syntax tree."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gnn_attention
+
+PACKAGE = Path(gnn_attention.__file__).parent
+
+ROWS = [
+    ["_shapes", "_checks"],
+    ["_edge_lists", "_rules", "_arrays", "bytepair", "weights"],
+    ["_enumeration"],
+    ["graph", "edges", "score_mods", "rotary", "factored"],
+    ["patterns", "convert", "standard_heads", "_call"],
+    ["heads", "backends.reference", "backends.dense"],
+    ["backends"],
+    ["attend"],
+    ["layer"],
+    ["model"],
+    ["training", "verify.report", "verify.measure", "verify.oracle", "verify.cases"],
+    ["verify.check"],
+    ["verify.attend_checks", "verify.layer_checks", "verify.rule_checks"],
+    ["verify.trained_checks"],
+    ["verify"],
+    ["__main__"],
+]
+ROW_OF = {name: number for number, row in enumerate(ROWS) for name in row}
+ALLOWED_INSIDE = {
+    "networkx",
+    "torch_geometric",
+    "torch_geometric.data",
+    "torch.nn.attention.flex_attention",
+}  # loaded when asked for
+
+
+def modules():
+    """Every module but the front door, by dotted name inside the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        if name:
+            yield name, path
+
+
+def imports(path):
+    """(module, inside a function) for every import of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            for alias in node.names:
+                own = f"{node.module}.{alias.name}"
+                yield own if is_module(own) else node.module, node in inside
+
+
+def is_module(dotted):
+    """True if the dotted name is a module of this package."""
+    path = PACKAGE.parent / Path(*dotted.split("."))
+    return dotted.startswith("gnn_attention") and (path.with_suffix(".py").exists() or (path / "__init__.py").exists())
+
+
+def test_every_module_has_a_row_and_every_row_its_module():
+    """A new module must be placed; a removed one must leave."""
+    assert sorted(ROW_OF) == sorted(name for name, _ in modules())
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda x: x if isinstance(x, str) else "")
+def test_arrows_point_upwards(name, path):
+    """Never sideways, never down; inside functions only what is loaded on demand."""
+    for imported, inside in imports(path):
+        if inside:
+            assert imported in ALLOWED_INSIDE, f"{name} imports {imported} inside a function"
+        if imported.startswith("gnn_attention") and imported != "gnn_attention":
+            other = imported.removeprefix("gnn_attention.")
+            assert ROW_OF[other] < ROW_OF[name], f"{name} (row {ROW_OF[name]}) imports {other} (row {ROW_OF[other]})"
+
+
+def test_a_downward_arrow_would_be_seen(tmp_path):
+    """The test can fail: the reader of imports finds them at the top and inside functions."""
+    file = tmp_path / "module.py"
+    file.write_text("from gnn_attention import layer\ndef f():\n    import gnn_attention.verify\n")
+    assert list(imports(file)) == [("gnn_attention.layer", False), ("gnn_attention.verify", True)]
+
+
+def test_only_the_layer_and_those_below_know_torch_geometric():
+    """Above it, only convert loads it, on demand."""
+    for name, path in modules():
+        for imported, inside in imports(path):
+            if imported.startswith("torch_geometric"):
+                assert ROW_OF[name] >= ROW_OF["layer"] or (name == "convert" and inside), name

@@ -1,0 +1,84 @@
+"""The front door: what is public is documented, and importing it is cheap."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import gnn_attention as ga
+
+PUBLIC = [
+    "patterns",
+    "convert",
+    "edges",
+    "score_mods",
+    "rotary",
+    "backends",
+    "model",
+    "verify",
+    "bytepair",
+    "weights",
+    "graph",
+    "heads",
+    "training",
+]
+
+
+def run(program):
+    """Standard output of a program in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_loads_neither_torch_geometric_nor_plotting():
+    """They come when they are first used (PEP 562)."""
+    heavy = ["torch_geometric", "transformers", "matplotlib", "torch_geometric.nn"]
+    assert run(f"import gnn_attention, sys; print([m for m in {heavy} if m in sys.modules])") == "[]"
+    assert run("import gnn_attention as ga, sys; ga.MessagePassingAttention; print('torch_geometric' in sys.modules)") == "True"
+
+
+@pytest.mark.slow
+def test_importing_costs_less_than_half_of_torch_again():
+    """Python -c 'import gnn_attention' stays below 1.5x of import torch: the best of five pairs, each in a fresh process."""
+    program = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    ratios = [float(run(program.format("gnn_attention"))) / float(run(program.format("torch"))) for _ in range(5)]
+    assert min(ratios) < 1.5, ratios
+
+
+def test_all_lists_exactly_the_front_door():
+    """Every name of __all__ resolves, and dir() shows them."""
+    assert sorted(ga.__all__) == ga.__all__ or set(ga.__all__) == set(dir(ga))
+    for name in ga.__all__:
+        assert getattr(ga, name) is not None
+    with pytest.raises(AttributeError, match="module 'gnn_attention' has no attribute 'nonsense'"):
+        _ = ga.nonsense
+
+
+def test_the_contract_is_there():
+    """The fixed names of DESIGN section 3 that this foundation promises."""
+    for dotted in ["patterns.causal", "patterns.window", "patterns.prefix", "patterns.documents", "patterns.sinks", "patterns.tree", "patterns.full", "convert.from_mask", "convert.from_edge_index", "convert.from_networkx", "convert.to_networkx", "convert.to_block_mask", "convert.to_sdpa_mask", "convert.to_pyg", "attend", "explain", "list_backends", "StandardHeads.from_mha", "StandardHeads.from_arrays", "FactoredHeads.of", "MergedHeads.of", "MessagePassingAttention", "verify.run", "TokenGraph.from_rule"]:
+        thing = ga
+        for part in dotted.split("."):
+            thing = getattr(thing, part)
+        assert callable(thing), dotted
+    names = list(inspect.signature(ga.attend).parameters)
+    assert names == ["q", "k", "v", "graph", "scale", "score_mod", "bias", "sink_logits", "dropout", "backend", "return_info"]
+    names = list(inspect.signature(ga.StandardHeads).parameters)
+    assert names == ["width", "num_heads", "head_dim", "value_dim", "num_kv_heads", "bias", "source_width", "rotary", "qk_norm"]
+    assert list(inspect.signature(ga.MessagePassingAttention).parameters) == ["heads", "score_mod", "dropout", "backend"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented(name):
+    """Every public function, class and method has a docstring that says something."""
+    module = importlib.import_module(f"gnn_attention.{name}")
+    assert module.__doc__
+    for export in module.__all__:
+        thing = getattr(module, export)
+        if callable(thing) and getattr(thing, "__module__", "").startswith("gnn_attention"):
+            assert thing.__doc__, f"{name}.{export}"
+            for method, value in vars(thing).items() if inspect.isclass(thing) else ():
+                if inspect.isfunction(value) and not method.startswith("_"):
+                    assert value.__doc__, f"{name}.{export}.{method}"

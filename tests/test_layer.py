@@ -1,0 +1,256 @@
+"""The message-passing layer: the walk equals attend and nn.MultiheadAttention, and it keeps PyG's conventions."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data
+from torch_geometric.explain import AttentionExplainer, Explainer
+from torch_geometric.nn import Sequential
+
+import gnn_attention as ga
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns, score_mods
+from gnn_attention.rotary import Rotary
+
+WAYS = [None, "dense", "reference", "auto"]
+
+
+def heads(**options):
+    """Float64 heads with drawn biases."""
+    torch.manual_seed(0)
+    made = StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, bias=True, **options).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("b_"):
+            torch.nn.init.normal_(parameter)
+    return made
+
+
+def states(*shape):
+    """Random float64 states."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("graph", [patterns.causal(9), patterns.full(9), patterns.window(9, 3)])
+def test_equals_torch_multihead_attention(way, graph):
+    """The mission's sentence: one round of message passing over the mask as adjacency is torch's attention with that mask."""
+    mha = torch.nn.MultiheadAttention(16, 4, batch_first=True).double()
+    torch.nn.init.normal_(mha.in_proj_bias)
+    torch.nn.init.normal_(mha.out_proj.bias)
+    x = states(2, 9, 16)
+    wanted, _ = mha(x, x, x, attn_mask=~graph.mask(), need_weights=False)
+    found = MessagePassingAttention(StandardHeads.from_mha(mha), backend=way)(x, graph)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
+def test_the_walk_equals_attend_on_everything(form):
+    """Score_mod, bias, a sender side of another length, receivers that hear nobody: walk and backends agree."""
+    graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
+    x = (states(2, 7, 12), states(2, 5, 12))
+    bias = states(2, 4, 5)
+    results = [
+        MessagePassingAttention(form(heads()), score_mods.softcap(2.0), backend=way)(
+            x, graph, bias=bias, return_attention_weights=True
+        )
+        for way in WAYS
+    ]
+    for y, (edge_index, weights) in results:
+        assert torch.equal(edge_index, graph.edge_index)
+        assert torch.allclose(y, results[0][0], rtol=0, atol=1e-12)
+        assert torch.allclose(weights, results[0][1][1], rtol=0, atol=1e-12)
+
+
+def test_a_receiver_that_hears_nobody_gets_b_O_alone():
+    """b_V W_O belongs to messages: it is not folded into b_O."""
+    made = heads()
+    for way in WAYS:
+        y = MessagePassingAttention(made, backend=way)(states(9, 12), patterns.strict_causal(9))
+        assert torch.equal(y[0], made.b_O)
+
+
+def test_pyg_calls_message_aggregate_update_in_this_order():
+    """The three functions do the work, on edges and then on nodes: seen through PyG's own hooks."""
+    layer = MessagePassingAttention(heads())
+    seen = []
+    layer.register_edge_update_forward_hook(lambda module, inputs, out: seen.append(("edge_update", tuple(out.shape))))
+    layer.register_message_forward_hook(lambda module, inputs, out: seen.append(("message", tuple(out.shape))))
+    layer.register_aggregate_forward_hook(lambda module, inputs, out: seen.append(("aggregate", tuple(out.shape))))
+    layer.register_propagate_forward_hook(lambda module, inputs, out: seen.append(("update", tuple(out.shape))))
+    layer(states(9, 12), patterns.window(9, 3))
+    edges = 9 * 3 - 3
+    assert seen == [
+        ("edge_update", (edges, 4)),
+        ("message", (edges, 4, 5)),
+        ("aggregate", (9, 4, 5)),
+        ("update", (9, 12)),
+    ]
+
+
+def test_pyg_renders_its_fast_path():
+    """PyG swallows a failure of its templates and goes on slowly: it must not fail."""
+    layer = MessagePassingAttention(heads())
+    layer._set_jittable_templates(raise_on_error=True)
+    assert type(layer).propagate.__module__.endswith("MessagePassingAttention_propagate")
+    assert type(layer).edge_updater.__module__.endswith("MessagePassingAttention_edge_updater")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_form_of_a_graph(way):
+    """TokenGraph, edge_index, EdgeIndex, adj_t as COO and CSR: the same update; weights in the order of what was given."""
+    layer, x = MessagePassingAttention(heads(), backend=way), states(9, 12)
+    graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
+    wanted, (edges, weights) = layer(x, graph, return_attention_weights=True)
+    adj_t = ga.convert.to_pyg(graph, "adj_t")
+    for given in (edges, EdgeIndex(edges, sparse_size=(9, 9)), adj_t, adj_t.to_sparse_csr()):
+        y, (same, alpha) = layer(x, given, return_attention_weights=True)
+        assert torch.allclose(y, wanted, rtol=0, atol=1e-12)
+        assert alpha.shape == (edges.shape[1], 4)
+        if given.layout == torch.strided:
+            assert same is given
+            assert torch.allclose(alpha, weights, rtol=0, atol=1e-12)
+        else:  # PyG's convention: the adjacency comes back with the weights as its values
+            dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), weights)
+            assert torch.allclose(same.to_dense(), dense, rtol=0, atol=1e-12)
+
+
+def test_an_untransposed_adjacency_is_another_graph():
+    """adj_t has receivers as rows; its transpose must not give the same answer."""
+    layer, x = MessagePassingAttention(heads()), states(9, 12)
+    adj_t = ga.convert.to_pyg(patterns.causal(9), "adj_t")
+    assert (layer(x, adj_t) - layer(x, adj_t.t().coalesce())).abs().max() > 0.1
+
+
+def test_batch_axis_is_a_loop_over_samples():
+    """[B, T, d] equals sample by sample [N, d], weights included; PyG's own Batch (a disjoint union) agrees."""
+    x, graph = states(3, 7, 12), patterns.window(7, 3)
+    for way in WAYS:
+        layer = MessagePassingAttention(heads(), backend=way)
+        y, (_, weights) = layer(x, graph, return_attention_weights=True)
+        alone = [layer(sample, graph, return_attention_weights=True) for sample in x]
+        assert torch.allclose(y, torch.stack([a for a, _ in alone]), rtol=0, atol=1e-12)
+        assert torch.allclose(weights, torch.stack([w for _, (_, w) in alone]), rtol=0, atol=1e-12)
+        batch = Batch.from_data_list([Data(x=sample, edge_index=graph.edge_index) for sample in x])
+        assert torch.allclose(layer(batch.x, batch.edge_index), y.flatten(0, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", [None, "dense"])
+def test_rotary_positions_follow_decoding_rows(way):
+    """Rows 5..8 of a graph are turned for positions 5..8: equal to the last rows of the whole."""
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double(), backend=way)
+    x, graph = states(9, 12), patterns.causal(9)
+    whole = layer(x, graph)
+    assert torch.allclose(layer((x, x[5:]), graph.rows(5, 9)), whole[5:], rtol=0, atol=1e-12)
+    assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - whole[5:]).abs().max() > 1e-3
+
+
+def test_return_attention_weights_follows_pyg():
+    """As PyG documents: whenever it is set to a bool, whatever its value."""
+    layer, x, graph = MessagePassingAttention(heads()), states(9, 12), patterns.causal(9)
+    assert isinstance(layer(x, graph), torch.Tensor)
+    for flag in (True, False):
+        y, (edge_index, weights) = layer(x, graph, return_attention_weights=flag)
+        assert (y.shape, edge_index.shape, weights.shape) == ((9, 12), (2, 45), (45, 4))
+        sums = torch.zeros(9, 4, dtype=torch.float64).index_add(0, edge_index[1], weights)
+        assert torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_only_in_training(way):
+    """eval() is deterministic and undropped; returned weights are those before dropout."""
+    layer, x, graph = MessagePassingAttention(heads(), dropout=0.5, backend=way), states(9, 12), patterns.causal(9)
+    plain = MessagePassingAttention(layer.heads, backend=way)(x, graph)
+    assert torch.equal(layer.eval()(x, graph), plain)
+    torch.manual_seed(0)
+    y, (edge_index, weights) = layer.train()(x, graph, return_attention_weights=True)
+    assert (y - plain).abs().max() > 1e-3
+    sums = torch.zeros(9, 4, dtype=torch.float64).index_add(0, edge_index[1], weights)
+    assert torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", [None, "dense", "reference"])
+def test_copies_pickles_and_leaves_no_state(way):
+    """Equal outputs after deepcopy and pickle; a call adds nothing to the layer."""
+    layer, x, graph = (
+        MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=way),
+        states(9, 12),
+        patterns.causal(9),
+    )
+    before = set(vars(layer))
+    y = layer(x, graph)
+    assert set(vars(layer)) == before
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x, graph), y)
+    assert "score_mod.table" in dict(layer.named_parameters())
+
+
+def test_reset_parameters_and_repr():
+    """PyG's manners."""
+    layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3), backend="dense")
+    torch.nn.init.ones_(layer.score_mod.table)
+    old = layer.heads.W_Q.detach().clone()
+    layer.reset_parameters()
+    assert not torch.equal(old, layer.heads.W_Q)
+    assert (layer.score_mod.table == 0).all()
+    assert (layer.heads.b_Q == 0).all()
+    assert repr(layer) == "MessagePassingAttention(standard, heads=4, head_dim=6, backend='dense')"
+
+
+def test_half_precision_accumulates_in_float32():
+    """bf16 in, bf16 out, and not worse than dense by more than roundings of the output."""
+    x, graph = states(64, 12), patterns.causal(64)
+    exact = MessagePassingAttention(heads())(x, graph)
+    walk, dense = (MessagePassingAttention(heads().bfloat16(), backend=way)(x.bfloat16(), graph) for way in (None, "dense"))
+    assert walk.dtype == torch.bfloat16
+    assert (walk.double() - exact).abs().max() <= 2 * (dense.double() - exact).abs().max()
+
+
+def test_pyg_tools_see_an_ordinary_layer():
+    """Sequential, AttentionExplainer and a fullgraph compilation take it as they take any convolution."""
+    x, edge_index = states(9, 12).float(), patterns.window(9, 3).edge_index
+    model = Sequential("x, edge_index", [(MessagePassingAttention(heads().float()), "x, edge_index -> x"), torch.nn.ReLU()])
+    assert model(x, edge_index).shape == (9, 12)
+    config = {"mode": "regression", "task_level": "node", "return_type": "raw"}
+    explainer = Explainer(model, AttentionExplainer(), explanation_type="model", edge_mask_type="object", model_config=config)
+    explained = explainer(x, edge_index)
+    assert explained.edge_mask.shape == (edge_index.shape[1],)
+    torch.compiler.reset()
+    layer, graph = MessagePassingAttention(heads().float()), patterns.window(9, 3)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, graph), layer(x, graph), rtol=0, atol=1e-6)
+
+
+BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)
+WRONG = [
+    ((states(9), patterns.causal(9)), {}, ValueError, r"x must be \[N, d\] or \[B, T, d\]"),
+    (((states(2, 9, 12), states(9, 12)), patterns.causal(9)), {}, ValueError, r"both of a pair alike"),
+    ((states(8, 12), patterns.causal(9)), {}, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
+    ((states(9, 12), torch.tensor([[0], [9]])), {}, IndexError, r"edge_index\[1, 0\] = 9 is no receiver: expected 0 .. 8"),
+    ((states(9, 12), torch.tensor([[0, 0], [1, 1]])), {}, ValueError, r"duplicate edges .* pass coalesce=True"),
+    ((states(9, 12), "causal"), {}, TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got str"),
+    ((states(9, 12), BY_HEAD), {}, NotImplementedError, r"the walk \(backend=None\) needs one edge list"),
+    (
+        (states(9, 12), patterns.causal(9)),
+        {"bias": torch.zeros(3)},
+        ValueError,
+        r"bias must be broadcastable to \[B, Hq, E\] = \[1, 4, 45\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), WRONG)
+def test_wrong_input_is_named(arguments, options, error, message):
+    """The argument, what came, what was expected; the layer serves the next call."""
+    layer = MessagePassingAttention(heads())
+    with pytest.raises(error, match=message):
+        layer(*arguments, **options)
+    assert layer(states(9, 12), patterns.causal(9)).shape == (9, 12)
+
+
+def test_wrong_dropout_is_named():
+    """At construction."""
+    with pytest.raises(ValueError, match=r"dropout must be a probability in \[0, 1\), got 1.5"):
+        MessagePassingAttention(heads(), dropout=1.5)

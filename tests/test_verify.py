@@ -1,0 +1,193 @@
+"""The public checks: they pass, they fail on a wrong backend, they say where they ran, and anyone can run them."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import verify
+from gnn_attention.__main__ import main
+from gnn_attention.backends import BACKENDS, Backend, dense
+from gnn_attention.verify import oracle
+from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.measure import Truth, judge
+from gnn_attention.verify.report import Report, Result
+
+FEW = {
+    "graphs": ["causal", "listed", "decode rows"],
+    "features": ["plain", "edge bias"],
+    "dtypes": ["float64", "float32"],
+    "trained": False,
+}
+
+
+def test_all_checks_hold_on_the_cpu():
+    """The whole of it, as the command runs it: forms x backends x graphs x dtypes x features, and the trained model."""
+    report = verify.run(device="cpu")
+    assert report.ok, str(report)
+    assert {r.group for r in report.results} == {"attend", "layer", "rules", "trained"}
+    assert {r.backend for r in report.results} == {"walk", "dense", "reference"}
+    assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
+    assert len(report.results) - len(report.skipped) > 4000
+
+
+def test_the_oracle_is_the_dense_formula():
+    """Against torch.softmax and, with sinks, one more column without a value."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, t, 4, generator=rng, dtype=torch.float64) for h, t in ((4, 5), (2, 6), (2, 6)))
+    mask = torch.rand(2, 4, 5, 6, generator=rng) < 0.6
+    mask[:, :, :, 0] = True
+    sinks = torch.randn(4, generator=rng, dtype=torch.float64)
+    logits = (q @ k.repeat_interleave(2, 1).mT * 0.5).masked_fill(~mask, -torch.inf)
+    extended = torch.cat([logits, sinks.view(1, 4, 1, 1).expand(2, 4, 5, 1)], -1)
+    wanted = torch.softmax(extended, -1)[..., :-1] @ v.repeat_interleave(2, 1)
+    assert torch.allclose(oracle.attention(q, k, v, mask, 0.5, None, sinks), wanted, rtol=0, atol=1e-14)
+    assert torch.allclose(oracle.sdpa(q, k, v, mask, 0.5, None, sinks), wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", GRAPHS.values(), ids=GRAPHS)
+def test_graph_cases_define_what_the_graph_holds(case):
+    """The plain-Python definition and the library's mask are two routes to one table."""
+    mask = case.graph.mask()
+    mask = mask if mask.dim() == 4 else mask.unsqueeze(0)
+    assert torch.equal(mask.expand_as(case.mask), case.mask)
+
+
+def wrong(change):
+    """A dense backend that makes one mistake."""
+    return Backend("wrong", lambda call: dense.run(change(call)))
+
+
+MISTAKES = {
+    "graph transposed": lambda call: replace(
+        call, graph=call.graph.T if call.graph.num_dst == call.graph.num_src else call.graph
+    ),
+    "graph ignored": lambda call: replace(call, graph=ga.patterns.cross(call.graph.num_dst, call.graph.num_src)),
+    "scale dropped": lambda call: replace(call, scale=1.0),
+    "bias dropped": lambda call: replace(call, bias=None),
+    "groups tiled": lambda call: replace(call, k=call.k.repeat(1, 2, 1, 1), v=call.v.repeat(1, 2, 1, 1)),
+    "a little noise": lambda call: replace(call, v=call.v * (1 + 1e-4)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_backend_of_your_own_is_caught(mistake):
+    """A third party's backend runs the same checks; one mistake makes them fail."""
+    report = verify.run(device="cpu", backends=[wrong(MISTAKES[mistake])], **FEW)
+    assert not report.ok
+    assert "FAILED attend" in str(report)
+
+
+def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
+    """The control of the test above; an exception inside a check is its failure, with the message."""
+    assert verify.run(device="cpu", backends=[Backend("mine", dense.run)], **FEW).ok
+    report = verify.run(device="cpu", backends=[Backend("broken", lambda call: 1 / 0)], **FEW)
+    assert len(report.failures) == len(report.results) - len(report.skipped)
+    assert "ZeroDivisionError" in report.failures[0].message
+
+
+@pytest.mark.parametrize(
+    "check",
+    list(verify.checks(device="cpu", graphs=["causal"], features=["plain"], dtypes=["float64"], trained=False))[:4],
+    ids=lambda c: c.name,
+)
+def test_checks_are_usable_one_by_one(check):
+    """As a third party's pytest would parametrise over them."""
+    assert check().passed
+
+
+def test_error_rule():
+    """2 units for outputs, 3 for gradients, where a unit is the yardstick or half an ulp; a NaN never passes."""
+    true = torch.ones(3, dtype=torch.float64)
+    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3})
+
+    def passes(out_error, gradient_error):
+        return judge((true + out_error).float(), {"x": (true + gradient_error).float()}, truth).passed
+
+    assert passes(1.9e-3, 2.9e-3)
+    assert not passes(2.1e-3, 0)
+    assert not passes(0, 3.1e-3)
+    assert not passes(math.nan, 0)
+    assert not passes(0, math.nan)
+    exact = Truth(true, {"x": true}, {})
+    assert judge(true + 9e-13, {"x": true - 9e-13}, exact).passed
+    assert not judge(true + 2e-12, {"x": true}, exact).passed
+    assert not judge(true[:2], {"x": true}, exact).passed
+
+
+def test_unknown_names_are_refused_by_name():
+    """Lists what there is."""
+    for options in (
+        {"graphs": ["nope"]},
+        {"dtypes": ["float8"]},
+        {"backends": ["nope"]},
+        {"features": ["nope"]},
+        {"forms": ["nope"]},
+    ):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be one of .*, got "):
+            verify.run(device="cpu", **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_gpu_that_is_not_there_is_named(capsys):
+    """Exit code 2, one line."""
+    assert main(["verify", "--device", "cuda"]) == 2
+    assert "device 'cuda' was asked for, but torch sees no GPU" in capsys.readouterr().err
+
+
+def few(*more):
+    """Arguments of a short run of the command."""
+    return ["verify", "--device", "cpu", "--graph", "causal", "--dtype", "float64", "--no-trained", *more]
+
+
+def test_command_prints_a_table_and_json(tmp_path, capsys):
+    """Exit code 0; the record names device, versions, flags, commit and every case."""
+    file = tmp_path / "record.json"
+    assert main(few("--json", str(file))) == 0
+    shown = capsys.readouterr().out
+    assert "all held" in shown
+    assert "reference   float64" in shown
+    record = json.loads(file.read_text())
+    assert {"device", "torch", "python", "tf32", "deterministic", "commit", "date", "cuda", "platform"} <= set(
+        record["environment"]
+    )
+    assert record["summary"]["ok"]
+    assert record["summary"]["checks"] == len(record["results"])
+    assert {"group", "backend", "dtype", "name", "passed", "output", "gradient", "skipped", "message"} == set(
+        record["results"][0]
+    )
+
+
+def test_json_without_a_file_goes_to_stdout(capsys):
+    """Only JSON there; the table goes to stderr."""
+    assert main(few("--json")) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["summary"]["ok"]
+    assert "all held" in captured.err
+
+
+def test_command_exits_1_on_any_failure(monkeypatch, capsys):
+    """A broken backend in the table is found by the command."""
+    monkeypatch.setitem(BACKENDS, "dense", replace(wrong(MISTAKES["scale dropped"]), name="dense"))
+    assert main(few()) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_report_of_nothing_is_not_ok():
+    """Skipped is not passed."""
+    skipped = Result("attend", "dense", "float32", "x", passed=False, skipped="no reason")
+    assert not Report((skipped,)).ok
+    assert "skipped 1: no reason" in str(Report((skipped,)))
+    assert not Report(()).ok
+
+
+def test_every_feature_and_graph_reaches_the_checks():
+    """Nothing in the tables is left out."""
+    names = [check.name for check in verify.checks(device="cpu", dtypes=["float64"], trained=False) if check.group == "attend"]
+    assert {tuple(name.rsplit(", inputs", 1)[0] for name in names)} != set()
+    for graph in GRAPHS:
+        for feature in FEATURES:
+            assert f"{graph}, {feature}, inputs x5" in names
