@@ -287,7 +287,7 @@ def test_a_backend_of_your_own():
     with pytest.raises(NotImplementedError, match="returned no lse"):
         _ = info.lse
     picky = Backend("picky", mine.run, refusal=lambda call: "it is Friday")
-    with pytest.raises(NotImplementedError, match="backend 'picky' cannot hold this call on .*causal.*: it is Friday"):
+    with pytest.raises(NotImplementedError, match=r"backend .picky. cannot hold this call on .*causal.*: it is Friday"):
         ga.attend(*qkv(), patterns.causal(9), backend=picky)
 
 

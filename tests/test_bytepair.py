@@ -299,9 +299,7 @@ def test_mutated_json_is_refused_or_read() -> None:
     dice, valid, refusals = random.Random(0), MIXED.to_json(), []
     for _ in range(300):
         place = dice.randrange(len(valid))
-        text = (
-            valid[:place] + dice.choice(["", '"', "[", "]", ",", "7", "é", "\\"]) + valid[place + dice.randrange(3) :]
-        )
+        text = valid[:place] + dice.choice(["", '"', "[", "]", ",", "7", "é", "\\"]) + valid[place + dice.randrange(3) :]
         try:
             found = BytePair.from_json(text)
         except ValueError as error:

@@ -25,6 +25,13 @@ PUBLIC = [
     "training",
 ]
 
+PROMISED = """
+patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
+convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
+convert.to_sdpa_mask convert.to_pyg attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays
+FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule
+""".split()
+
 
 def run(program):
     """Standard output of a program in a fresh interpreter."""
@@ -58,7 +65,7 @@ def test_all_lists_exactly_the_front_door():
 
 def test_the_contract_is_there():
     """The fixed names of DESIGN section 3 that this foundation promises."""
-    for dotted in ["patterns.causal", "patterns.window", "patterns.prefix", "patterns.documents", "patterns.sinks", "patterns.tree", "patterns.full", "convert.from_mask", "convert.from_edge_index", "convert.from_networkx", "convert.to_networkx", "convert.to_block_mask", "convert.to_sdpa_mask", "convert.to_pyg", "attend", "explain", "list_backends", "StandardHeads.from_mha", "StandardHeads.from_arrays", "FactoredHeads.of", "MergedHeads.of", "MessagePassingAttention", "verify.run", "TokenGraph.from_rule"]:
+    for dotted in PROMISED:
         thing = ga
         for part in dotted.split("."):
             thing = getattr(thing, part)

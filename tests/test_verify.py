@@ -28,7 +28,7 @@ def test_all_checks_hold_on_the_cpu():
     """The whole of it, as the command runs it: forms x backends x graphs x dtypes x features, and the trained model."""
     report = verify.run(device="cpu")
     assert report.ok, str(report)
-    assert {r.group for r in report.results} == {"attend", "layer", "rules", "trained"}
+    assert {r.group for r in report.results} == {"attend", "layer", "forms", "rules", "trained"}
     assert {r.backend for r in report.results} == {"walk", "dense", "reference"}
     assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
     assert len(report.results) - len(report.skipped) > 4000

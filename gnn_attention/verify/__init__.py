@@ -22,7 +22,7 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import DTYPES, FORMS, Check, Settings
-from gnn_attention.verify.layer_checks import layer_checks
+from gnn_attention.verify.layer_checks import form_checks, layer_checks
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.rule_checks import rule_checks
 from gnn_attention.verify.trained_checks import trained_checks
@@ -104,6 +104,7 @@ def environment(device: str) -> dict[str, Any]:
 def _all_checks(settings: Settings, trained: bool) -> Iterator[Check]:
     yield from attend_checks(settings)
     yield from layer_checks(settings)
+    yield from form_checks(settings)
     yield from rule_checks(settings)
     if trained:
         yield from trained_checks(replace(settings, sizes=(1.0,)))

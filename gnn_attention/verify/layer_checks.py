@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +18,9 @@ from gnn_attention.verify.cases import BATCH, GRAPHS, HEADS, KV_HEADS, GraphCase
 from gnn_attention.verify.check import DIM, DTYPES, FORMS, ORDERS, VALUE_DIM, WIDTH, Check, Settings, bound, skip, verdict
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 
-__all__ = ["layer_checks", "layer_truth", "plain_names"]
+__all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names"]
 
+KINDS = ("plain heads", "grouped heads with biases")
 LAYER_GRAPHS = ("causal", "window", "strict_causal", "cross", "listed", "by head")
 
 
@@ -120,11 +121,32 @@ def _layer_yardstick(number: int, heads: Any, tensors: list[Tensor], table: Tens
     return out, gradients_of(out, direction, inputs | plain_names(heads))
 
 
+def _run_converted(case: _LayerCase, form: str, backend: Backend) -> Mapping[str, Any]:
+    """A form made from the standard heads of the case, held against the formula on the standard weights."""
+    x_src, x_dst, direction = (x.clone() for x in case._drawn)
+    inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
+    out = MessagePassingAttention(FORMS[form](case.heads), backend=backend)((x_src, x_dst), case.graph_case.graph)
+    return verdict(out, gradients_of(out, direction, inputs), case.truth)
+
+
+def form_checks(settings: Settings) -> Iterator[Check]:
+    """Conversions are exact: every form of the same heads gives what the standard formula gives (float64)."""
+    if "float64" not in settings.dtypes:
+        return
+    for kind in KINDS:
+        for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
+            case = _LayerCase(replace(settings, device="cpu"), GRAPHS[graph], kind, "standard", torch.float64, 1.0)
+            for form in settings.forms:
+                for backend in settings.backends:
+                    run = bound(_run_converted, case, form, backend)
+                    yield Check("forms", backend.name, "float64", f"{form} from standard, {kind}, {graph}", run)
+
+
 def layer_checks(settings: Settings) -> Iterator[Check]:
     """Forms x graphs x dtypes x input sizes x backends, the walk of message, aggregate and update among them."""
     ways: list[Backend | None] = [*([None] if settings.walk else []), *settings.backends]
     for dtype in settings.dtypes:
-        for kind in ("plain heads", "grouped heads with biases"):
+        for kind in KINDS:
             for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
                 for form in settings.forms:
                     for size in settings.sizes:
