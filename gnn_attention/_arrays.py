@@ -14,6 +14,11 @@ __all__ = ["bias_parameter", "check_fit", "grouped", "heads_first", "output_bias
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens, out]."""
+    if x.dim() != 3 or x.shape[-1] != matrix.shape[1] or x.dtype != matrix.dtype:
+        raise ValueError(
+            f"x must be [B, T, {matrix.shape[1]}] in {matrix.dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
+            "convert one of them, and give one sequence as x.unsqueeze(0)"
+        )
     result = torch.einsum("bti,hio->bhto", x, matrix)
     return result if bias is None else result + bias.unsqueeze(1)
 

@@ -6,7 +6,7 @@ import torch
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["candidates", "checked", "duplicate_message", "first_of_each"]
+__all__ = ["candidates", "checked", "duplicate_message", "first_of_each", "positions"]
 
 
 def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
@@ -30,6 +30,18 @@ def first_of_each(key: Tensor) -> Tensor:
     return position[is_first].sort().values
 
 
+def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
+    """Where each wanted edge stands in a list without duplicates; ValueError if one is missing."""
+    keys, order = (edges[1] * num_src + edges[0]).sort()
+    key = wanted[1] * num_src + wanted[0]
+    place = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
+    missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[place] != key
+    if missing.any():
+        src, dst = wanted[:, missing][:, 0].tolist()
+        raise ValueError(f"{src} -> {dst} is no edge of {name}")
+    return order[place]
+
+
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
@@ -39,7 +51,10 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}")
+        hint = "; for a list of (src, dst) pairs use pairs.t()" if edge_index.shape[1:] == (2,) else ""
+        raise ValueError(
+            f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
+        )
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnn_attention import _checks, edges
+from gnn_attention import _checks
+from gnn_attention import edges as arithmetic
 from gnn_attention._call import Call
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, dense
@@ -81,32 +82,42 @@ class AttentionInfo:
             raise NotImplementedError("this backend returned no lse; take one of list_backends()")
         return self._lse
 
-    def weights(self, edge_positions: Int[Tensor, " chosen"] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """``exp(logit - lse)`` for every edge, or the chosen ones (positions in ``graph.edge_index``), before dropout.
+    def weights(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
+        """``exp(logit - lse)`` for every edge in ``graph.edge_index`` order, or for the chosen ``edges``, before dropout.
 
-        Computed from q, k and lse, whatever the backend. ValueError for a graph that differs by head or sample.
+        ``edges``: positions ``[K]`` in ``graph.edge_index``, or ``[2, K]`` senders and receivers. Computed from q, k and lse,
+        whatever the backend. ValueError for a graph that differs by head or sample, or for a pair that is no edge.
         """
-        src, dst = self._call.graph.edges_on(self._call.q.device)
-        every = torch.arange(len(src), device=src.device)
-        chosen = every if edge_positions is None else edge_positions.to(src.device)
-        parts = [self._some(src[part], dst[part], part) for part in torch.split(chosen, EDGES_AT_ONCE)]
+        chosen = self._positions(edges)
+        dst = self._call.graph.edges_on(chosen.device)[1, chosen]
+        return arithmetic.weights_from_lse(self.logits(chosen), dst, self.lse)
+
+    def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
+        """``score_mod(scale * q . k) + bias`` for every edge, or for the chosen ``edges``, as in :meth:`weights`."""
+        parts = [self._some(part) for part in torch.split(self._positions(edges), EDGES_AT_ONCE)]
         return torch.cat(parts, dim=-1)
 
-    def _some(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
+    def _positions(self, edges: Tensor | None) -> Tensor:
+        device = self._call.q.device
+        graph_edges = self._call.graph.edges_on(device)
+        if edges is None:
+            return torch.arange(graph_edges.shape[1], device=device)
+        return edges.to(device) if edges.dim() == 1 else self._call.graph.positions_of(edges).to(device)
+
+    def _some(self, positions: Tensor) -> Tensor:
         """One part of the edges; where gradients are wanted its gathered ends are computed again, not kept."""
         if not torch.is_grad_enabled():
-            return self._weights(src, dst, positions)
-        result: Tensor = checkpoint(self._weights, src, dst, positions, use_reentrant=False)
+            return self._logits(positions)
+        result: Tensor = checkpoint(self._logits, positions, use_reentrant=False)
         return result
 
-    def _weights(self, src: Tensor, dst: Tensor, positions: Tensor) -> Tensor:
-        call, wide = self._call, self.lse.dtype
-        k = edges.per_query_head(call.k.to(wide), call.q.shape[1])
-        score = edges.logit(call.q.to(wide)[:, :, dst], k[:, :, src], call.scale)
+    def _logits(self, positions: Tensor) -> Tensor:
+        call, wide = self._call, arithmetic.accumulation_dtype(self._call.q.dtype)
+        src, dst = call.graph.edges_on(call.q.device)[:, positions]
+        k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
+        score = arithmetic.logit(call.q.to(wide)[:, :, dst], k[:, :, src], call.scale)
         logits = call.modified(score, dst, src)
-        if call.bias is not None:
-            logits = logits + call.bias.to(wide)[..., positions]
-        return edges.weights_from_lse(logits, dst, self.lse)
+        return logits if call.bias is None else logits + call.bias.to(wide)[..., positions]
 
 
 def list_backends() -> dict[str, str]:

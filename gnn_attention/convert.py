@@ -51,8 +51,12 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     [[0, 0, 1], [0, 1, 1]]
     """
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a bool or float tensor, got {got}; for 0/1 integers use mask.bool()")
+        got = (
+            f"a {mask.dtype} tensor; use mask.bool()"
+            if isinstance(mask, Tensor)
+            else f"{type(mask).__name__}; use torch.as_tensor"
+        )
+        raise TypeError(f"mask must be a bool or float tensor, got {got}")
     if not 2 <= mask.dim() <= 4:
         raise ValueError(f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}")
     natural = "attend" if mask.dtype == torch.bool else "additive"
@@ -150,9 +154,13 @@ def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, 
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout != torch.strided:
         return _with_sizes(_adjacency_edges(data), data.shape[0], data.shape[1], coalesce)
-    if isinstance(data, Tensor):
+    if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
         return _with_sizes(data, num_dst, num_src or num_dst, coalesce)
-    raise TypeError(f"expected a torch_geometric Data, EdgeIndex, edge_index or sparse adj_t, got {type(data).__name__}")
+    got = f"a dense {data.dtype} tensor" if isinstance(data, Tensor) else type(data).__name__
+    raise TypeError(
+        f"expected a torch_geometric Data, EdgeIndex, integer edge_index or sparse adj_t, got {got}; "
+        "for other graphs see convert.from_mask and convert.from_networkx, or give a TokenGraph"
+    )
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:

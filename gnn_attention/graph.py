@@ -17,6 +17,7 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -147,6 +148,11 @@ class TokenGraph:
         edges: Tensor = _once(self, "_enumerate", device)
         return edges
 
+    def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
+        """Where the given edges ``[2, K]`` stand in :attr:`edge_index`; ValueError names the first that is none of them."""
+        wanted = _edge_lists.checked(edges, self.num_dst, self.num_src)
+        return _edge_lists.positions(self.edge_index, wanted, self.num_src, repr(self))
+
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Bool ``[dst, src]``, True where there is an edge.
 
@@ -263,7 +269,9 @@ class TokenGraph:
                 f"graphs joined by @ must meet: the left hears {self.num_src} senders ({self.name}), "
                 f"the right has {other.num_dst} receivers ({other.name})"
             )
-        product = torch.sparse.mm(self._adjacency(), other._adjacency()).coalesce().indices()
+        with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+            product = torch.sparse.mm(self._adjacency(), other._adjacency()).coalesce().indices()
         name = f"{_bracketed(self.name)} @ {_bracketed(other.name)}"
         graph = self._of_distinct(product.flip(0), self.num_dst, other.num_src, name)
         return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)

@@ -61,9 +61,9 @@ class _ModelSpaceHeads(nn.Module):
         """The senders' states (or patterns) and their messages, one for each head."""
         return self._pattern_of(x) if self.side == "sender" else self._state_of(x), self.messages(x)
 
-    def collect(self, z: Float[Tensor, "batch heads dst width"]) -> Float[Tensor, "batch dst width"]:
+    def collect(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
         """The update: the sum of the heads, plus ``b_O``. Messages are in model space already."""
-        return plus_bias(z.sum(1), self.b_O)
+        return plus_bias(z.sum(-3).to(next(self.parameters()).dtype), self.b_O)
 
     def patterns(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
         """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with states (S0.6)."""

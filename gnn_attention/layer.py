@@ -129,15 +129,12 @@ class MessagePassingAttention(MessagePassing):
         alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         return self.propagate(edge_index, size=size, v=v, alpha=alpha), alpha
 
-    def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, call: object) -> Tensor:
+    def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object) -> Tensor:
         """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
-        assert isinstance(call, Call)  # PyG renders this signature into a module of its own, where only builtins are known
-        logits = edges.logit(q_i, k_j, call.scale).mT.reshape(*call.q.shape[:2], -1)  # [B, H, E]
-        logits = call.modified(logits, index, edge_index_j)
-        if call.bias is not None:
-            logits = logits + call.bias
-        weights, _ = edges.softmax(logits, index, call.graph.num_dst)
-        return weights.mT.reshape(q_i.shape[:-1])
+        logits = edges.logit(q_i, k_j, self.heads.scale)
+        logits = self._modified(logits, index, edge_index_j, call)
+        weights, _ = edges.softmax(logits.mT, index, size_i)
+        return weights.mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
@@ -146,10 +143,18 @@ class MessagePassingAttention(MessagePassing):
 
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
-        z = inputs.transpose(-3, -2).to(next(self.heads.parameters()).dtype)
-        return self.heads.collect(z) if z.dim() == 4 else self.heads.collect(z.unsqueeze(0)).squeeze(0)
+        return self.heads.collect(inputs.transpose(-3, -2))
 
     # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: object) -> Tensor:
+        """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
+        assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
+        if call.score_mod is None and call.bias is None:
+            return logits
+        score = call.modified(logits.mT.reshape(*call.q.shape[:2], -1), dst, src)
+        score = score if call.bias is None else score + call.bias
+        return score.mT.reshape(logits.shape)
 
     def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
         if x_src.dim() not in (2, 3) or x_src.dim() != x_dst.dim():

@@ -161,7 +161,11 @@ class LanguageModel(nn.Module):
         Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the vocabulary, or a graph
         of another size.
         """
-        logits: Tensor = self.unembedding(self.norm(self.states(tokens, graph)[-1]))
+        tokens, graph = self._checked(tokens, graph)
+        state = self.embedding(tokens)
+        for block in self.blocks:
+            state = block(state, graph)
+        logits: Tensor = self.unembedding(self.norm(state))
         return logits
 
     def states(

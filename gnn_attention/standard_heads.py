@@ -134,11 +134,11 @@ class StandardHeads(nn.Module):
             x, self.W_V, self.b_V
         )
 
-    def collect(self, z: Float[Tensor, "batch heads dst value_dim"]) -> Float[Tensor, "batch dst width"]:
+    def collect(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
         if self.W_O is None:
-            return z.transpose(1, 2).flatten(2)
-        return _arrays.plus_bias(torch.einsum("bhtv,hvw->btw", z, self.W_O), self.b_O)
+            return z.transpose(-3, -2).flatten(-2)
+        return _arrays.plus_bias(torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O), self.b_O)
 
     def _turned(self, x: Tensor, norm: nn.RMSNorm | None, positions: Tensor | None) -> Tensor:
         x = x if norm is None else norm(x)

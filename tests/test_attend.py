@@ -210,6 +210,31 @@ def test_weights_have_gradients(backend):
     assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(found, wanted, strict=True))
 
 
+def test_logits_are_those_of_the_formula_and_may_be_chosen():
+    """Before the softmax, score_mod and bias included."""
+    q, k, v = qkv(heads=2, kv_heads=2)
+    graph, bias = patterns.causal(9), torch.arange(45, dtype=torch.float64)
+    _, info = ga.attend(q, k, v, graph, bias=bias, score_mod=score_mods.softcap(2.0), return_info=True)
+    src, dst = graph.edge_index
+    wanted = (2 * torch.tanh(q @ k.mT * 8**-0.5 / 2))[:, :, dst, src] + bias
+    assert torch.allclose(info.logits(), wanted, rtol=0, atol=1e-12)
+    chosen = torch.tensor([7, 3])
+    assert torch.allclose(info.logits(chosen), wanted[..., chosen], rtol=0, atol=1e-12)
+    assert torch.allclose(info.weights(chosen), info.weights()[..., chosen], rtol=0, atol=1e-12)
+    pairs = torch.tensor([[3, 0], [8, 4]])  # 3 -> 8 and 0 -> 4
+    assert torch.allclose(
+        info.logits(edges=pairs), torch.stack([wanted[..., 8 * 9 // 2 + 3], wanted[..., 4 * 5 // 2]], -1), atol=1e-12
+    )
+    with pytest.raises(ValueError, match=r"4 -> 3 is no edge of .*causal\(9\)"):
+        info.weights(torch.tensor([[0, 4], [0, 3]]))
+
+
+def test_shapes_and_flops_can_be_had_without_data():
+    """On the meta device, as for counting a large model."""
+    q, k, v = (x.to("meta") for x in qkv())
+    assert ga.attend(q, k, v, patterns.causal(9)).shape == (2, 4, 9, 6)
+
+
 def test_weights_of_a_graph_that_varies_are_refused_by_name():
     """There is no single edge order."""
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)

@@ -162,7 +162,7 @@ class TestMasks:
             (torch.tensor([[0.0, 1.0], [0.0, 0.0]]), None, ValueError, "zeros and ones is no additive mask"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.tensor([[0.0, INF]]), None, ValueError, "this one holds NaN or .inf"),
-            (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got torch.int64; .*mask\.bool\(\)"),
+            (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got .*torch.int64.*mask\.bool\(\)"),
             ([[True, False]], None, TypeError, "mask must be a bool or float tensor, got list"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
             (torch.ones(1, 1, 1, 2, 2, dtype=torch.bool), None, ValueError, r"mask must be .*got \[1, 1, 1, 2, 2\]"),
@@ -527,8 +527,8 @@ class TestPyG:
     @pytest.mark.parametrize(
         ("given_object", "error", "match"),
         [
-            ("adjacency", TypeError, r"expected a torch_geometric Data, EdgeIndex, edge_index or sparse adj_t, got str"),
-            (torch.eye(3), TypeError, "signed integers"),
+            ("adjacency", TypeError, r"expected a torch_geometric Data, EdgeIndex, .*got str"),
+            (torch.eye(3), TypeError, r"(edge_index must|expected).*float32"),
             (Data(x=torch.zeros(2, 1)), (TypeError, ValueError), r"edge_index.*adj_t"),
         ],
     )

@@ -25,7 +25,7 @@ PUBLIC = [
     "training",
 ]
 
-PROMISED = """
+PROMISED = """  # noqa: SIM905
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
 convert.to_sdpa_mask convert.to_pyg attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays

@@ -39,9 +39,9 @@ FAULTS = {
     ),
     "b_V added to receivers without in-edges": (
         "standard_heads.py",
-        'torch.einsum("bhtv,hvw->btw", z, self.W_O)',
-        'torch.einsum("bhtv,hvw->btw", z + 0 if self.b_V is None else torch.where((z == 0).all(-1, keepdim=True), '
-        "self.b_V.repeat_interleave(z.shape[1] // len(self.b_V), 0).unsqueeze(1), z), self.W_O)",
+        'torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)',
+        'torch.einsum("...htv,hvw->...tw", z + 0 if self.b_V is None else torch.where((z == 0).all(-1, keepdim=True), '
+        "self.b_V.repeat_interleave(z.shape[-3] // len(self.b_V), 0).unsqueeze(1), z), self.W_O)",
     ),
     "duplicate edges counted twice": ("graph.py", "if not coalesce:", "if False:"),
     "decode rows aligned top-left": (

@@ -596,8 +596,9 @@ class TestFromArrays:
 
     def test_the_random_state_is_left_alone(self):
         """Loading weights draws no numbers that are thrown away."""
+        arrays = self.arrays("row", flat=False)
         state = torch.get_rng_state()
-        heads = StandardHeads.from_arrays(**self.arrays("row", flat=False))
+        heads = StandardHeads.from_arrays(**arrays)
         MergedHeads.of(heads)
         assert torch.equal(torch.get_rng_state(), state)
 

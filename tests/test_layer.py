@@ -231,6 +231,9 @@ WRONG = [
     ((states(9, 12), torch.tensor([[0], [9]])), {}, IndexError, r"edge_index\[1, 0\] = 9 is no receiver: expected 0 .. 8"),
     ((states(9, 12), torch.tensor([[0, 0], [1, 1]])), {}, ValueError, r"duplicate edges .* pass coalesce=True"),
     ((states(9, 12), "causal"), {}, TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got str"),
+    ((states(9, 12), patterns.causal(9).mask()), {}, TypeError, r"got a dense torch.bool tensor; .* convert.from_mask"),
+    ((states(9, 11), patterns.causal(9)), {}, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
+    ((states(9, 12).float(), patterns.causal(9)), {}, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* in torch.float32"),
     ((states(9, 12), BY_HEAD), {}, NotImplementedError, r"the walk \(backend=None\) needs one edge list"),
     (
         (states(9, 12), patterns.causal(9)),

@@ -1049,6 +1049,7 @@ def test_S4_19_communication_and_computation():
         assert torch.equal(before, after) == (number % 2 == 0)
     close(model.blocks[1].compute(states[3]), states[4] - states[3])
     close(model.blocks[1].communicate(states[2], patterns.causal(5)), states[3] - states[2])
+    close(model.blocks[1](states[2], patterns.causal(5)), states[4])
 
 
 def test_S4_20_a_program_on_a_graph(way):

@@ -1,0 +1,46 @@
+"""The README tells the truth: its code runs, its numbers hold, its two commands are there."""
+
+import doctest
+import re
+from pathlib import Path
+
+import torch
+
+import gnn_attention as ga
+from gnn_attention.model import TRAINED
+from gnn_attention.verify.cases import GRAPHS
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+
+
+def test_its_code_runs():
+    """Every line after >>> prints what it says."""
+    with torch.random.fork_rng():
+        found = doctest.testfile(str(README), module_relative=False, encoding="utf-8")
+    assert found.attempted > 15
+    assert found.failed == 0
+
+
+def test_it_is_short_and_holds_two_commands():
+    """Under 200 lines; .ci/run reads the commands from here."""
+    assert len(TEXT.splitlines()) < 200
+    (block,) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    assert [line.split()[0] for line in block.splitlines()] == ["pip", "pytest"]
+    assert block.splitlines()[0].endswith("&& gnn-attention verify")
+
+
+def test_its_numbers_hold():
+    """The checks are counted, the model is weighed."""
+    checks = [check for check in ga.verify.checks(device="cpu") if "skip" not in check.run.__qualname__]
+    assert f"runs {len(checks)} named checks" in TEXT
+    assert f"{len(GRAPHS)} graphs" in TEXT
+    model, _ = ga.model.load_trained()
+    parameters = sum(p.numel() for p in model.parameters())
+    assert f"{parameters / 1e3:.0f} k parameters, {TRAINED.stat().st_size / 1e6:.1f} MB" in TEXT
+
+
+def test_its_files_exist():
+    """Every path it names."""
+    for path in re.findall(r"`((?:notebooks|tests)/[\w./]+)`", TEXT):
+        assert (README.parent / path).exists(), path
