@@ -25,12 +25,12 @@ PUBLIC = [
     "training",
 ]
 
-PROMISED = """  # noqa: SIM905
+PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
 convert.to_sdpa_mask convert.to_pyg attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays
 FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule
-""".split()
+""".split()  # noqa: SIM905
 
 
 def run(program):
