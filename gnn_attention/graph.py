@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _edge_lists, _enumeration, _rules
+from gnn_attention._compile import constant
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
@@ -407,7 +408,7 @@ class TokenGraph:
             raise ValueError(f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
     key = (what, *arguments)

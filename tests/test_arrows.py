@@ -10,7 +10,7 @@ import gnn_attention
 PACKAGE = Path(gnn_attention.__file__).parent
 
 ROWS = [
-    ["_shapes", "_checks"],
+    ["_shapes", "_checks", "_compile"],
     ["_edge_lists", "_rules", "_arrays", "bytepair", "weights"],
     ["_enumeration"],
     ["graph", "edges", "score_mods", "rotary", "factored"],

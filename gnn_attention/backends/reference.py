@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges
 from gnn_attention._call import Call
+from gnn_attention._compile import constant
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -123,7 +124,7 @@ def _some_rows(
     return out, lse
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
     """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands alone."""
     chunks, start, count = [], 0, 0
