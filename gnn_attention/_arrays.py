@@ -9,18 +9,33 @@ from torch import nn
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["bias_parameter", "check_fit", "grouped", "heads_first", "output_bias", "output_matrix", "plus_bias", "project"]
+__all__ = [
+    "bias_parameter",
+    "check_fit",
+    "check_states",
+    "grouped",
+    "heads_first",
+    "output_bias",
+    "output_matrix",
+    "plus_bias",
+    "project",
+]
 
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens, out]."""
-    if x.dim() != 3 or x.shape[-1] != matrix.shape[1] or x.dtype != matrix.dtype:
-        raise ValueError(
-            f"x must be [B, T, {matrix.shape[1]}] in {matrix.dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
-            "convert one of them, and give one sequence as x.unsqueeze(0)"
-        )
+    check_states(x, matrix.shape[1], matrix.dtype)
     result = torch.einsum("bti,hio->bhto", x, matrix)
     return result if bias is None else result + bias.unsqueeze(1)
+
+
+def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
+    """ValueError for states that do not fit the heads."""
+    if x.dim() != 3 or x.shape[-1] != width or x.dtype != dtype:
+        raise ValueError(
+            f"x must be [B, T, {width}] in {dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
+            "convert one of them, and give one sequence as x.unsqueeze(0)"
+        )
 
 
 def plus_bias(update: Tensor, b_O: Tensor | None) -> Tensor:
@@ -37,6 +52,8 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     matrix = float_copy(name, array)
     matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
     if matrix.dim() == 3:
+        if not matrix.shape[0] or num_heads not in (None, matrix.shape[0]):
+            raise ValueError(f"{name} of shape {list(matrix.shape)} has {matrix.shape[0]} heads, expected {num_heads or 'some'}")
         return matrix.contiguous()
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {list(matrix.shape)}")
@@ -47,13 +64,13 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
 
 
-def output_matrix(array: Any, num_heads: int, value_dim: int, layout: str) -> Tensor:
+def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout: str) -> Tensor:
     matrix = float_copy("W_O", array)
     matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
     flat = matrix.flatten(0, 1) if matrix.dim() == 3 else matrix
-    if flat.dim() != 2 or flat.shape[0] != num_heads * value_dim:
+    if tuple(matrix.shape) not in ((num_heads, value_dim, width), (num_heads * value_dim, width)):
         raise ValueError(
-            f"W_O must be [{num_heads}, {value_dim}, width] or [{num_heads * value_dim}, width] in row layout, "
+            f"W_O must be [{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row layout, "
             f"got {list(matrix.shape)}"
         )
     return flat.reshape(num_heads, value_dim, -1).contiguous()
@@ -84,6 +101,13 @@ def float_copy(name: str, array: Any) -> Tensor:
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
     return tensor
+
+
+def check_one_dtype(**arrays: Any) -> None:
+    dtypes = {name: array.dtype for name, array in arrays.items() if array is not None}
+    for name, dtype in dtypes.items():
+        if dtype != dtypes["W_Q"]:
+            raise ValueError(f"{name} must have the dtype of W_Q, {dtypes['W_Q']}, got {dtype}")
 
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:

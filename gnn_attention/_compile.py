@@ -1,4 +1,4 @@
-"""What torch.compile is told about this package, without loading the compiler on import (it doubles the time of ``import torch``)."""
+"""What torch.compile is told about this package, without loading the compiler (which would double the time of an import)."""
 
 from __future__ import annotations
 

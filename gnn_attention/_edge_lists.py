@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["candidates", "checked", "duplicate_message", "first_of_each", "positions"]
+__all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "positions"]
 
 
 def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
@@ -40,6 +42,19 @@ def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
         src, dst = wanted[:, missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {name}")
     return order[place]
+
+
+def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
+    """Two hops, by receiver, then sender: the sparse product of the two adjacency matrices, without its numbers."""
+
+    def matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
+        ones = torch.ones(edges.shape[1])
+        return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), check_invariants=False)
+
+    with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+        product = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
+    return product.coalesce().indices().flip(0)
 
 
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)

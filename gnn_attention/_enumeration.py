@@ -28,6 +28,9 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
+    pairs = torch.broadcast_shapes(b.shape, h.shape, dst.shape, src.shape)  # type: ignore[no-untyped-call]
+    if edge.dim() > len(pairs) or any(n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)):
+        raise TypeError(f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}")
     return edge
 
 

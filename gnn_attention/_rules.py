@@ -6,13 +6,14 @@ what remains after the binding are the four named positional parameters that Fle
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["Rule"]
+__all__ = ["Rule", "check_signature"]
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -61,3 +62,19 @@ def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src
     key = dst * num_src + src
     table = keys.to(key.device)
     return table[torch.searchsorted(table, key)] == key
+
+
+def check_signature(rule: object) -> None:
+    """TypeError unless ``rule`` takes four positional parameters."""
+    if not callable(rule):
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(rule).parameters.values()
+    except ValueError:
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {rule!r}") from None
+    needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if len(needed) != 4:
+        raise TypeError(
+            f"rule must take four named positional parameters (b, h, dst, src), got ({', '.join(str(p) for p in parameters)})"
+        )

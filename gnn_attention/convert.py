@@ -39,10 +39,10 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     """The graph of an attention mask ``[dst, src]``, ``[heads, dst, src]`` or ``[batch, heads, dst, src]``.
 
     ``meaning`` says how to read it: "attend" (True = edge, SDPA; the default for bool), "masked" (True = no edge:
-    ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the dtype's lowest number are non-edges, 0.0 is
-    an edge). Returns a :class:`TokenGraph`; if an additive mask holds other finite numbers, ``(graph, bias)`` with bias
-    ``[E]``, ``[heads, E]`` or ``[batch, heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is the same
-    for all.
+    ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of the dtype, or of a half dtype
+    it was widened from, are non-edges, 0.0 is an edge). Returns a :class:`TokenGraph`; if an additive mask holds other finite
+    numbers, ``(graph, bias)`` with bias ``[E]``, ``[heads, E]`` or ``[batch, heads, E]`` in the order of ``graph.edge_index``. A
+    leading axis of size 1 is the same for all.
 
     Raises TypeError (neither bool nor float, or a dtype that does not fit the meaning) and ValueError (a float mask of 0/1,
     NaN or +inf, a wrong number of axes, numbers on a mask whose edges differ by head or sample).
@@ -59,6 +59,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         raise TypeError(f"mask must be a bool or float tensor, got {got}")
     if not 2 <= mask.dim() <= 4:
         raise ValueError(f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}")
+    if 0 in mask.shape[:-2]:
+        raise ValueError(f"the heads and batch of a mask must be at least 1, got shape {list(mask.shape)}")
     natural = "attend" if mask.dtype == torch.bool else "additive"
     meaning = _checks.choice("meaning", meaning or natural, MEANINGS)
     if (meaning == "additive") != mask.is_floating_point():
@@ -87,6 +89,8 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
     0 · ·   0 <- nobody
     1 ■ ·   1 <- 0
     """
+    if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
+        raise TypeError(f"graph must be a networkx graph, got {type(graph).__name__}")
     if order is None:
         if set(graph.nodes) != set(range(len(graph))):
             shown = ", ".join(map(repr, list(graph.nodes)[:3]))
@@ -144,18 +148,26 @@ def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, 
     [[0, 0, 1], [0, 1, 1]]
     """
     if hasattr(data, "edge_index") or hasattr(data, "adj_t"):
-        adjacency = data.adj_t if getattr(data, "edge_index", None) is None else data.edge_index
-        return from_pyg(adjacency, num_dst or data.num_nodes, num_src or data.num_nodes, coalesce)
+        edge_index, adj_t = getattr(data, "edge_index", None), getattr(data, "adj_t", None)
+        if edge_index is None and adj_t is None:
+            raise ValueError("this Data holds neither an edge_index nor an adj_t")
+        if edge_index is None:
+            return from_pyg(adj_t, num_dst, num_src, coalesce)
+        count = _known_nodes(data)
+        num_dst, num_src = _agreed("num_dst", num_dst, count), _agreed("num_src", num_src, count)
+        return from_pyg(edge_index, num_dst, num_src, coalesce)
     if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):
         known_src, known_dst = data.sparse_size()
-        num_dst, num_src = num_dst or known_dst, num_src or known_src
+        num_dst, num_src = _agreed("num_dst", num_dst, known_dst), _agreed("num_src", num_src, known_src)
         return _with_sizes(data.as_tensor(), num_dst, num_src, coalesce)
     if hasattr(data, "to_torch_sparse_coo_tensor"):
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout != torch.strided:
-        return _with_sizes(_adjacency_edges(data), data.shape[0], data.shape[1], coalesce)
+        edges = _adjacency_edges(data)
+        num_dst, num_src = _agreed("num_dst", num_dst, data.shape[0]), _agreed("num_src", num_src, data.shape[1])
+        return _with_sizes(edges, num_dst, num_src, coalesce)
     if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
-        return _with_sizes(data, num_dst, num_src or num_dst, coalesce)
+        return _with_sizes(data, num_dst, num_dst if num_src is None else num_src, coalesce)
     got = f"a dense {data.dtype} tensor" if isinstance(data, Tensor) else type(data).__name__
     raise TypeError(
         f"expected a torch_geometric Data, EdgeIndex, integer edge_index or sparse adj_t, got {got}; "
@@ -199,7 +211,11 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
     [[0.0, -inf], [0.0, 0.0]]
     """
     mask = graph.mask()
-    return mask if dtype is None else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+    if dtype is None or dtype == torch.bool:
+        return mask.clone()
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point dtype, torch.bool or None, got {dtype}")
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
 def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
@@ -211,6 +227,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     from torch.nn.attention.flex_attention import BlockMask
 
     block_size = _checks.size("block_size", block_size, 1)
+    if not graph.num_dst or not graph.num_src:
+        raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none")
     edges, cells = _tile_counts(graph, block_size)
     is_full = edges == cells
     full, partial_tiles = _tile_list(is_full), _tile_list((edges > 0) & ~is_full)
@@ -222,13 +240,13 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
 
 
 def _additive_edges(mask: Tensor) -> Tensor:
-    """Where an additive mask has edges: above the lowest number of its own dtype, or of the bfloat16 it may have been."""
+    """Where an additive mask has edges: above the lowest number of its own dtype, or of the half it may have been."""
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
     if mask.numel() and ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
         raise ValueError("a float mask of zeros and ones is no additive mask (it would add 1 to logits): use mask.bool()")
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-    return mask > lowest
+    return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 
 
 def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:
@@ -270,6 +288,19 @@ def _adjacency_edges(adjacency: Tensor) -> Tensor:
     if adjacency.layout == torch.sparse_coo:
         return adjacency._indices().flip(0)  # as stored: a duplicate must be seen, not summed
     raise ValueError(f"a sparse adj_t must be COO or CSR with receivers as rows, got {adjacency.layout}; use .to_sparse_csr()")
+
+
+def _known_nodes(data: Any) -> int | None:
+    """What a Data says for sure; its ``num_nodes`` would guess the largest index + 1 where nothing does."""
+    said = [key for key in data.keys() if key in ("num_nodes", "x", "feat", "pos", "batch") or "node" in key]  # noqa: SIM118
+    return data.num_nodes if said else None
+
+
+def _agreed(name: str, given: int | None, known: int | None) -> int | None:
+    """The size the caller gave or the object knows; ValueError if they differ."""
+    if given is not None and known is not None and given != known:
+        raise ValueError(f"{name}={given} contradicts the object, which has {known}; leave {name} out or mend the object")
+    return known if given is None else given
 
 
 def _with_sizes(edges: Tensor, num_dst: int | None, num_src: int | None, coalesce: bool) -> TokenGraph:

@@ -96,7 +96,8 @@ def merge(
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
-    lse = torch.logaddexp(lse_a, lse_b)
-    base = lse.masked_fill(lse == -torch.inf, 0.0)
+    nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)  # there logaddexp has no derivative
+    base = torch.logaddexp(lse_a.masked_fill(nothing, 0.0), lse_b.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
+    lse = base.masked_fill(nothing, -torch.inf)
     parts = [out * (part - base).exp().unsqueeze(-1) for out, part in ((out_a, lse_a), (out_b, lse_b))]
     return parts[0] + parts[1], lse

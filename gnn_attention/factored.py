@@ -27,6 +27,12 @@ class FactoredMatrix:
     left: Float[Tensor, "*heads m r"]
     right: Float[Tensor, "*heads r n"]
 
+    def __post_init__(self) -> None:
+        """ValueError for factors that do not meet."""
+        left, right = self.left.shape, self.right.shape
+        if len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2:-1].numel():
+            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {list(left)} and {list(right)}")
+
     @property
     def shape(self) -> torch.Size:
         """The shape of the product."""
@@ -54,6 +60,8 @@ class FactoredMatrix:
 
     def eigenvalues(self) -> Tensor:
         """The at most r eigenvalues that are not zero by construction (complex): those of the small ``right @ left``."""
+        if self.shape[-1] != self.shape[-2]:
+            raise ValueError(f"only a square matrix has eigenvalues, got {self.shape[-2]} x {self.shape[-1]}")
         values: Tensor = torch.linalg.eigvals(self.right @ self.left)
         return values
 

@@ -16,8 +16,6 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, _edge_lists, _enumeration, _rules
+from gnn_attention import _checks, _edge_lists, _enumeration, _rules, _text
 from gnn_attention._compile import constant
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
@@ -91,10 +89,11 @@ class TokenGraph:
         num_src = num_dst if num_src is None else _checks.size("num_src", num_src)
         heads = None if heads is None else _checks.size("heads", heads, 1)
         batch = None if batch is None else _checks.size("batch", batch, 1)
-        _check_signature(rule)
+        _rules.check_signature(rule)
         graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
         if num_dst and num_src:
-            _enumeration.evaluate(rule, repr(graph), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(4)))
+            zeros = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, 1), (1, 1), (3, 1), (7,)))
+            _enumeration.evaluate(rule, repr(graph), *zeros)
         return graph
 
     @classmethod
@@ -157,7 +156,7 @@ class TokenGraph:
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Bool ``[dst, src]``, True where there is an edge.
 
-        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``.
+        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Kept: do not write into it.
         """
         mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
         return mask
@@ -168,7 +167,7 @@ class TokenGraph:
         return int(_once(self, "_count_edges"))
 
     def in_degree(self) -> Int[Tensor, "..."]:
-        """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`."""
+        """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`. Kept: do not write into it."""
         degree: Tensor = _once(self, "_count_in_edges")
         return degree
 
@@ -202,7 +201,7 @@ class TokenGraph:
         start, stop = _checks.size("start", start), _checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
             raise IndexError(f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}")
-        name = f"{_bracketed(self.name)}.rows({start}, {stop})"
+        name = f"{_text.bracketed(self.name)}.rows({start}, {stop})"
         if self._listed is not None:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self._of_distinct(torch.stack([src, dst - start]), stop - start, self.num_src, name)
@@ -213,11 +212,13 @@ class TokenGraph:
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is no such sample or head."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise TypeError(f"{word} must be an integer, got {index!r} of type {type(index).__name__}")
             if count is not None and not 0 <= index < count:
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
         if self.heads is None and self.batch is None:
             return self
-        name = f"{_bracketed(self.name)}.select({batch}, {head})"
+        name = f"{_text.bracketed(self.name)}.select({batch}, {head})"
         rule = partial(_rules.pinned, self.rule, batch, head)
         return replace(self, rule=rule, heads=None, batch=None, name=name, _memo={})
 
@@ -241,7 +242,7 @@ class TokenGraph:
 
     def __invert__(self) -> TokenGraph:
         """All pairs that are not edges."""
-        return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_bracketed(self.name)}", _listed=None, _memo={})
+        return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_text.bracketed(self.name)}", _listed=None, _memo={})
 
     @property
     def T(self) -> TokenGraph:
@@ -253,7 +254,7 @@ class TokenGraph:
             num_src=self.num_dst,
             dst_offset=self.src_offset,
             src_offset=self.dst_offset,
-            name=f"{_bracketed(self.name)}.T",
+            name=f"{_text.bracketed(self.name)}.T",
             _memo={},
         )
         return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
@@ -265,28 +266,28 @@ class TokenGraph:
         """
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        if self.num_src != other.num_dst:
+        if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
             raise ValueError(
-                f"graphs joined by @ must meet: the left hears {self.num_src} senders ({self.name}), "
-                f"the right has {other.num_dst} receivers ({other.name})"
+                f"graphs joined by @ must meet: the left hears {self.num_src} senders from {self.src_offset} on "
+                f"({self.name}), the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
             )
-        with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-            product = torch.sparse.mm(self._adjacency(), other._adjacency()).coalesce().indices()
-        name = f"{_bracketed(self.name)} @ {_bracketed(other.name)}"
-        graph = self._of_distinct(product.flip(0), self.num_dst, other.num_src, name)
+        product = _edge_lists.composed(self.edge_index, other.edge_index, self.num_dst, self.num_src, other.num_src)
+        name = f"{_text.bracketed(self.name)} @ {_text.bracketed(other.name)}"
+        graph = self._of_distinct(product, self.num_dst, other.num_src, name)
         return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
 
     def __pow__(self, hops: int) -> TokenGraph:
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` holds the self loops alone. ValueError unless square."""
         hops = _checks.size("the power of a graph", hops)
-        if self.num_dst != self.num_src:
-            raise ValueError(f"only a square graph has powers, got {self!r}")
+        if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
+            raise ValueError(f"only a square graph has powers, of the same tokens on both sides, got {self!r}")
         loops = torch.arange(self.num_dst)
         result = self._of_distinct(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
+        result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
         for _ in range(hops):
             result = result @ self
-        return replace(result, name=f"{_bracketed(self.name)} ** {hops}")
+        base = _text.bracketed(self.name)
+        return replace(result, name=f"({base}) ** {hops}" if base.startswith("~") else f"{base} ** {hops}")
 
     def __eq__(self, other: object) -> bool:
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
@@ -305,19 +306,14 @@ class TokenGraph:
     def __repr__(self) -> str:
         """Name and sizes on one line."""
         varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
+        varies += "".join(f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n)
         return f"TokenGraph({self.name}: {self.num_src} src -> {self.num_dst} dst{varies})"
 
     def __str__(self) -> str:
         """The mask beside the lists of who hears whom, for small graphs that are the same for all heads and samples."""
         if self.heads or self.batch or max(self.num_dst, self.num_src) > LARGEST_PICTURE:
             return repr(self)
-        width = len(str(max(self.num_dst - 1, 0)))
-        lines = [f"{self.name}: mask[dst, src] and who hears whom"]
-        for dst, row in enumerate(self.mask().tolist()):
-            cells = " ".join("■" if edge else "·" for edge in row)
-            heard = " ".join(str(src) for src, edge in enumerate(row) if edge) or "nobody"
-            lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {heard}")
-        return "\n".join(lines)
+        return _text.picture(self.name, self.mask())
 
     def __getstate__(self) -> dict[str, Any]:
         """What was materialised is not pickled."""
@@ -373,16 +369,11 @@ class TokenGraph:
     def _causal(self) -> bool:
         return self.num_dst == self.num_src and self._is(_rules.causal)
 
-    def _adjacency(self) -> Tensor:
-        """``mask`` as a sparse matrix, for products."""
-        edges, size = self.edge_index.flip(0), (self.num_dst, self.num_src)
-        return torch.sparse_coo_tensor(edges, torch.ones(edges.shape[1]), size, check_invariants=False)
-
     def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
         if not isinstance(other, TokenGraph):
             return NotImplemented
         self._check_same_nodes(other, sign)
-        name = f"{_bracketed(self.name)} {sign} {_bracketed(other.name)}"
+        name = f"{_text.bracketed(self.name)} {sign} {_text.bracketed(other.name)}"
         heads, batch = self.heads or other.heads, self.batch or other.batch
         rule = partial(join, self.rule, other.rule)
         result = replace(self, rule=rule, heads=heads, batch=batch, name=name, _listed=None, _memo={})
@@ -405,7 +396,10 @@ class TokenGraph:
             other.src_offset,
         )
         if not (same and agree(self.heads, other.heads) and agree(self.batch, other.batch)):
-            raise ValueError(f"graphs joined by {sign} must have the same nodes, heads and batch, got {self!r} and {other!r}")
+            raise ValueError(
+                f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
+                f"got {self!r} and {other!r}"
+            )
 
 
 @constant
@@ -415,20 +409,3 @@ def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     if key not in graph._memo:
         graph._memo[key] = getattr(graph, what)(*arguments)
     return graph._memo[key]
-
-
-def _bracketed(name: str) -> str:
-    """An operand's name, in brackets if it is itself an expression."""
-    return f"({name})" if " " in name.split("(")[0] or ") " in name else name
-
-
-def _check_signature(rule: object) -> None:
-    if not callable(rule):
-        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}")
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(rule).parameters.values()
-    needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    if len(needed) != 4:
-        raise TypeError(
-            f"rule must take four named positional parameters (b, h, dst, src), got ({', '.join(str(p) for p in parameters)})"
-        )

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from gnn_attention import _checks
-from gnn_attention._arrays import grouped, plus_bias, project
+from gnn_attention._arrays import check_states, grouped, plus_bias, project
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.standard_heads import StandardHeads
 
@@ -42,6 +42,8 @@ class _ModelSpaceHeads(nn.Module):
     side: str
     num_heads: int
     head_dim: int
+    width: int
+    source_width: int
     b_O: Tensor | None
 
     @property
@@ -53,23 +55,25 @@ class _ModelSpaceHeads(nn.Module):
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
         """The receivers' patterns, or their states where the senders hold the pattern."""
+        check_states(x, self.width, next(self.parameters()).dtype)
         return self._pattern_of(x) if self.side == "receiver" else self._state_of(x)
 
     def send(
-        self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
+        self, x: Float[Tensor, "batch src source_width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch heads src dim"], Float[Tensor, "batch heads src width"]]:
         """The senders' states (or patterns) and their messages, one for each head."""
+        check_states(x, self.source_width, next(self.parameters()).dtype)
         return self._pattern_of(x) if self.side == "sender" else self._state_of(x), self.messages(x)
 
     def collect(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
         """The update: the sum of the heads, plus ``b_O``. Messages are in model space already."""
         return plus_bias(z.sum(-3).to(next(self.parameters()).dtype), self.b_O)
 
-    def patterns(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
+    def patterns(self, x: Float[Tensor, "batch tokens own_width"]) -> Float[Tensor, "batch heads tokens other_width"]:
         """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with states (S0.6)."""
         return self._pattern_of(x)[..., : self._pattern_width()]
 
-    def messages(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
+    def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
         """``M = x W_M``: what a token sends, in model space (seed S0.5)."""
         raise NotImplementedError
 
@@ -123,11 +127,21 @@ class FactoredHeads(_ModelSpaceHeads):
         return self.standard.head_dim
 
     @property
+    def width(self) -> int:  # type: ignore[override]
+        """Width of a receiver's state."""
+        return self.standard.width
+
+    @property
+    def source_width(self) -> int:  # type: ignore[override]
+        """Width of a sender's state."""
+        return self.standard.source_width
+
+    @property
     def b_O(self) -> Tensor | None:  # type: ignore[override]
         """The output bias."""
         return self.standard.b_O
 
-    def messages(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
+    def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
         """``M = (x W_V + b_V) W_O``."""
         own, W_O = self.standard, self.standard.W_O
         assert W_O is not None
@@ -192,7 +206,8 @@ class MergedHeads(_ModelSpaceHeads):
         """The merged form of ``heads``: its own parameters, multiplied out in float64."""
         standard = heads.standard if isinstance(heads, FactoredHeads) else heads
         _check_mergeable(standard, "MergedHeads")
-        result = cls(standard.width, standard.num_heads, standard.head_dim, standard.source_width, side)
+        with torch.device("meta"):  # no random numbers are drawn
+            result = cls(standard.width, standard.num_heads, standard.head_dim, standard.source_width, side)
         with torch.no_grad():
             near, far = (factor.double() for factor in _pattern_factors(standard))
             values = _affine(standard.W_V, standard.b_V) if standard.b_V is not None else standard.W_V
@@ -213,7 +228,7 @@ class MergedHeads(_ModelSpaceHeads):
         """``W_V W_O`` of each head."""
         return self.message[:, : self.source_width]
 
-    def messages(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
+    def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
         """``M = x W_M`` (plus the messages' bias ``b_V W_O``)."""
         return project(_with_one(x) if self.message.shape[1] > self.source_width else x, self.message)
 
@@ -254,6 +269,8 @@ def _pattern_factors(heads: StandardHeads) -> tuple[Tensor, Tensor]:
 
 
 def _check_mergeable(heads: StandardHeads, form: str) -> None:
+    if not isinstance(heads, StandardHeads):
+        raise TypeError(f"{form}.of needs StandardHeads, got {type(heads).__name__}")
     for reason, present in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
         if present is not None:
             raise ValueError(

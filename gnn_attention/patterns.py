@@ -148,6 +148,8 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     1 ■ ■ ·   1 <- 0 1
     2 · · ■   2 <- 2
     """
+    if not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths must be a sequence of sizes, got {lengths!r}; one document is documents([{lengths!r}])")
     sizes = [_checks.size("each of lengths", length) for length in lengths]
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
     shown = sizes if len(sizes) <= 6 else f"[{len(sizes)} lengths]"
@@ -180,7 +182,12 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     2 · ■ · ·   2 <- 1
     3 · ■ · ·   3 <- 1
     """
-    chosen = [int(t) for t in tokens] if isinstance(tokens, Iterable) else list(range(_checks.size("tokens", tokens)))
+    n = _checks.size("n", n)
+    chosen = (
+        [_position("each of tokens", t) for t in tokens]
+        if isinstance(tokens, Iterable)
+        else list(range(_checks.size("tokens", tokens)))
+    )
     outside = [token for token in chosen if not 0 <= token < n]
     if outside:
         raise IndexError(f"tokens must be positions in 0 .. {n - 1}, got {outside[0]}")
@@ -205,8 +212,9 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 ■ ■ · ■   3 <- 0 1 3
     """
-    enter, leave = _visits([int(parent) for parent in parents])
-    shown = list(parents) if len(parents) <= 8 else f"[{len(parents)} parents]"
+    parents = [_position(f"parents[{child}]", parent) for child, parent in enumerate(parents)]
+    enter, leave = _visits(parents)
+    shown = parents if len(parents) <= 8 else f"[{len(parents)} parents]"
     rule = partial(_ancestors if causal else _ancestors_both, enter, leave)
     return TokenGraph.from_rule(rule, len(parents), name=_named("tree", causal, shown))
 
@@ -282,6 +290,10 @@ def _ancestors_both(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Ten
 
 def _named(word: str, causal: bool, *arguments: object) -> str:
     return f"{word}({', '.join(map(str, arguments))}{'' if causal else ', causal=False'})"
+
+
+def _position(name: str, value: object) -> int:
+    return _checks.size(name, value, -(2**63))
 
 
 def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:

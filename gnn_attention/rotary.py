@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,15 @@ class Rotary:
     base: float = 10000.0
     interleaved: bool = False
 
+    def __post_init__(self) -> None:
+        """ValueError for a base that is not positive and finite."""
+        if not 0 < self.base < math.inf:
+            raise ValueError(f"base must be positive and finite, got {self.base!r}")
+
     def turn(self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]) -> Float[Tensor, "*lead tokens dim"]:
         """``x`` with the token on row t turned for ``positions[t]``; angles in float32 or better. ValueError for an odd dim."""
+        if positions.shape != x.shape[-2:-1]:
+            raise ValueError(f"positions must be one for each of the {x.shape[-2]} tokens, got shape {list(positions.shape)}")
         wide = x if x.dtype == torch.float64 else x.float()
         cos, sin = (part.to(wide.dtype) for part in self._angles(x.shape[-1], positions))
         if self.interleaved:

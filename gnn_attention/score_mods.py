@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gnn_attention import _checks
 from gnn_attention._shapes import Float, Tensor
 
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
@@ -30,6 +31,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     >>> alibi_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
     """
+    num_heads = _checks.size("num_heads", num_heads, 1)
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
     if below < num_heads:
@@ -71,8 +73,8 @@ class softcap:  # noqa: N801
 
     def __post_init__(self) -> None:
         """ValueError for a cap that is not positive."""
-        if not self.cap > 0:
-            raise ValueError(f"cap must be positive, got {self.cap!r}")
+        if not 0 < self.cap < math.inf:
+            raise ValueError(f"cap must be positive and finite, got {self.cap!r}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Bend the score."""
@@ -92,6 +94,11 @@ class log_multiplicity:  # noqa: N801
     """
 
     multiplicity: Tensor
+
+    def __post_init__(self) -> None:
+        """ValueError for a tensor of another shape."""
+        if self.multiplicity.dim() not in (1, 2):
+            raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Add the logarithm of the multiplicity."""
@@ -114,6 +121,11 @@ class relative_bias:  # noqa: N801
 
     table: Tensor
 
+    def __post_init__(self) -> None:
+        """ValueError for a table without a middle column."""
+        if self.table.dim() != 2 or self.table.shape[1] % 2 == 0:
+            raise ValueError(f"table must be [heads, 2 * reach + 1], got {list(self.table.shape)}")
+
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Add the entry of the distance."""
         reach = self.table.shape[-1] // 2
@@ -127,6 +139,7 @@ class RelativeBias(nn.Module):
     def __init__(self, num_heads: int, reach: int) -> None:
         """``reach``: the largest distance with an entry of its own."""
         super().__init__()
+        num_heads, reach = _checks.size("num_heads", num_heads, 1), _checks.size("reach", reach)
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def reset_parameters(self) -> None:
@@ -138,8 +151,8 @@ class RelativeBias(nn.Module):
         return relative_bias(self.table)(score, b, h, dst, src)
 
 
-class chain:  # noqa: N801
-    """Several score_mods, applied from left to right.
+class chain(nn.Module):  # noqa: N801
+    """Several score_mods, applied from left to right; a module, so that the parameters of a learned link are trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)
@@ -147,14 +160,19 @@ class chain:  # noqa: N801
     """
 
     def __init__(self, *mods: ScoreMod) -> None:
-        """``chain()`` alone changes nothing."""
+        """``chain()`` alone changes nothing. TypeError for a link that cannot be called."""
+        super().__init__()
+        for mod in mods:
+            if not callable(mod):
+                raise TypeError(f"every link must be a score_mod (score, b, h, dst, src) -> score, got {type(mod).__name__}")
         self.mods = mods
+        self.learned = nn.ModuleList(mod for mod in mods if isinstance(mod, nn.Module))
 
     def __repr__(self) -> str:
         """The chained values."""
         return f"chain({', '.join(map(repr, self.mods))})"
 
-    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    def forward(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Apply each."""
         for mod in self.mods:
             score = mod(score, b, h, dst, src)

@@ -204,18 +204,21 @@ class StandardHeads(nn.Module):
         Raises ValueError naming the array whose shape does not fit.
         """
         layout = _checks.choice("layout", layout, ("row", "column"))
-        kv = num_heads if num_kv_heads is None else num_kv_heads
+        num_heads = None if num_heads is None else _checks.size("num_heads", num_heads, 1)
+        kv = num_heads if num_kv_heads is None else _checks.size("num_kv_heads", num_kv_heads, 1)
         q, k, v = (
             _arrays.heads_first(name, array, count, layout)
             for name, array, count in (("W_Q", W_Q, num_heads), ("W_K", W_K, kv), ("W_V", W_V, kv))
         )
         _arrays.check_fit(q, k, v)
-        result = cls(q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0], False, k.shape[1], rotary)
+        with torch.device("meta"):  # no random numbers are drawn
+            result = cls(q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0], False, k.shape[1], rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-        result.W_O = None if W_O is None else nn.Parameter(_arrays.output_matrix(W_O, q.shape[0], v.shape[2], layout))
+        result.W_O = None if W_O is None else nn.Parameter(_arrays.output_matrix(W_O, q.shape[0], v.shape[2], q.shape[1], layout))
         for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
             result.register_parameter(name, _arrays.bias_parameter(name, array, (like.shape[0], like.shape[2])))
         result.register_parameter("b_O", _arrays.output_bias(b_O, result.W_O))
+        _arrays.check_one_dtype(**dict(result.named_parameters()))
         return result
 
     @classmethod
@@ -224,6 +227,8 @@ class StandardHeads(nn.Module):
 
         ValueError for what a graph of tokens cannot hold: ``add_bias_kv``, ``add_zero_attn``, ``kdim != vdim``.
         """
+        if not isinstance(attention, nn.MultiheadAttention):
+            raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {type(attention).__name__}")
         if attention.bias_k is not None or attention.add_zero_attn:
             raise ValueError("add_bias_kv and add_zero_attn add a sender that is no token; add it as a token of the graph")
         if attention.kdim != attention.vdim:

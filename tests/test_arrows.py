@@ -11,7 +11,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 ROWS = [
     ["_shapes", "_checks", "_compile"],
-    ["_edge_lists", "_rules", "_arrays", "bytepair", "weights"],
+    ["_edge_lists", "_rules", "_text", "_arrays", "bytepair", "weights"],
     ["_enumeration"],
     ["graph", "edges", "score_mods", "rotary", "factored"],
     ["patterns", "convert", "standard_heads", "_call"],

@@ -626,6 +626,29 @@ class TestEdgeOrder:
     def test_order_survives_a_pickle(self):
         assert pairs(pickle.loads(pickle.dumps(listed(self.order, 4, 4)))) == self.order
 
+    @pytest.mark.parametrize("make", [listed, ruled])
+    def test_positions_of_some_edges(self, make):
+        graph = make(self.order, 4, 5)
+        everything = pairs(graph)
+        wanted = [(0, 1), (3, 1), (1, 0)]
+        found = graph.positions_of(torch.tensor(wanted).t())
+        assert [everything[position] for position in found.tolist()] == wanted
+        assert graph.positions_of(graph.edge_index).tolist() == [0, 1, 2, 3, 4]
+        assert graph.positions_of(torch.zeros(2, 0, dtype=torch.int64)).tolist() == []
+
+    def test_positions_of_no_edge(self):
+        """An edge that is none, and one whose key would be that of another if the width were taken for the height."""
+        graph = listed(self.order, 4, 5)
+        for edge in ([1, 1], [4, 0], [0, 0], [4, 3]):
+            with pytest.raises(ValueError, match=rf"{edge[0]} -> {edge[1]}"):
+                graph.positions_of(torch.tensor([[0, edge[0]], [2, edge[1]]]))
+        with pytest.raises(ValueError, match=r"0 -> 0"):
+            patterns.window(3, 0).positions_of(torch.tensor([[0], [0]]))
+        with pytest.raises(IndexError, match=r"is no sender"):
+            graph.positions_of(torch.tensor([[5], [0]]))
+        with pytest.raises(ValueError, match=r"differs by"):
+            varied()["heads"].positions_of(torch.tensor([[0], [0]]))
+
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_bias_and_weights_follow_it(self, backend):
         """A bias that makes one edge of each receiver win, given in the caller's order; the weights come back in it."""

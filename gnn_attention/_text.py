@@ -1,0 +1,30 @@
+"""Graphs in text: the name of an expression, and the small picture of a mask beside its lists of neighbours."""
+
+from __future__ import annotations
+
+from gnn_attention._shapes import Bool, Tensor
+
+__all__ = ["bracketed", "picture"]
+
+
+def bracketed(name: str) -> str:
+    """An operand's name, in brackets if it is itself an expression."""
+    return f"({name})" if " " in name.split("(")[0] or ") " in name else name
+
+
+def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:
+    """The mask, a row for each receiver, beside who hears whom.
+
+    >>> import torch
+    >>> print(picture("one edge", torch.tensor([[False, True], [False, False]])))
+    one edge: mask[dst, src] and who hears whom
+    0 · ■   0 <- 1
+    1 · ·   1 <- nobody
+    """
+    width = len(str(max(len(mask) - 1, 0)))
+    lines = [f"{name}: mask[dst, src] and who hears whom"]
+    for dst, row in enumerate(mask.tolist()):
+        cells = " ".join("■" if edge else "·" for edge in row)
+        heard = " ".join(str(src) for src, edge in enumerate(row) if edge) or "nobody"
+        lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {heard}")
+    return "\n".join(lines)
