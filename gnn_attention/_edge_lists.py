@@ -53,7 +53,7 @@ def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: i
 
     with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        product = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
+        product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
     return product.coalesce().indices().flip(0)
 
 
