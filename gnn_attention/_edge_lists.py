@@ -48,8 +48,8 @@ def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: i
     """Two hops, by receiver, then sender: the sparse product of the two adjacency matrices, without its numbers."""
 
     def matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
-        ones = torch.ones(edges.shape[1])
-        return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), check_invariants=False)
+        ones = torch.ones(edges.shape[1], device=edges.device)
+        return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False)
 
     with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")

@@ -55,7 +55,7 @@ def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
 
 def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
     """int64 ``[2, E]`` of the first sample and head, by receiver, then sender."""
-    found, start = [torch.zeros(2, 0, dtype=torch.int64)], 0
+    found, start = [torch.zeros(2, 0, dtype=torch.int64, device="cpu")], 0
     for block in row_blocks(rule, name, shape):
         dst, src = block[0, 0].nonzero(as_tuple=True)
         found.append(torch.stack([src, dst + start]))
@@ -65,7 +65,7 @@ def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
 
 def in_degree(rule: Rule, name: str, shape: Shape) -> Tensor:
     """int64 ``[batch, heads, num_dst]``."""
-    nothing = torch.zeros(*shape[:2], 0, dtype=torch.int64)
+    nothing = torch.zeros(*shape[:2], 0, dtype=torch.int64, device="cpu")
     return torch.cat([nothing, *(block.sum(-1) for block in row_blocks(rule, name, shape))], dim=2)
 
 

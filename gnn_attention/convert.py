@@ -187,8 +187,8 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     _checks.choice("kind", kind, ("data", "edge_index", "adj_t"))
     edges = graph.edge_index
     if kind == "adj_t":
-        ones, size = torch.ones(edges.shape[1]), (graph.num_dst, graph.num_src)
-        return torch.sparse_coo_tensor(edges.flip(0), ones, size, check_invariants=False).coalesce()
+        ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
+        return torch.sparse_coo_tensor(edges.flip(0), ones, size, device=edges.device, check_invariants=False).coalesce()
     if kind == "edge_index":
         from torch_geometric import EdgeIndex
 

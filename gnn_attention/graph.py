@@ -123,7 +123,7 @@ class TokenGraph:
     @classmethod
     def _of_distinct(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
         keys = (edges[1] * num_src + edges[0]).sort().values
-        last = torch.tensor([torch.iinfo(torch.int64).max])  # so that every search ends inside the table
+        last = keys.new_tensor([torch.iinfo(torch.int64).max])  # so that every search ends inside the table
         rule = partial(_rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
@@ -281,7 +281,7 @@ class TokenGraph:
         hops = _checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a square graph has powers, of the same tokens on both sides, got {self!r}")
-        loops = torch.arange(self.num_dst)
+        loops = torch.arange(self.num_dst, device="cpu")
         result = self._of_distinct(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
         result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
         for _ in range(hops):
@@ -347,7 +347,9 @@ class TokenGraph:
     def _enumerate(self, device: torch.device) -> Tensor:
         if device.type != "cpu":
             return self.edge_index.to(device)
-        return _enumeration.edge_list(self.rule, repr(self), self._shape) if self._listed is None else self._listed
+        if self._listed is not None:
+            return self._listed.clone()  # a tensor for training, wherever the list was made
+        return _enumeration.edge_list(self.rule, repr(self), self._shape)
 
     def _count_in_edges(self) -> Tensor:
         if self._listed is not None:
@@ -407,5 +409,6 @@ def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
     key = (what, *arguments)
     if key not in graph._memo:
-        graph._memo[key] = getattr(graph, what)(*arguments)
+        with torch.inference_mode(False):  # what is kept must serve training too
+            graph._memo[key] = getattr(graph, what)(*arguments)
     return graph._memo[key]

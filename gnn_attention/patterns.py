@@ -151,7 +151,8 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     if not isinstance(lengths, Iterable):
         raise TypeError(f"lengths must be a sequence of sizes, got {lengths!r}; one document is documents([{lengths!r}])")
     sizes = [_checks.size("each of lengths", length) for length in lengths]
-    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
+    number, size = torch.arange(len(sizes), device="cpu"), torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    owner = torch.repeat_interleave(number, size)
     shown = sizes if len(sizes) <= 6 else f"[{len(sizes)} lengths]"
     rule = partial(_same_document if causal else _same_document_both, owner)
     return TokenGraph.from_rule(rule, len(owner), name=_named("documents", causal, shown))
@@ -191,7 +192,7 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     outside = [token for token in chosen if not 0 <= token < n]
     if outside:
         raise IndexError(f"tokens must be positions in 0 .. {n - 1}, got {outside[0]}")
-    is_global = torch.zeros(n, dtype=torch.bool)
+    is_global = torch.zeros(n, dtype=torch.bool, device="cpu")
     is_global[chosen] = True
     shown = (chosen if len(chosen) <= 6 else f"[{len(chosen)} tokens]") if isinstance(tokens, Iterable) else tokens
     rule = partial(_global if causal else _global_both, is_global)
@@ -316,4 +317,4 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
         stack += [(child, False) for child in children[node]]
     if -1 in enter:
         raise ValueError(f"parents must form a forest, but token {enter.index(-1)} is on or below a cycle")
-    return torch.tensor(enter, dtype=torch.int64), torch.tensor(leave, dtype=torch.int64)
+    return tuple(torch.tensor(times, dtype=torch.int64, device="cpu") for times in (enter, leave))  # type: ignore[return-value]

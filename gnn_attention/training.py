@@ -42,6 +42,7 @@ _SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip
 _HELD_OUT = 16  # one file in so many
 _PROMPT = "def read(self, size=-1):\n"
 _SECONDS_BETWEEN_LINES = 2.0
+_REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
 _STEPS_BETWEEN_LOOKS = 500
 _WINDOWS_JUDGED = 512
 _HELP = {
@@ -230,7 +231,7 @@ class _Fit:
         """All steps, or as many as the minutes allow; tells how far it came."""
         generator = torch.Generator().manual_seed(self.recipe.seed)
         while (done := self.share_done()) < 1:
-            self.step(_windows(tokens, self.recipe, self.recipe.repeats * (1 - done), generator), done)
+            self.step(_windows(tokens, self.recipe, self.recipe.repeats * (1 - _REPEATS_FALL * done), generator), done)
             if len(self.losses) % _STEPS_BETWEEN_LOOKS == 0:
                 self.history.append(self.look(held_out))
             if lines:

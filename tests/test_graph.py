@@ -766,6 +766,31 @@ class TestObject:
         assert torch.equal(block_mask.to_dense().bool(), tiles)
 
 
+class TestSurroundings:
+    """What a graph holds does not depend on where it was asked first."""
+
+    def test_first_asked_in_inference_mode(self):
+        """What is kept serves training afterwards."""
+        g = patterns.strict_causal(5)
+        with torch.inference_mode():
+            listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 5)
+        x = torch.ones(1, 1, 5, 2, requires_grad=True)
+        with torch.inference_mode():
+            ga.attend(x, x, x, g)
+            assert g.in_degree().sum() == 10
+        ga.attend(x, x, x, g, score_mod=lambda score, b, h, dst, src: score * 2).sum().backward()
+        ga.attend(x, x, x, listed, backend="reference").sum().backward()
+        assert x.grad.isfinite().all()
+
+    def test_another_default_device(self):
+        """Graphs live on the CPU, whatever device new tensors come to by default."""
+        with torch.device("meta"):
+            g = patterns.documents([2, 3]) | patterns.tree([-1, 0, 0, 1, -1])
+            listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]], device="cpu"), 3)
+            for graph in (g, listed, listed @ listed, g**2, listed.rows(1, 3)):
+                assert {graph.edge_index.device.type, graph.mask().device.type, graph.in_degree().device.type} == {"cpu"}
+
+
 class TestNeverChanges:
     def test_frozen(self):
         graph = patterns.causal(3)
