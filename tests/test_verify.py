@@ -13,6 +13,7 @@ from gnn_attention.__main__ import main
 from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.check import Check
 from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.report import Report, Result
 
@@ -131,6 +132,17 @@ def test_unknown_names_are_refused_by_name():
             verify.run(device="cpu", **options)
 
 
+def test_tf32_is_a_mode_of_gpus_and_left_as_it_was():
+    """Asked for on a CPU it is refused by name; a check switches it for itself alone."""
+    with pytest.raises(ValueError, match="'tf32' is a mode of GPUs, and the device is 'cpu'"):
+        verify.run(device="cpu", dtypes=["tf32"])
+    seen = []
+    for dtype in ("tf32", "float32"):
+        Check("attend", "none", dtype, "x", lambda: seen.append(torch.backends.cuda.matmul.allow_tf32) or {"passed": True})()
+    assert seen == [True, False]
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_a_gpu_that_is_not_there_is_named(capsys):
     """Exit code 2, one line."""
@@ -151,7 +163,7 @@ def test_command_prints_a_table_and_json(tmp_path, capsys):
     assert "all held" in shown
     assert "reference   float64" in shown
     record = json.loads(file.read_text())
-    assert {"device", "torch", "python", "tf32", "deterministic", "commit", "date", "cuda", "platform"} <= set(
+    assert {"device", "torch", "python", "deterministic", "commit", "date", "cuda", "driver", "platform"} <= set(
         record["environment"]
     )
     assert record["summary"]["ok"]

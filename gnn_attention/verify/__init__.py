@@ -21,7 +21,7 @@ from gnn_attention import _checks
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import DTYPES, FORMS, Check, Settings
+from gnn_attention.verify.check import DTYPES, FORMS, GPU_ONLY, Check, Settings
 from gnn_attention.verify.layer_checks import form_checks, layer_checks
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.rule_checks import rule_checks
@@ -73,7 +73,7 @@ def checks(
     """
     settings = Settings(
         device=_device(device),
-        dtypes=_names("dtypes", dtypes, DTYPES),
+        dtypes=_dtypes(dtypes, _device(device)),
         backends=tuple(_backend(b) for b in (BACKENDS if backends is None else backends)),
         graphs=_names("graphs", graphs, GRAPHS),
         features=_names("features", features, FEATURES),
@@ -92,11 +92,11 @@ def environment(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
+        "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "commit": _commit(),
+        "commit": _said_by("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -118,6 +118,15 @@ def _device(device: str | None) -> str:
     return str(torch.device(device))
 
 
+def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
+    here = [name for name in DTYPES if device.startswith("cuda") or name not in GPU_ONLY]
+    names = _names("dtypes", here if given is None else given, DTYPES)
+    missing = [name for name in names if name not in here]
+    if missing:
+        raise ValueError(f"dtypes: {missing[0]!r} is a mode of GPUs, and the device is {device!r}; leave it out")
+    return names
+
+
 def _names(argument: str, given: Sequence[str] | None, known: dict[str, Any]) -> tuple[str, ...]:
     return tuple(known) if given is None else tuple(_checks.choice(argument, name, known) for name in given)
 
@@ -126,10 +135,8 @@ def _backend(backend: str | Backend) -> Backend:
     return backend if isinstance(backend, Backend) else BACKENDS[_checks.choice("backends", backend, BACKENDS)]
 
 
-def _commit() -> str | None:
-    """The commit of the checkout this package lies in, None for an installed package or without git."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+def _said_by(*command: str) -> str | None:
+    """What a program prints, None where it is not there or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

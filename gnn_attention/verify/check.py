@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,16 @@ from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.report import Result
 
-__all__ = ["DIM", "DTYPES", "FORMS", "ORDERS", "VALUE_DIM", "WIDTH", "Check", "Settings", "bound", "skip", "verdict"]
+__all__ = ["DIM", "DTYPES", "FORMS", "GPU_ONLY", "ORDERS", "VALUE_DIM", "WIDTH", "Check", "Settings", "bound", "skip", "verdict"]
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "tf32": torch.float32,  # float32 whose matrix products may round to TensorFloat-32: a mode of GPUs
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+GPU_ONLY = ("tf32",)
 
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -44,7 +52,8 @@ class Check:
     def __call__(self) -> Result:
         """Run it."""
         try:
-            found = dict(self.run())
+            with _products_in(self.dtype):
+                found = dict(self.run())
         except Exception as error:  # a crash is a failed check
             found = {"passed": False, "message": f"{type(error).__name__}: {error}"}
         return Result(self.group, self.backend, self.dtype, self.name, **found)
@@ -55,7 +64,7 @@ class Settings:
     """What to check, and where."""
 
     device: str = "cpu"
-    dtypes: tuple[str, ...] = tuple(DTYPES)
+    dtypes: tuple[str, ...] = tuple(name for name in DTYPES if name not in GPU_ONLY)
     backends: tuple[Backend, ...] = tuple(BACKENDS.values())
     graphs: tuple[str, ...] = tuple(GRAPHS)
     features: tuple[str, ...] = tuple(FEATURES)
@@ -63,6 +72,17 @@ class Settings:
     sizes: tuple[float, ...] = (1.0, 5.0)
     walk: bool = True
     seed: int = 0
+
+
+@contextlib.contextmanager
+def _products_in(dtype: str) -> Iterator[None]:
+    """TensorFloat-32 on for the checks that bear its name, off for all others; as it was, afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
