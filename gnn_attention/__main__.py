@@ -60,6 +60,8 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
+        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
     report = verify.run(
         device=args.device,
         dtypes=args.dtype,

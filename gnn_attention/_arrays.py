@@ -15,6 +15,7 @@ __all__ = [
     "check_states",
     "grouped",
     "heads_first",
+    "like_products",
     "output_bias",
     "output_matrix",
     "plus_bias",
@@ -26,12 +27,22 @@ def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens, out]."""
     check_states(x, matrix.shape[1], matrix.dtype)
     result = torch.einsum("bti,hio->bhto", x, matrix)
-    return result if bias is None else result + bias.unsqueeze(1)
+    return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
+
+
+def like_products(x: Tensor) -> Tensor:
+    """``x`` in the dtype that its product with a matrix has: that of ``torch.autocast`` where it is on."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _autocasts(x) else x
+
+
+def _autocasts(x: Tensor) -> bool:
+    device = x.device.type
+    return device != "meta" and x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(device)
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """ValueError for states that do not fit the heads."""
-    if x.dim() != 3 or x.shape[-1] != width or x.dtype != dtype:
+    """ValueError for states that do not fit the heads; under ``torch.autocast`` any float dtype but float64 does."""
+    if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
         raise ValueError(
             f"x must be [B, T, {width}] in {dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
             "convert one of them, and give one sequence as x.unsqueeze(0)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +56,7 @@ class Call:
             k=k,
             v=v,
             graph=graph,
-            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            scale=_checked_scale(scale, q),
             score_mod=_checked_score_mod(score_mod),
             bias=_checked_bias(bias, graph, q),
             sink_logits=_checked_sinks(sink_logits, q),
@@ -64,13 +65,17 @@ class Call:
         )
 
     def modified(self, score: Tensor, dst: Tensor, src: Tensor, batch: int = 0, head: int = 0) -> Tensor:
-        """``score`` after the score_mod: ``[B, Hq, ...]`` from sample ``batch`` and head ``head`` on, at local dst and src."""
+        """``score`` after the score_mod: ``[B, Hq, ...]`` from sample ``batch`` and head ``head`` on, at local dst and src.
+
+        TypeError or ValueError if what the score_mod returns is no float tensor that broadcasts to ``score``.
+        """
         if self.score_mod is None:
             return score
         lead = (1,) * (score.dim() - 2)
         b = torch.arange(batch, batch + score.shape[0], device=score.device).view(-1, 1, *lead)
         h = torch.arange(head, head + score.shape[1], device=score.device).view(1, -1, *lead)
-        return self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
+        changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
+        return _checked_scores(changed, score)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -84,6 +89,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[3] == 0:
+        raise ValueError(f"q must have at least one channel (D), got shape {list(q.shape)}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
@@ -103,6 +110,32 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
             raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
 
 
+def _checked_scale(scale: float | None, q: Tensor) -> float:
+    if scale is None:
+        return float(q.shape[-1] ** -0.5)
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(
+            f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose its gradient: "
+            "multiply q by it and give scale=1.0"
+        )
+    if not abs(scale) < math.inf:
+        raise ValueError(f"scale must be finite, got {scale!r}")
+    return float(scale)
+
+
+def _checked_scores(changed: object, score: Tensor) -> Tensor:
+    """What a score_mod returned, in shape and dtype of the ``score`` it was given."""
+    if not isinstance(changed, Tensor) or not changed.is_floating_point():
+        got = f"{changed.dtype} tensor" if isinstance(changed, Tensor) else type(changed).__name__
+        raise TypeError(f"score_mod must return a float tensor, the new scores, got a {got}")
+    sizes = zip(changed.shape[::-1], score.shape[::-1], strict=False)
+    if changed.dim() > score.dim() or any(got not in (1, want) for got, want in sizes):
+        raise ValueError(
+            f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, got {list(changed.shape)}"
+        )
+    return changed.to(score.dtype).expand(score.shape)
+
+
 def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
@@ -116,6 +149,7 @@ def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor |
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
         got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
         raise TypeError(f"bias must be a float tensor broadcastable to [B, Hq, E], got {got}")
+    _check_device("bias", bias, q)
     count = graph.edge_index.shape[1]
     wanted = (q.shape[0], q.shape[1], count)
     shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
@@ -130,6 +164,12 @@ def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
     if not isinstance(sink_logits, Tensor) or not sink_logits.is_floating_point():
         got = sink_logits.dtype if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
         raise TypeError(f"sink_logits must be a float tensor [Hq], got {got}")
+    _check_device("sink_logits", sink_logits, q)
     if tuple(sink_logits.shape) != (q.shape[1],):
         raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
     return sink_logits
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["constant"]
+__all__ = ["constant", "not_compiled"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -17,4 +17,13 @@ def constant(function: F) -> F:
     the compilation tests fail if the attribute's name changes.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def not_compiled(function: F) -> F:
+    """Mark a function that torch.compile calls as it is, with a graph break: it makes a graph, which no program can hold.
+
+    This is ``torch.compiler.disable`` in the same manner.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,8 @@ def attend(
 ) -> Any:
     """One round of attention along the edges of ``graph``: ``out_dst = sum over src -> dst of w_e v_src``.
 
-    ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``.
+    ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``. The arithmetic is that of q's dtype
+    (sums in float32 or better): ``torch.autocast`` ends here.
 
     Args:
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
@@ -64,7 +66,9 @@ def attend(
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
     call = Call.checked(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info)
-    out, lse = _chosen(backend, call).run(call)
+    chosen = _chosen(backend, call)
+    with _without_autocast(q.device):
+        out, lse = chosen.run(call)
     return (out, AttentionInfo(call, lse)) if return_info else out
 
 
@@ -86,7 +90,8 @@ class AttentionInfo:
         """``exp(logit - lse)`` for every edge in ``graph.edge_index`` order, or for the chosen ``edges``, before dropout.
 
         ``edges``: positions ``[K]`` in ``graph.edge_index``, or ``[2, K]`` senders and receivers. Computed from q, k and lse,
-        whatever the backend. ValueError for a graph that differs by head or sample, or for a pair that is no edge.
+        whatever the backend. ValueError for a graph that differs by head or sample, or for a pair that is no edge; IndexError
+        for a position that is none.
         """
         chosen = self._positions(edges)
         dst = self._call.graph.edges_on(chosen.device)[1, chosen]
@@ -102,7 +107,9 @@ class AttentionInfo:
         graph_edges = self._call.graph.edges_on(device)
         if edges is None:
             return torch.arange(graph_edges.shape[1], device=device)
-        return edges.to(device) if edges.dim() == 1 else self._call.graph.positions_of(edges).to(device)
+        if isinstance(edges, Tensor) and edges.dim() == 1:
+            return _checked_positions(edges, graph_edges.shape[1]).to(device)
+        return self._call.graph.positions_of(edges).to(device)
 
     def _some(self, positions: Tensor) -> Tensor:
         """One part of the edges; where gradients are wanted its gathered ends are computed again, not kept."""
@@ -146,7 +153,9 @@ class Explanation:
 
 
 def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
-    """Which backend ``backend="auto"`` takes for one float32 sample of ``heads`` heads of width ``dim``, and why.
+    """Which backend ``backend="auto"`` takes for ``heads`` heads of width ``dim`` in float32, and why.
+
+    The costs are those of one sample, of ``graph.batch`` samples for a graph that differs by them.
 
     >>> from gnn_attention import patterns
     >>> print(explain(patterns.window(512, 16), heads=8, dim=64).choice)
@@ -156,13 +165,28 @@ def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
     q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta")
     call = Call.checked(q, k, k, graph)
-    choice, reason = _auto(call)
-    pairs = {"dense": graph.num_dst * graph.num_src, "reference": graph.num_edges // (graph.heads or 1)}
+    choice = _auto(call)
+    pairs = {"dense": graph.num_dst * graph.num_src * (graph.batch or 1), "reference": graph.num_edges // (graph.heads or 1)}
     rows = tuple(
         (name, 4 * heads * dim * pairs[name], backend.bytes_needed(call) if backend.bytes_needed else 0)
         for name, backend in BACKENDS.items()
     )
-    return Explanation(repr(graph), choice.name, reason, rows)
+    return Explanation(repr(graph), choice.name, _reason(choice, dense.bytes_needed(call)), rows)
+
+
+def _checked_positions(edges: Tensor, count: int) -> Tensor:
+    if edges.is_floating_point() or edges.dtype == torch.bool:
+        raise TypeError(f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use nonzero()")
+    if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():  # a compiler has no values to look at
+        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {int(edges.min())} .. {int(edges.max())}")
+    return edges.long()
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, products keep the dtype of their factors."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
@@ -170,7 +194,7 @@ def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
 
 def _chosen(backend: str | Backend, call: Call) -> Backend:
     if backend == "auto":
-        return _auto(call)[0]
+        return _auto(call)
     if isinstance(backend, str):
         backend = BACKENDS[_checks.choice("backend", backend, ["auto", *BACKENDS])]
     if not isinstance(backend, Backend):
@@ -181,15 +205,22 @@ def _chosen(backend: str | Backend, call: Call) -> Backend:
     return backend
 
 
-def _auto(call: Call) -> tuple[Backend, str]:
+def _auto(call: Call) -> Backend:
     needed = dense.bytes_needed(call)
-    if needed == 0:
-        return BACKENDS["dense"], "one SDPA call without a mask"
     if needed <= dense.COMFORTABLE:
-        return BACKENDS["dense"], f"its {needed / 2**20:.1f} MB of mask and logits are below {dense.COMFORTABLE / 2**30:.0f} GiB"
+        return BACKENDS["dense"]
     refusal = BACKENDS["reference"].refusal(call)
     if refusal is None:
-        return BACKENDS["reference"], f"the dense backend would need {needed / 2**30:.1f} GiB"
+        return BACKENDS["reference"]
     raise NotImplementedError(
         f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: dense would need {needed / 2**30:.1f} GiB, {refusal}"
     )
+
+
+def _reason(choice: Backend, needed: int) -> str:
+    """Why auto takes ``choice`` where the dense backend needs so many bytes."""
+    if choice is not BACKENDS["dense"]:
+        return f"the dense backend would need {needed / 2**30:.1f} GiB"
+    if needed == 0:
+        return "one SDPA call without a mask"
+    return f"its {needed / 2**20:.1f} MB of mask and logits are below {dense.COMFORTABLE / 2**30:.0f} GiB"

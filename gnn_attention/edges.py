@@ -24,8 +24,10 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def per_query_head(x: Float[Tensor, "batch kv_heads ..."], num_heads: int) -> Float[Tensor, "batch heads ..."]:
-    """Grouped heads: key/value head ``h`` serves the query heads ``h * g .. h * g + g - 1``, g = query heads per group.
+def per_query_head(x: Tensor, num_heads: int) -> Tensor:
+    """Grouped heads, of any dtype, ``[batch, kv_heads, ...]`` to ``[batch, heads, ...]``.
+
+    Key/value head ``h`` serves the query heads ``h * g .. h * g + g - 1``, g = query heads per group.
 
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]

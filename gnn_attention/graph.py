@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _edge_lists, _enumeration, _rules, _text
-from gnn_attention._compile import constant
+from gnn_attention._compile import constant, not_compiled
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
@@ -65,6 +65,7 @@ class TokenGraph:
     # -- construction -------------------------------------------------------------------------------------------------
 
     @classmethod
+    @not_compiled
     def from_rule(
         cls,
         rule: Rule,
@@ -97,6 +98,7 @@ class TokenGraph:
         return graph
 
     @classmethod
+    @not_compiled
     def from_edges(
         cls, edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False, name: str = "edges"
     ) -> TokenGraph:
@@ -189,6 +191,7 @@ class TokenGraph:
         """True if the graph is square and its edges are exactly ``src <= dst``; worked out once."""
         return bool(_once(self, "_causal"))
 
+    @not_compiled
     def rows(self, start: int, stop: int) -> TokenGraph:
         """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step.
 
@@ -209,6 +212,7 @@ class TokenGraph:
             part = replace(self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name, _memo={})
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
+    @not_compiled
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is no such sample or head."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
@@ -240,11 +244,13 @@ class TokenGraph:
         """Edges of exactly one of the two graphs."""
         return self._combine(other, "^", _rules.xor)
 
+    @not_compiled
     def __invert__(self) -> TokenGraph:
         """All pairs that are not edges."""
         return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_text.bracketed(self.name)}", _listed=None, _memo={})
 
     @property
+    @not_compiled
     def T(self) -> TokenGraph:
         """Every edge turned round: senders become receivers."""
         flipped = replace(
@@ -371,6 +377,7 @@ class TokenGraph:
     def _causal(self) -> bool:
         return self.num_dst == self.num_src and self._is(_rules.causal)
 
+    @not_compiled
     def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
         if not isinstance(other, TokenGraph):
             return NotImplemented

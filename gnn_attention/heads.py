@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from gnn_attention import _checks
-from gnn_attention._arrays import check_states, grouped, plus_bias, project
+from gnn_attention._arrays import check_states, grouped, like_products, plus_bias, project
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.standard_heads import StandardHeads
 
@@ -87,7 +87,7 @@ class _ModelSpaceHeads(nn.Module):
         raise NotImplementedError
 
     def _state_of(self, x: Tensor) -> Tensor:
-        x = _with_one(x) if self._has_pattern_bias() else x
+        x = like_products(_with_one(x) if self._has_pattern_bias() else x)
         return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
 
 

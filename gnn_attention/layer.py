@@ -89,7 +89,7 @@ class MessagePassingAttention(MessagePassing):
             ValueError, TypeError, IndexError: states and graph that do not fit; NotImplementedError: the walk (backend None)
                 over a graph that differs by head or sample.
         """
-        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+        x_src, x_dst = _pair(x)
         graph = self._as_graph(g, x_src, x_dst)
         batched = x_dst.dim() == 3
         if not batched:
@@ -100,7 +100,7 @@ class MessagePassingAttention(MessagePassing):
         call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias)
         y, weights = self._walk(call, batched) if self.backend is None else self._attend(call, self.backend, wants_weights)
         if not batched:
-            y, weights = y.view(x_dst.shape[1], -1), weights if weights is None else weights.view(-1, self.heads.num_heads)
+            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(-1, self.heads.num_heads)
         return (y, _with_edges(g, graph, weights)) if wants_weights else y
 
     def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
@@ -152,12 +152,12 @@ class MessagePassingAttention(MessagePassing):
         assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
         if call.score_mod is None and call.bias is None:
             return logits
-        score = call.modified(logits.mT.reshape(*call.q.shape[:2], -1), dst, src)
-        score = score if call.bias is None else score + call.bias
+        score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
+        score = score if call.bias is None else score + call.bias.to(score.dtype)
         return score.mT.reshape(logits.shape)
 
     def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
-        if x_src.dim() not in (2, 3) or x_src.dim() != x_dst.dim():
+        if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
             raise ValueError(
                 f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}"
             )
@@ -177,10 +177,22 @@ class MessagePassingAttention(MessagePassing):
         return f"{type(self).__name__}({form}, heads={heads.num_heads}, head_dim={heads.head_dim}, backend={self.backend!r})"
 
 
+def _pair(x: Any) -> tuple[Tensor, Tensor]:
+    """The senders' and the receivers' states."""
+    pair = tuple(x) if isinstance(x, tuple | list) else (x, x)
+    if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
+        got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, tuple | list) else type(x).__name__
+        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}")
+    return pair
+
+
 def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
     """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its values, as in PyG)."""
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
-    if is_torch_sparse_tensor(g) and weights.dim() == 2:
-        return set_sparse_value(g, weights), weights
-    return g, weights
+    if not is_torch_sparse_tensor(g) or weights.dim() != 2:
+        return g, weights
+    if g.layout == torch.sparse_coo:  # as stored, which need not be sorted
+        size = (*g.shape, weights.shape[1])
+        return torch.sparse_coo_tensor(g._indices(), weights, size, is_coalesced=g.is_coalesced()), weights
+    return set_sparse_value(g, weights), weights

@@ -141,7 +141,7 @@ class StandardHeads(nn.Module):
         return _arrays.plus_bias(torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O), self.b_O)
 
     def _turned(self, x: Tensor, norm: nn.RMSNorm | None, positions: Tensor | None) -> Tensor:
-        x = x if norm is None else norm(x)
+        x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)  # they differ under torch.autocast
         if self.rotary is None:
             return x
         return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)

@@ -170,6 +170,94 @@ def test_score_mods_are_told_absolute_positions_and_query_heads():
 
 
 @pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("graph", [patterns.causal(9), patterns.window(9, 3), patterns.causal(9).rows(4, 9)])
+def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph):
+    """Divided by 0 where dst + 1 = src: what is thrown away must not come back as 0 * inf in a gradient."""
+    q, k, v = (x.requires_grad_() for x in qkv(dst=graph.num_dst))
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    mods = [lambda s, b, h, dst, src, least=least: weight * s / (dst - src + 1).clamp(min=least) for least in (0, 1)]
+    found, wanted = (ga.attend(q, k, v, graph, score_mod=mod, backend=backend) for mod in mods)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(out.sum(), [q, k, v, weight]) for out in (found, wanted)]
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_score_mod_without_a_value_on_non_edges_where_the_graph_varies():
+    """Each head borrows from its own edges, a head without any from those of the others; without edges nobody is asked."""
+    some = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst - h) & (h > 0), 9, heads=4)
+    for graph in (some, patterns.strict_causal(9) - patterns.full(9)):
+        q, k, v = (x.requires_grad_() for x in qkv())
+        outs = [ga.attend(q, k, v, graph, score_mod=lambda s, b, h, dst, src: s / (dst - src - h), backend=n) for n in NAMES]
+        gradients = [torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True, materialize_grads=True) for out in outs]
+        assert torch.allclose(*outs, rtol=0, atol=1e-12)
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
+    """A float64 table added to float32 scores; a function of the positions alone."""
+    q, k, v = qkv(dtype=torch.float32)
+    for mod in (
+        lambda score, b, h, dst, src: score + torch.arange(9, dtype=torch.float64)[src],
+        lambda score, b, h, dst, src: (dst - src).double(),
+    ):
+        found = ga.attend(q, k, v, patterns.causal(9), score_mod=mod, backend=backend)
+        wanted = ga.attend(*(x.double() for x in (q, k, v)), patterns.causal(9), score_mod=mod, backend=backend)
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.double(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_autocast_does_not_reach_the_sums(backend):
+    """float32 in, float32 out, with the accuracy of float32: also lse."""
+    q, k, v = qkv(dtype=torch.float32)
+    for options in ({}, {"score_mod": score_mods.softcap(2.0)}):
+        wanted, exact = ga.attend(q, k, v, patterns.causal(9), backend=backend, return_info=True, **options)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, info = ga.attend(q, k, v, patterns.causal(9), backend=backend, return_info=True, **options)
+            alone = ga.attend(q, k, v, patterns.causal(9), backend=backend, **options)
+        for a, b in ((found, wanted), (alone, wanted), (info.lse, exact.lse)):
+            assert a.dtype == torch.float32
+            assert torch.allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_autocast_ends_in_a_compiled_call_too():
+    """Without a graph break."""
+    torch.compiler.reset()
+    q, k, v = qkv(dtype=torch.float32)
+    graph = patterns.causal(9)
+    compiled = torch.compile(lambda: ga.attend(q, k, v, graph), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = compiled()
+    assert torch.allclose(found, ga.attend(q, k, v, graph), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_vmap_and_grad_of_torch_func(backend):
+    """One more axis in front."""
+    q, k, v = (torch.stack([x, x + 1]) for x in qkv())
+    graph = patterns.window(9, 3)
+
+    def run(q, k, v):
+        return ga.attend(q, k, v, graph, backend=backend)
+
+    wanted = torch.stack([run(*x) for x in zip(q, k, v, strict=True)])
+    assert torch.allclose(torch.func.vmap(run)(q, k, v), wanted, rtol=0, atol=1e-12)
+    slope = torch.func.grad(lambda q: run(q, k[0], v[0]).sum())(q[0])
+    leaf = q[0].clone().requires_grad_()
+    assert torch.allclose(slope, torch.autograd.grad(run(leaf, k[0], v[0]).sum(), leaf)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
+def test_a_nan_does_not_cost_a_mask_of_all_pairs(graph):
+    """Full and causal graphs never become T x T, poisoned or not, compiled or not."""
+    q, k, v = qkv()
+    q[:, :, 3] = torch.nan
+    assert ga.attend(q, k, v, graph, backend="dense").isnan().any(-1)[0, 0].tolist() == [i == 3 for i in range(9)]
+    assert not [key for key in graph._memo if key[0] in ("_dense", "_enumerate")]
+
+
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize(("dst", "src", "batch"), [(0, 3, 2), (3, 0, 2), (0, 0, 1), (3, 3, 0)])
 @pytest.mark.parametrize("extra", [{}, {"score_mod": score_mods.softcap(1.0)}])
 def test_nothing_at_all_is_a_size_too(backend, dst, src, batch, extra):
@@ -227,6 +315,22 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     )
     with pytest.raises(ValueError, match=r"4 -> 3 is no edge of .*causal\(9\)"):
         info.weights(torch.tensor([[0, 4], [0, 3]]))
+
+
+@pytest.mark.parametrize(
+    ("edges", "error", "message"),
+    [
+        (torch.tensor([0, -1]), IndexError, r"edges must be positions in 0 .. 44, got -1 .. 0"),
+        (torch.tensor([45]), IndexError, r"edges must be positions in 0 .. 44, got 45 .. 45"),
+        (torch.ones(45, dtype=torch.bool), TypeError, r"edges must be integers, .* got torch.bool; .* nonzero"),
+        (torch.tensor([1.0]), TypeError, r"edges must be integers"),
+    ],
+)
+def test_wrong_positions_of_edges_are_named(edges, error, message):
+    """A negative position does not count from the end."""
+    _, info = ga.attend(*qkv(), patterns.causal(9), return_info=True)
+    with pytest.raises(error, match=message):
+        info.weights(edges)
 
 
 def test_shapes_and_flops_can_be_had_without_data():
@@ -325,6 +429,8 @@ def test_explain_prints_the_choice_and_counts():
     assert "window(64, 4)" in str(text)
     assert ga.explain(patterns.causal(64), 2, 8).reason == "one SDPA call without a mask"
     assert set(ga.list_backends()) == {"dense", "reference"}
+    by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 0 * b, 64, batch=3)
+    assert [flops for _, flops, _ in ga.explain(by_sample, 2, 8).rows] == [4 * 2 * 8 * 3 * 64 * 64, 4 * 2 * 8 * 3 * 64 * 65 // 2]
 
 
 @pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
@@ -390,6 +496,30 @@ WRONG = [
     ((Q, K, V, CAUSAL), {"bias": torch.zeros(1, 2, 4, 45)}, ValueError, r"bias must be broadcastable"),
     ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(2)}, ValueError, r"sink_logits must be \[Hq\] = \[4\], got \[2\]"),
     ((Q, K, V, CAUSAL), {"sink_logits": 1.0}, TypeError, r"sink_logits must be a float tensor \[Hq\], got float"),
+    ((Q[..., :0], K[..., :0], V, CAUSAL), {}, ValueError, r"q must have at least one channel \(D\), got shape \[2, 4, 9, 0\]"),
+    (
+        (Q, K, V, CAUSAL),
+        {"scale": torch.tensor(0.5, requires_grad=True)},
+        TypeError,
+        r"scale must be a number or None, got \w+; .* lose its gradient: multiply q by it",
+    ),
+    ((Q, K, V, CAUSAL), {"scale": "0.5"}, TypeError, r"scale must be a number or None, got str"),
+    ((Q, K, V, CAUSAL), {"scale": math.nan}, ValueError, r"scale must be finite, got nan"),
+    ((Q, K, V, CAUSAL), {"bias": torch.zeros(45, device="meta")}, ValueError, r"bias must be on the device of q, cpu, got meta"),
+    ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(4, device="meta")}, ValueError, r"sink_logits must be on the device of q"),
+    (
+        (Q, K, V, CAUSAL),
+        {"score_mod": lambda score, b, h, dst, src: score > 0},
+        TypeError,
+        r"score_mod must return a float tensor, the new scores, got a torch.bool tensor",
+    ),
+    ((Q, K, V, CAUSAL), {"score_mod": lambda *ends: None}, TypeError, r"score_mod must return a float tensor, .* got a NoneType"),
+    (
+        (Q, K, V, CAUSAL),
+        {"score_mod": lambda score, b, h, dst, src: score[None]},
+        ValueError,
+        r"score_mod must return a shape that broadcasts to that of score, \[2, 4, 9, 9\], got \[1, 2, 4, 9, 9\]",
+    ),
 ]
 
 
@@ -445,6 +575,36 @@ def test_compiled_calls_keep_the_nan_rule(backend):
     graph = patterns.window(9, 2)
     out = torch.compile(lambda: ga.attend(q, k, v, graph, backend=backend), fullgraph=True, backend="aot_eager")()
     assert out.isnan().any(-1).any(0).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 3
+
+
+@pytest.mark.parametrize("backend", [*NAMES, "auto"])
+def test_compiled_calls_serve_other_sizes(backend):
+    """The second size makes the compiler take sizes as symbols: with options too, for which auto weighs bytes."""
+    torch.compiler.reset()
+
+    def run(q, k, v, graph):
+        return ga.attend(q, k, v, graph, score_mod=score_mods.softcap(3.0), backend=backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for n in (9, 8, 7, 6):
+        q, k, v = qkv(dst=n, src=n)
+        graph = patterns.window(n, 3)
+        assert torch.allclose(compiled(q, k, v, graph), run(q, k, v, graph), rtol=0, atol=1e-12)
+
+
+def test_a_graph_may_be_made_in_a_compiled_function():
+    """With a graph break, for builders, algebra, decoding rows and conversions."""
+    makers = (
+        lambda: patterns.causal(9),
+        lambda: patterns.window(9, 3) | ~patterns.causal(9) & patterns.full(9).T,
+        lambda: patterns.causal(10).rows(1, 10).T.rows(0, 9).T,
+        lambda: ga.convert.from_mask(CAUSAL.mask()),
+    )
+    q, k, v = qkv()
+    for make in makers:
+        torch.compiler.reset()
+        compiled = torch.compile(lambda q, make=make: ga.attend(q, k, v, make()), backend="eager")
+        assert torch.allclose(compiled(q), ga.attend(q, k, v, make()), rtol=0, atol=1e-12)
 
 
 def test_a_call_changes_nothing_it_was_given():

@@ -223,10 +223,102 @@ def test_pyg_tools_see_an_ordinary_layer():
     assert torch.allclose(compiled(x, graph), layer(x, graph), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("score_mod", [None, score_mods.softcap(2.0)])
+def test_no_tokens_no_samples_no_edges(way, score_mod):
+    """Empty sizes are sizes."""
+    layer = MessagePassingAttention(heads(), score_mod, backend=way)
+    for shape, graph in (((0, 12), patterns.causal(0)), ((0, 9, 12), patterns.causal(9)), ((9, 12), patterns.window(9, 0))):
+        y, (_, weights) = layer(states(*shape), graph, return_attention_weights=True)
+        assert y.shape == shape
+        assert weights.shape == (*shape[:-2], graph.num_edges, 4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
+    """Weights in the order of its stored indices; the adjacency comes back in the same order, as not coalesced."""
+    layer, x, graph = MessagePassingAttention(heads(), backend=way), states(9, 12), patterns.window(9, 3)
+    _, (edges, wanted) = layer(x, graph, return_attention_weights=True)
+    order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
+    adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))
+    _, (same, weights) = layer(x, adj_t, return_attention_weights=True)
+    assert torch.allclose(weights, wanted[order], rtol=0, atol=1e-12)
+    assert torch.equal(same._indices(), adj_t._indices())
+    assert not same.is_coalesced()
+    dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), wanted)
+    assert torch.allclose(same.to_dense(), dense, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_a_graph_first_used_in_inference_mode_can_be_trained_on(way, made_inside):
+    """What a graph keeps outlives the call: evaluate first, train afterwards."""
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), patterns.window(9, 3).edge_index
+    graphs = [patterns.window(9, 3), ga.convert.from_edge_index(edges, 9)]
+    with torch.inference_mode():
+        if made_inside:
+            graphs = [patterns.window(9, 3), ga.convert.from_edge_index(edges, 9), ga.convert.from_mask(graphs[0].mask())]
+        for graph in graphs:
+            layer(x, graph)
+    for graph in graphs:
+        layer(x, graph).sum().backward()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda h: h,
+        FactoredHeads.of,
+        MergedHeads.of,
+        lambda h: FactoredHeads.of(h, "sender"),
+        lambda h: MergedHeads.of(h, "sender"),
+    ],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_autocast_runs_every_form(way, form, bias):
+    """float32 weights, and states in float32 or as the layer before left them: close to float32, with gradients."""
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias)), backend=way)
+    x, graph = states(9, 12).float(), patterns.window(9, 3)
+    wanted = layer(x, graph)
+    for given in (x, x.bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16):
+            y, (_, weights) = layer(given, graph, return_attention_weights=True)
+        assert (y - wanted).abs().max() < 0.1
+        assert weights.dtype == torch.float32
+        y.float().sum().backward()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"x must be .* in torch.float64"):
+        layer(x.double(), graph)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_autocast_with_a_bias_on_one_side_alone(way):
+    """Queries, keys and values have one dtype also where only one of them has a bias or a norm."""
+    arrays = [torch.randn(2, 12, 6) for _ in range(3)]
+    one_sided = StandardHeads.from_arrays(*arrays, torch.randn(2, 6, 12), b_Q=torch.randn(2, 6))
+    for made in (one_sided, StandardHeads(12, 2, qk_norm=True)):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert MessagePassingAttention(made, backend=way)(states(9, 12).float(), patterns.causal(9)).isfinite().all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wider_bias_does_not_widen_the_weights(way):
+    """A float64 bias in a float32 layer: weights in float32 on every way."""
+    layer = MessagePassingAttention(heads().float(), backend=way)
+    bias = states(4, 24)
+    y, (_, weights) = layer(states(9, 12).float(), patterns.window(9, 3), bias=bias, return_attention_weights=True)
+    assert (y.dtype, weights.dtype) == (torch.float32, torch.float32)
+
+
 BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)
 WRONG = [
     ((states(9), patterns.causal(9)), {}, ValueError, r"x must be \[N, d\] or \[B, T, d\]"),
     (((states(2, 9, 12), states(9, 12)), patterns.causal(9)), {}, ValueError, r"both of a pair alike"),
+    (((states(2, 9, 12), states(3, 9, 12)), patterns.causal(9)), {}, ValueError, r"both of a pair alike"),
+    (((states(9, 12), None), patterns.causal(9)), {}, TypeError, r"x must be a tensor .* or a pair .*, got Tensor, NoneType"),
+    (((states(9, 12),) * 3, patterns.causal(9)), {}, TypeError, r"a pair \(x_src, x_dst\) of them, got Tensor, Tensor, Tensor"),
+    (("x", patterns.causal(9)), {}, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
     ((states(8, 12), patterns.causal(9)), {}, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
     ((states(9, 12), torch.tensor([[0], [9]])), {}, IndexError, r"edge_index\[1, 0\] = 9 is no receiver: expected 0 .. 8"),
     ((states(9, 12), torch.tensor([[0, 0], [1, 1]])), {}, ValueError, r"duplicate edges .* pass coalesce=True"),

@@ -290,3 +290,15 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 300}'})
     with pytest.raises(ValueError, match="vocabulary has 256 pieces: expected 300"):
         lm.load(path)
+
+
+def test_a_model_compiles_without_being_given_a_graph() -> None:
+    """Its causal graph is made in between; other lengths and a graph of one's own are served too."""
+    torch.compiler.reset()
+    trained, _ = lm.load_trained()
+    compiled = torch.compile(trained, backend="eager")
+    tokens = torch.arange(8).unsqueeze(0)
+    for length in (8, 6, 5):
+        assert torch.allclose(compiled(tokens[:, :length]), trained(tokens[:, :length]), rtol=0, atol=1e-5)
+    window = patterns.window(8, 2)
+    assert torch.allclose(compiled(tokens, window), trained(tokens, window), rtol=0, atol=1e-5)

@@ -74,6 +74,69 @@ MISTAKES = {
 }
 
 
+def lse_of(change):
+    """A backend whose lse is that of another call; its output is right."""
+
+    def run(call):
+        out, lse = dense.run(call)
+        return out, lse if lse is None else dense.run(change(call))[1]
+
+    return run
+
+
+def without_positions(call):
+    """The score_mod is told sample 0 for every sample."""
+    mod = call.score_mod
+    return call if mod is None else replace(call, score_mod=lambda score, b, h, dst, src: mod(score, 0 * b, h, dst, src))
+
+
+def leaking(call):
+    """A kernel that multiplies hidden values by 0 wherever SDPA alone does not do."""
+    out, lse = dense.run(call)
+    return out if call.score_mod is None else out + 0 * call.v.sum().to(out.dtype), lse
+
+
+SUBTLE = {
+    "lse without sinks": lse_of(lambda call: replace(call, sink_logits=None)),
+    "lse without bias": lse_of(lambda call: replace(call, bias=None)),
+    "lse without score_mod": lse_of(lambda call: replace(call, score_mod=None)),
+    "lse without a gradient": lse_of(lambda call: replace(call, q=call.q.detach(), k=call.k.detach())),
+    "another output beside lse": lambda call: dense.run(replace(call, v=call.v * 2) if call.with_lse else call),
+    "samples hidden from score_mods": lambda call: dense.run(without_positions(call)),
+    "sinks dropped beside a bias": lambda call: dense.run(call if call.bias is None else replace(call, sink_logits=None)),
+    "dropout ignored": lambda call: dense.run(replace(call, dropout=0.0)),
+    "NaN leaks beside a score_mod": leaking,
+    "one key head": lambda call: dense.run(replace(call, v=call.v * 2) if call.k.shape[1] == 1 else call),
+    "long rows cut": lambda call: dense.run(replace(call, graph=call.graph - far(call.graph))),
+    "graphs by head and sample": lambda call: dense.run(first_sample(call)),
+}
+
+
+def far(graph):
+    """All edges from the senders behind number 128."""
+    rule = ga.TokenGraph.from_rule(lambda b, h, dst, src: src >= 128, graph.num_dst, graph.num_src)
+    return replace(rule, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+
+
+def first_sample(call):
+    """A graph that differs by head and sample is taken to differ by head alone."""
+    graph = call.graph
+    if graph.heads is None or graph.batch is None:
+        return call
+    rule = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: graph.rule(0 * b, h, dst, src), graph.num_dst, graph.num_src, graph.heads
+    )
+    return replace(call, graph=rule)
+
+
+@pytest.mark.parametrize("mistake", SUBTLE)
+def test_a_subtly_wrong_backend_is_caught_by_a_rule(mistake):
+    """Mistakes that outputs and gradients of the usual shapes do not show."""
+    report = verify.run(device="cpu", backends=[Backend("subtle", SUBTLE[mistake])], graphs=[], dtypes=["float32"], trained=False)
+    assert not report.ok
+    assert {failure.group for failure in report.failures} == {"rules"}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_backend_of_your_own_is_caught(mistake):
     """A third party's backend runs the same checks; one mistake makes them fail."""
@@ -148,6 +211,21 @@ def test_a_gpu_that_is_not_there_is_named(capsys):
     """Exit code 2, one line."""
     assert main(["verify", "--device", "cuda"]) == 2
     assert "device 'cuda' was asked for, but torch sees no GPU" in capsys.readouterr().err
+
+
+def test_a_device_that_nobody_knows_is_named(capsys):
+    """Not torch's RuntimeError with a traceback, and not exit code 1, which means a check that failed."""
+    with pytest.raises(ValueError, match=r"device must be one that torch knows, such as 'cpu', .* got 'nope'"):
+        verify.run(device="nope")
+    assert main(["verify", "--device", "nope"]) == 2
+    assert "got 'nope'" in capsys.readouterr().err
+
+
+def test_json_into_a_folder_that_is_not_there_is_named_before_the_checks(monkeypatch, capsys):
+    """Minutes of checks must not end in nothing."""
+    monkeypatch.setattr(verify, "run", lambda **options: pytest.fail("checks were run"))
+    assert main(few("--json", "/no/such/folder/record.json")) == 2
+    assert "--json /no/such/folder/record.json: expected a folder that exists" in capsys.readouterr().err
 
 
 def few(*more):

@@ -1,9 +1,10 @@
 """Attention over all pairs with a mask: torch's ``scaled_dot_product_attention`` wherever it can express the call.
 
 What SDPA cannot (a score_mod, a per-edge bias, sinks, lse) is the plain formula on ``[dst, src]`` logits in float32 or better.
-Two things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
-result replaced, so that no kernel ever sees an empty row), and a token that holds NaN or inf reaches only those who hear it
-(kernels multiply a hidden value by weight 0, and 0 * NaN is NaN).
+Three things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
+result replaced, so that no kernel ever sees an empty row), a token that holds NaN or inf reaches only those who hear it
+(kernels multiply a hidden value by weight 0, and 0 * NaN is NaN), and a score_mod without a finite value or derivative on some
+non-edge spoils nothing (it is asked about an edge instead).
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if all(_surely_finite(x) for x in (call.q, call.k, call.v)):
         return _run_finite(call)
     bad_dst, bad_src = _not_finite(call.q), _not_finite(call.k) | _not_finite(call.v)
-    hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (
-        bad_dst & call.graph.mask(call.q.device).any(-1)
-    )
+    hears_anyone = (call.graph.in_degree() > 0).to(call.q.device)
+    hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (bad_dst & hears_anyone)
     q, k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (call.q, call.k, call.v))
     clean = replace(call, q=q, k=k, v=v)
     out, lse = _run_finite(clean)
@@ -47,7 +47,8 @@ def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: none beyond the output for SDPA without a mask, else the mask, else logits."""
     cells = call.graph.num_dst * call.graph.num_src
     if not _plain(call):
-        return 5 * call.q.shape[0] * call.q.shape[1] * cells * (8 if call.q.dtype == torch.float64 else 4)
+        logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * (8 if call.q.dtype == torch.float64 else 4)
+        return logits + (0 if call.score_mod is None else 16 * cells * (call.graph.batch or 1) * (call.graph.heads or 1))
     return 0 if _needs_no_mask(call.graph) else cells * (call.graph.batch or 1) * (call.graph.heads or 1) * 5
 
 
@@ -88,17 +89,32 @@ def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
 
 def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
     """``softmax(score_mod(q k^T scale) + bias) v`` over the edges, written out."""
+    call = call if call.graph.num_edges else replace(call, score_mod=None)  # there is nothing that it could be told
     wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     q, k, v = (edges.per_query_head(x.to(wide), heads) for x in (call.q, call.k, call.v))
-    dst = torch.arange(q.shape[2], device=q.device).unsqueeze(-1)
-    src = torch.arange(k.shape[2], device=q.device)
-    logits = call.modified(q @ k.mT * call.scale, dst, src)
+    logits = call.modified(q @ k.mT * call.scale, *_ends(call, mask))
     if call.bias is not None:
         logits = logits + _spread(call.bias.to(wide), call.graph)
     weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), call.sink_logits)
     nobody = ~mask.any(-1)
     weights = functional.dropout(weights.masked_fill(~mask, 0.0), call.dropout)
     return (weights @ v).to(call.q.dtype), lse.masked_fill(nobody, -torch.inf)
+
+
+def _ends(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The receiver and the sender of every pair, as a score_mod is told them.
+
+    A non-edge is given the ends of an edge, of its head if that has one. The result is thrown away, but its derivative is
+    multiplied by 0: a score_mod that divides by 0 where there is no edge would make NaN of the gradients of all others.
+    """
+    graph, device = call.graph, mask.device
+    dst, src = torch.arange(graph.num_dst, device=device).unsqueeze(-1), torch.arange(graph.num_src, device=device)
+    if call.score_mod is None or not mask.numel() or graph.is_full():
+        return dst, src
+    pairs = mask.flatten(-2)
+    anywhere = pairs.reshape(-1, pairs.shape[-1]).any(0).to(torch.uint8).argmax()
+    some_edge = torch.where(pairs.any(-1), pairs.to(torch.uint8).argmax(-1), anywhere)[..., None, None]
+    return torch.where(mask, dst, some_edge // graph.num_src), torch.where(mask, src, some_edge % graph.num_src)
 
 
 def _softmax(logits: Tensor, sink_logits: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -128,10 +144,15 @@ def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
 
 
 def _surely_finite(x: Tensor) -> bool:
-    """One pass: a sum is finite only if everything is. While compiling the question may not be asked, so: no."""
+    """One pass: a sum is finite only if everything is. While compiling, and under vmap, the question may not be asked, so: no."""
     if x.is_meta:
         return True
-    return not torch.compiler.is_compiling() and bool(torch.isfinite(x.detach().sum(dtype=torch.float32)))
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(torch.isfinite(x.detach().sum(dtype=torch.float32)))
+    except RuntimeError:  # torch.vmap's "data-dependent control flow"
+        return False
 
 
 def _not_finite(x: Tensor) -> Tensor:

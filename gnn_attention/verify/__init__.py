@@ -115,7 +115,10 @@ def _device(device: str | None) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU; use device='cpu' or leave it out")
-    return str(torch.device(device))
+    try:
+        return str(torch.device(device))
+    except RuntimeError:
+        raise ValueError(f"device must be one that torch knows, such as 'cpu', 'cuda' or 'cuda:1', got {device!r}") from None
 
 
 def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
