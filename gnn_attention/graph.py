@@ -395,16 +395,10 @@ class TokenGraph:
         return replace(listed, dst_offset=self.dst_offset, src_offset=self.src_offset)
 
     def _check_same_nodes(self, other: TokenGraph, sign: str) -> None:
-        def agree(a: int | None, b: int | None) -> bool:
-            return a is None or b is None or a == b
-
-        same = (self.num_dst, self.num_src, self.dst_offset, self.src_offset) == (
-            other.num_dst,
-            other.num_src,
-            other.dst_offset,
-            other.src_offset,
-        )
-        if not (same and agree(self.heads, other.heads) and agree(self.batch, other.batch)):
+        nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
+        sizes = ((self.heads, other.heads), (self.batch, other.batch))
+        same = all(getattr(self, name) == getattr(other, name) for name in nodes)
+        if not same or any(None not in pair and pair[0] != pair[1] for pair in sizes):
             raise ValueError(
                 f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
                 f"got {self!r} and {other!r}"

@@ -246,7 +246,7 @@ def test_command_prints_a_table_and_json(tmp_path, capsys):
     )
     assert record["summary"]["ok"]
     assert record["summary"]["checks"] == len(record["results"])
-    assert {"group", "backend", "dtype", "name", "passed", "output", "gradient", "skipped", "message"} == set(
+    assert {"group", "backend", "dtype", "name", "passed", "output", "gradient", "error", "unit", "skipped", "message"} == set(
         record["results"][0]
     )
 

@@ -88,7 +88,8 @@ def _products_in(dtype: str) -> Iterator[None]:
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
     found = judge(out, gradients, truth)
     message = "" if found.passed else f"output {found.output:.3g}, gradient {found.gradient:.3g} of the yardstick"
-    return {"passed": found.passed, "output": found.output, "gradient": found.gradient, "message": message}
+    measured = {"output": found.output, "gradient": found.gradient, "error": found.error, "unit": found.unit}
+    return {"passed": found.passed, "message": message, **measured}
 
 
 def bound(function: Callable[..., Mapping[str, Any]], *arguments: Any) -> Callable[[], Mapping[str, Any]]:

@@ -47,11 +47,13 @@ def worst_errors(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors in units of the yardstick, and whether they are allowed."""
+    """The worst errors in units of the yardstick, whether they are allowed, and for the output both numbers as they are."""
 
     output: float
     gradient: float
     passed: bool
+    error: float
+    unit: float
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,27 +66,25 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
     """Compare an output and gradients with the truth."""
-    exact = out.dtype == torch.float64
+    error, unit = _measured(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
+    output = _ratio(error, unit)
     largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
-    output = _units(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
-    worst = max(
-        (_units(g, truth.gradients[name], truth.yardstick.get(name), largest) for name, g in gradients.items()),
-        default=0.0,
-        key=lambda unit: math.inf if math.isnan(unit) else unit,
-    )
-    limits = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
-    return Outcome(output, worst, bool(output <= limits[0] and worst <= limits[1]))
+    ratios = [_ratio(*_measured(g, truth.gradients[name], truth.yardstick.get(name), largest)) for name, g in gradients.items()]
+    worst = max(ratios, default=0.0, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+    limits = (1.0, 1.0) if out.dtype == torch.float64 else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
+    return Outcome(output, worst, bool(output <= limits[0] and worst <= limits[1]), error, unit)
 
 
-def _units(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> float:
-    """The error of one tensor in its unit; ``largest`` is the scale for float64, where no yardstick is needed."""
+def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
+    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is needed."""
     if found.shape != true.shape:
-        return math.inf
-    error = _distance(found, true)
+        return math.inf, 0.0
     if found.dtype == torch.float64:
-        unit = 1e-12 * largest
-    else:
-        unit = max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
+        return _distance(found, true), 1e-12 * largest
+    return _distance(found, true), max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
+
+
+def _ratio(error: float, unit: float) -> float:
     if error == 0.0:
         return 0.0
     return error / unit if unit > 0 else math.inf

@@ -109,7 +109,8 @@ def _logits_agree(settings: Settings, trained: Any, tokens: Tensor, way: Backend
         found = own(tokens.to(settings.device)).cpu()
         wanted = _plain_logits(copy.deepcopy(trained).double(), tokens)
     error = float((found - wanted).abs().max() / wanted.abs().max())
-    return {"passed": error <= 1e-12, "output": error / 1e-12, "message": f"relative error {error:.2g}"}
+    measured = {"output": error / 1e-12, "error": error, "unit": 1e-12}
+    return {"passed": error <= 1e-12, "message": f"relative error {error:.2g}", **measured}
 
 
 def _plain_logits(trained: Any, tokens: Tensor) -> Tensor:
