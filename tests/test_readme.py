@@ -37,6 +37,9 @@ def test_its_numbers_hold():
     assert f"{len(GRAPHS)} graphs" in TEXT
     model, _ = ga.model.load_trained()
     parameters = sum(p.numel() for p in model.parameters())
+    induction, previous = ga.model.induction_scores(model).max(), ga.model.previous_token_scores(model)[0].max()
+    assert f"induction score of {induction:.2f}" in TEXT
+    assert f"previous-token head of {previous:.2f}" in TEXT
     assert f"{parameters / 1e3:.0f} k parameters, {TRAINED.stat().st_size / 1e6:.1f} MB" in TEXT
 
 
