@@ -80,9 +80,7 @@ class Call:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{name} must be a float tensor {axes}, got {got}")
+        _check_float(name, x, axes)
         if x.dim() != 4:
             raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
         if x.dtype != q.dtype or x.device != q.device:
@@ -146,9 +144,7 @@ def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor |
     """``bias`` as ``[B or 1, Hq or 1, E]``."""
     if bias is None:
         return None
-    if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
-        raise TypeError(f"bias must be a float tensor broadcastable to [B, Hq, E], got {got}")
+    _check_float("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
     count = graph.edge_index.shape[1]
     wanted = (q.shape[0], q.shape[1], count)
@@ -161,13 +157,17 @@ def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor |
 def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
     if sink_logits is None:
         return None
-    if not isinstance(sink_logits, Tensor) or not sink_logits.is_floating_point():
-        got = sink_logits.dtype if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
-        raise TypeError(f"sink_logits must be a float tensor [Hq], got {got}")
+    _check_float("sink_logits", sink_logits, "[Hq]")
     _check_device("sink_logits", sink_logits, q)
     if tuple(sink_logits.shape) != (q.shape[1],):
         raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
     return sink_logits
+
+
+def _check_float(name: str, x: object, form: str) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a float tensor {form}, got {got}")
 
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:

@@ -229,8 +229,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     block_size = _checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
         raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none")
-    edges, cells = _tile_counts(graph, block_size)
-    is_full = edges == cells
+    edges = _tile_counts(graph, block_size)
+    is_full = edges == block_size**2
     full, partial_tiles = _tile_list(is_full), _tile_list((edges > 0) & ~is_full)
     lengths = (graph.num_dst, graph.num_src)
     return BlockMask.from_kv_blocks(*partial_tiles, *full, BLOCK_SIZE=block_size, mask_mod=graph.rule, seq_lengths=lengths)
@@ -309,8 +309,8 @@ def _with_sizes(edges: Tensor, num_dst: int | None, num_src: int | None, coalesc
     return TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name="pyg")
 
 
-def _tile_counts(graph: TokenGraph, size: int) -> tuple[Tensor, Tensor]:
-    """Edges in each tile, int ``[batch or 1, heads or 1, rows, columns]``, and the cells of a whole tile."""
+def _tile_counts(graph: TokenGraph, size: int) -> Tensor:
+    """Edges in each tile, int ``[batch or 1, heads or 1, rows, columns]``."""
     columns = -(-graph.num_src // size)
     pad = columns * size - graph.num_src
     counts = []
@@ -319,9 +319,7 @@ def _tile_counts(graph: TokenGraph, size: int) -> tuple[Tensor, Tensor]:
         strip = strip.reshape(graph.batch or 1, graph.heads or 1, -1, graph.num_src)
         tiles = torch.nn.functional.pad(strip, (0, pad)).reshape(*strip.shape[:3], columns, size)
         counts.append(tiles.sum((2, 4)))
-    shape = (graph.batch or 1, graph.heads or 1, 0, columns)
-    edges = torch.stack(counts, dim=2) if counts else torch.zeros(shape, dtype=torch.int64)
-    return edges, torch.tensor(size * size)
+    return torch.stack(counts, dim=2)
 
 
 def _tile_list(chosen: Tensor) -> tuple[Tensor, Tensor]:

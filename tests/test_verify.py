@@ -278,7 +278,6 @@ def test_a_report_of_nothing_is_not_ok():
 def test_every_feature_and_graph_reaches_the_checks():
     """Nothing in the tables is left out."""
     names = [check.name for check in verify.checks(device="cpu", dtypes=["float64"], trained=False) if check.group == "attend"]
-    assert {tuple(name.rsplit(", inputs", 1)[0] for name in names)} != set()
     for graph in GRAPHS:
         for feature in FEATURES:
             assert f"{graph}, {feature}, inputs x5" in names

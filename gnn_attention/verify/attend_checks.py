@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -70,11 +70,7 @@ class _AttendCase:
         inputs = self.inputs(self.dtype, device)
         order = oracle.Order.draw(number, BATCH, graph.num_dst, graph.num_src, DIM, device)
         q, k, v, mask = inputs["q"], inputs["k"], inputs["v"], self.graph_case.mask.to(device)
-        sinks = inputs.get("sink_logits")
-
-        def modify(logits: Tensor) -> Tensor:
-            return self.feature.dense(self.graph_case, inputs, logits)
-
+        sinks, modify = inputs.get("sink_logits"), partial(self.feature.dense, self.graph_case, inputs)
         if self.feature.additive:
             added = modify(q.new_zeros(BATCH, HEADS, graph.num_dst, graph.num_src))
             out = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
@@ -84,10 +80,7 @@ class _AttendCase:
 
     def _oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
         inputs = self.inputs(torch.float64, "cpu")
-
-        def modify(logits: Tensor) -> Tensor:
-            return self.feature.dense(self.graph_case, inputs, logits)
-
+        modify = partial(self.feature.dense, self.graph_case, inputs)
         q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
         out = oracle.attention(q, k, v, self.graph_case.mask, self.scale, modify, sinks)
         return out, gradients_of(out, self.direction.double(), inputs)
