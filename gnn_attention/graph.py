@@ -28,7 +28,7 @@ from gnn_attention._compile import constant, not_compiled
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
-__all__ = ["Rule", "TokenGraph"]
+__all__ = ["Rule", "TokenGraph", "kept"]
 
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
 
@@ -412,4 +412,14 @@ def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     if key not in graph._memo:
         with torch.inference_mode(False):  # what is kept must serve training too
             graph._memo[key] = getattr(graph, what)(*arguments)
+    return graph._memo[key]
+
+
+@constant
+def kept(make: Callable[..., Any], graph: TokenGraph, *arguments: Any) -> Any:
+    """``make(graph, *arguments)``, worked out once for each graph and kept with it; ``make`` must be a function of a module."""
+    key = (make, *arguments)
+    if key not in graph._memo:
+        with torch.inference_mode(False):
+            graph._memo[key] = make(graph, *arguments)
     return graph._memo[key]
