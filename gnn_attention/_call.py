@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +22,7 @@ class Call:
 
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
     ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
+    ``first_sample`` and ``first_head`` number the first sample and head for the score_mod, where the call is a part of another.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -33,6 +35,8 @@ class Call:
     sink_logits: Float[Tensor, " heads"] | None = None
     dropout: float = 0.0
     with_lse: bool = False
+    first_sample: int = 0
+    first_head: int = 0
 
     @classmethod
     def checked(
@@ -64,18 +68,45 @@ class Call:
             with_lse=with_lse,
         )
 
-    def modified(self, score: Tensor, dst: Tensor, src: Tensor, batch: int = 0, head: int = 0) -> Tensor:
-        """``score`` after the score_mod: ``[B, Hq, ...]`` from sample ``batch`` and head ``head`` on, at local dst and src.
+    def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """``score [B, Hq, ...]`` after the score_mod, at local dst and src.
 
         TypeError or ValueError if what the score_mod returns is no float tensor that broadcasts to ``score``.
         """
         if self.score_mod is None:
             return score
         lead = (1,) * (score.dim() - 2)
-        b = torch.arange(batch, batch + score.shape[0], device=score.device).view(-1, 1, *lead)
-        h = torch.arange(head, head + score.shape[1], device=score.device).view(1, -1, *lead)
+        b = torch.arange(self.first_sample, self.first_sample + score.shape[0], device=score.device).view(-1, 1, *lead)
+        h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(1, -1, *lead)
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
+
+    def by_graph(self, run: Callable[[Call], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """``run`` on the call, or where the graph differs by sample or head on each of them apart, with the results joined."""
+        graph, (batch, heads) = self.graph, self.q.shape[:2]
+        if graph.batch is None and graph.heads is None:
+            return run(self)
+        samples = [None] if graph.batch is None else range(batch)
+        numbers = [None] if graph.heads is None else range(heads)
+        rows = [[run(self._part(b, h)) for h in numbers] for b in samples]
+        out, lse = (torch.cat([torch.cat([part[i] for part in row], 1) for row in rows], 0) for i in (0, 1))
+        return out, lse
+
+    def _part(self, b: int | None, h: int | None) -> Call:
+        """One sample, one head or both, on its own graph, with the key/value head that serves it."""
+        group = self.q.shape[1] // self.k.shape[1]
+        samples = slice(None) if b is None else slice(b, b + 1)
+        head, kv_head = (slice(None),) * 2 if h is None else (slice(h, h + 1), slice(h // group, h // group + 1))
+        return replace(
+            self,
+            q=self.q[samples, head],
+            k=self.k[samples, kv_head],
+            v=self.v[samples, kv_head],
+            graph=self.graph.select(b or 0, h or 0),
+            sink_logits=None if self.sink_logits is None else self.sink_logits[head],
+            first_sample=self.first_sample + (b or 0),
+            first_head=self.first_head + (h or 0),
+        )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

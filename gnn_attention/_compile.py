@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["constant", "not_compiled"]
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["constant", "eagerly", "not_compiled"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,3 +31,13 @@ def not_compiled(function: F) -> F:
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Inside, torch computes with real numbers, unseen by whatever traces the program (``torch.export`` and the like).
+
+    What is worked out about a graph is no part of a program that uses it; and the result must serve training too.
+    """
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
+        yield

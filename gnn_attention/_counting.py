@@ -13,7 +13,7 @@ from gnn_attention._cover import CELLS, DIFFERENCE, DST, FULL, SRC, Boxes, Piece
 from gnn_attention._rules import Rule, xor
 from gnn_attention._shapes import Int, Tensor
 
-__all__ = ["any_edge", "edge_list", "edges_of_each", "in_degree", "same"]
+__all__ = ["any_edge", "edge_list", "edges_in", "edges_of_each", "in_degree", "same"]
 
 MANY = 2**24  # pairs up to which a list is made quickest by visiting them, because it comes out sorted
 
@@ -69,9 +69,13 @@ def edge_list(rule: Rule, name: str, shape: _enumeration.Shape) -> Int[Tensor, "
     """The edges of the first sample and head, by receiver, then sender."""
     if math.prod(shape[2:]) <= MANY:
         return _enumeration.edge_list(rule, name, shape)
-    num_src = shape[3]
+    return edges_in(rule, root((1, 1, *shape[2:])), shape[3])
+
+
+def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
+    """The edges inside some boxes of one sample and head, by receiver, then sender."""
     keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
-    for piece in cover(rule, root((1, 1, *shape[2:]))):
+    for piece in cover(rule, boxes):
         for dst, src, step_dst, step_src, count in _strokes(rule, piece):
             stroke, number = ragged(count)
             keys.append((dst * num_src + src)[stroke] + number * (step_dst * num_src + step_src))

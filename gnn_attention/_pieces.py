@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gnn_attention._shapes import Bool, Int, Tensor
 
-__all__ = ["Edges", "Gathered", "Masks", "Piece", "Plan", "Rectangles", "Strided", "packed", "unpacked"]
+__all__ = ["Edges", "Gathered", "Masks", "Packed", "Piece", "Plan", "Rectangles", "Strided", "packed", "unpacked"]
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,10 @@ class Plan:
 # -- as tensors and integers ------------------------------------------------------------------------------------------
 
 STRIDED, GATHERED, EDGES = 0, 1, 2
+Packed = tuple[list[Tensor], list[int]]
 
 
-def packed(plan: Plan) -> tuple[list[Tensor], list[int]]:
+def packed(plan: Plan) -> Packed:
     """The plan as tensors and integers; :func:`unpacked` undoes it."""
     tensors: list[Tensor] = []
     numbers = [int(plan.complete)]

@@ -13,7 +13,8 @@ from gnn_attention import _checks
 from gnn_attention import edges as arithmetic
 from gnn_attention._call import Call
 from gnn_attention._shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, dense
+from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.choosing import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
@@ -131,47 +132,9 @@ def list_backends() -> dict[str, str]:
     """The names of the backends on this machine, with what each supports.
 
     >>> sorted(list_backends())
-    ['dense', 'reference']
+    ['dense', 'mixed', 'reference', 'rows', 'tiles']
     """
     return {name: backend.supports for name, backend in BACKENDS.items()}
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it."""
-
-    graph: str
-    choice: str
-    reason: str
-    rows: tuple[tuple[str, int, int], ...]
-
-    def __str__(self) -> str:
-        """A small table."""
-        lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", f"{'backend':<12}{'GFLOP':>12}{'extra MB':>12}"]
-        lines += [f"{name:<12}{flops / 1e9:>12.3f}{extra / 2**20:>12.1f}" for name, flops, extra in self.rows]
-        return "\n".join(lines)
-
-
-def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
-    """Which backend ``backend="auto"`` takes for ``heads`` heads of width ``dim`` in float32, and why.
-
-    The costs are those of one sample, of ``graph.batch`` samples for a graph that differs by them.
-
-    >>> from gnn_attention import patterns
-    >>> print(explain(patterns.window(512, 16), heads=8, dim=64).choice)
-    dense
-    """
-    heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)
-    q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta")
-    k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta")
-    call = Call.checked(q, k, k, graph)
-    choice = _auto(call)
-    pairs = {"dense": graph.num_dst * graph.num_src * (graph.batch or 1), "reference": graph.num_edges // (graph.heads or 1)}
-    rows = tuple(
-        (name, 4 * heads * dim * pairs[name], backend.bytes_needed(call) if backend.bytes_needed else 0)
-        for name, backend in BACKENDS.items()
-    )
-    return Explanation(repr(graph), choice.name, _reason(choice, dense.bytes_needed(call)), rows)
 
 
 def _checked_positions(edges: Tensor, count: int) -> Tensor:
@@ -194,33 +157,12 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def _chosen(backend: str | Backend, call: Call) -> Backend:
     if backend == "auto":
-        return _auto(call)
+        return choose(call)
     if isinstance(backend, str):
         backend = BACKENDS[_checks.choice("backend", backend, ["auto", *BACKENDS])]
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
     reason = backend.refusal(call)
     if reason is not None:
-        raise NotImplementedError(f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}")
+        raise RefusalError(f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}", reason)
     return backend
-
-
-def _auto(call: Call) -> Backend:
-    needed = dense.bytes_needed(call)
-    if needed <= dense.COMFORTABLE:
-        return BACKENDS["dense"]
-    refusal = BACKENDS["reference"].refusal(call)
-    if refusal is None:
-        return BACKENDS["reference"]
-    raise NotImplementedError(
-        f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: dense would need {needed / 2**30:.1f} GiB, {refusal}"
-    )
-
-
-def _reason(choice: Backend, needed: int) -> str:
-    """Why auto takes ``choice`` where the dense backend needs so many bytes."""
-    if choice is not BACKENDS["dense"]:
-        return f"the dense backend would need {needed / 2**30:.1f} GiB"
-    if needed == 0:
-        return "one SDPA call without a mask"
-    return f"its {needed / 2**20:.1f} MB of mask and logits are below {dense.COMFORTABLE / 2**30:.0f} GiB"

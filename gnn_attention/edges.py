@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._shapes import Float, Int, Tensor
 
-__all__ = ["accumulation_dtype", "logit", "merge", "per_query_head", "softmax", "weights_from_lse"]
+__all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "softmax", "weights_from_lse"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -84,6 +84,24 @@ def weights_from_lse(
     """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where nothing was heard."""
     base = lse.gather(-1, dst.expand(logits.shape))
     return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
+
+
+def add_sinks(
+    out: Float[Tensor, "batch heads dst dim"], lse: Float[Tensor, "batch heads dst"], sink_logits: Float[Tensor, " heads"]
+) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
+    """A result with one more logit for each head in its softmax, without a value: ``lse' = log(e^lse + e^sink)``.
+
+    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges keeps 0 and -inf (DESIGN section 2.2).
+
+    >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1))
+    >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
+    ([0.5, 0.0], [0.6931, -inf])
+    """
+    nothing = lse == -torch.inf
+    before = lse.masked_fill(nothing, 0.0)
+    after = torch.logaddexp(before, sink_logits.to(lse.dtype).view(1, -1, 1))
+    kept = (before - after).exp().masked_fill(nothing, 0.0)
+    return (out * kept.unsqueeze(-1)).to(out.dtype), after.masked_fill(nothing, -torch.inf)
 
 
 def merge(

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _counting, _edge_lists, _enumeration, _rules, _text
-from gnn_attention._compile import constant, not_compiled
+from gnn_attention._compile import constant, eagerly, not_compiled
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
@@ -410,7 +410,7 @@ def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
     key = (what, *arguments)
     if key not in graph._memo:
-        with torch.inference_mode(False):  # what is kept must serve training too
+        with eagerly():
             graph._memo[key] = getattr(graph, what)(*arguments)
     return graph._memo[key]
 
@@ -420,6 +420,6 @@ def kept(make: Callable[..., Any], graph: TokenGraph, *arguments: Any) -> Any:
     """``make(graph, *arguments)``, worked out once for each graph and kept with it; ``make`` must be a function of a module."""
     key = (make, *arguments)
     if key not in graph._memo:
-        with torch.inference_mode(False):
+        with eagerly():
             graph._memo[key] = make(graph, *arguments)
     return graph._memo[key]

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
-from gnn_attention.backends import dense, reference
+from gnn_attention.backends import dense, mixed, reference, rows, tiles
 
-__all__ = ["BACKENDS", "Backend", "Call"]
+__all__ = ["BACKENDS", "Backend", "Call", "RefusalError"]
+
+
+class RefusalError(NotImplementedError):
+    """A backend was asked for by name and says why (``reason``) it cannot hold the call."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def _never(call: Call) -> str | None:
@@ -41,6 +49,27 @@ BACKENDS = {
             "every graph and option; SDPA on full and causal graphs without a mask, else time and memory of dst x src",
             dense.refusal,
             dense.bytes_needed,
+        ),
+        Backend(
+            "tiles",
+            tiles.run,
+            "every graph and option; dense kernels on the tiles that hold edges: for structured and block-sparse graphs",
+            tiles.refusal,
+            tiles.bytes_needed,
+        ),
+        Backend(
+            "rows",
+            rows.run,
+            "every graph and option; edge by edge in time and memory of the edges: for irregular graphs",
+            rows.refusal,
+            rows.bytes_needed,
+        ),
+        Backend(
+            "mixed",
+            mixed.run,
+            "every graph, without score_mod, bias and dropout; tiles where they are well filled, rows for all other edges",
+            mixed.refusal,
+            mixed.bytes_needed,
         ),
         Backend(
             "reference",

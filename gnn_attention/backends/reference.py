@@ -37,7 +37,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         v=edges.per_query_head(call.v.to(wide), heads),
         bias=None if call.bias is None else call.bias.to(wide),
     )
-    out, lse = _all_slices(widened)
+    out, lse = widened.by_graph(_all_chunks)
     return out.to(call.q.dtype), lse.to(edges.accumulation_dtype(call.q.dtype))
 
 
@@ -69,33 +69,7 @@ def _most_edges(call: Call) -> int:
     return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
 
 
-def _all_slices(call: Call) -> tuple[Tensor, Tensor]:
-    """Run each sample and head on its own graph where the graph varies, else everything at once."""
-    graph, (batch, heads) = call.graph, call.q.shape[:2]
-    if graph.batch is None and graph.heads is None:
-        return _all_chunks(call, 0, 0)
-    outs, lses = [], []
-    for b in [None] if graph.batch is None else range(batch):
-        for h in [None] if graph.heads is None else range(heads):
-            part = _slice(call, b, h)
-            out, lse = _all_chunks(part, b or 0, h or 0)
-            outs.append(out)
-            lses.append(lse)
-    rows = 1 if graph.heads is None else heads
-    return tuple(torch.cat([torch.cat(x[i : i + rows], 1) for i in range(0, len(x), rows)], 0) for x in (outs, lses))  # type: ignore[return-value]
-
-
-def _slice(call: Call, b: int | None, h: int | None) -> Call:
-    def pick(x: Tensor) -> Tensor:
-        x = x if b is None else x[b : b + 1]
-        return x if h is None else x[:, h : h + 1]
-
-    sinks = call.sink_logits if h is None or call.sink_logits is None else call.sink_logits[h : h + 1]
-    part = call.graph.select(b or 0, h or 0)
-    return replace(call, q=pick(call.q), k=pick(call.k), v=pick(call.v), graph=part, sink_logits=sinks)
-
-
-def _all_chunks(call: Call, batch: int, head: int) -> tuple[Tensor, Tensor]:
+def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
     order = torch.argsort(dst, stable=True)
     rows = _chunks_of_rows(call.graph, _most_edges(call))
@@ -104,17 +78,15 @@ def _all_chunks(call: Call, batch: int, head: int) -> tuple[Tensor, Tensor]:
     for start, stop, count in rows:
         chosen = order[first : first + count]
         first += count
-        arguments = (call, start, stop, src[chosen], dst[chosen], chosen, batch, head)
+        arguments = (call, start, stop, src[chosen], dst[chosen], chosen)
         parts.append(checkpoint(_some_rows, *arguments, use_reentrant=False) if needs_grad else _some_rows(*arguments))
     return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
 
 
-def _some_rows(
-    call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor, batch: int, head: int
-) -> tuple[Tensor, Tensor]:
+def _some_rows(call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The receivers ``start .. stop - 1``, whose in-edges are ``src -> dst``."""
     score = edges.logit(call.q[:, :, dst], call.k[:, :, src], call.scale)
-    logits = call.modified(score, dst, src, batch, head)
+    logits = call.modified(score, dst, src)
     if call.bias is not None:
         logits = logits + call.bias[..., chosen]
     weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnn_attention._shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.measure import Truth, judge
@@ -41,7 +41,10 @@ ORDERS = 8  # in which the yardstick is taken
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message, not an exception."""
+    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message, not an exception.
+
+    A call that the backend cannot hold, and says so, is skipped with that reason.
+    """
 
     group: str
     backend: str
@@ -54,6 +57,8 @@ class Check:
         try:
             with _products_in(self.dtype):
                 found = dict(self.run())
+        except RefusalError as refusal:
+            found = {"passed": False, "skipped": f"{self.backend}: {refusal.reason}"}
         except Exception as error:  # a crash is a failed check
             found = {"passed": False, "message": f"{type(error).__name__}: {error}"}
         return Result(self.group, self.backend, self.dtype, self.name, **found)

@@ -114,9 +114,8 @@ def _layer_yardstick(number: int, heads: Any, tensors: list[Tensor], table: Tens
     order = oracle.Order.draw(number, len(x_dst), x_dst.shape[1], x_src.shape[1], dim, str(x_dst.device))
     q = heads.receive(inputs["x_dst"][order.sample][:, order.dst])
     k, v = heads.send(inputs["x_src"][order.sample][:, order.src])
-    z = oracle.sdpa(
-        q[..., order.dim], k[..., order.dim], v, order.pairs(mask), heads.scale, None if table is None else order.pairs(table)
-    )
+    added = None if table is None else order.pairs(table)
+    z = oracle.sdpa(q[..., order.dim], k[..., order.dim], v, order.pairs(mask), heads.scale, added, widened=order.widened)
     out = order.restored(heads.collect(z), axis=1)
     return out, gradients_of(out, direction, inputs | plain_names(heads))
 

@@ -1,0 +1,64 @@
+"""All heads of a small graph as one head of a larger: the graph repeated along the diagonal, head after head.
+
+Every operation has a price of its own, so that many heads of few edges cost less together. Grouped heads stay grouped: the query
+heads of a group hear the same senders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gnn_attention._edge_lowering import sorted_edges
+from gnn_attention._pieces import Edges
+from gnn_attention._shapes import Tensor
+
+__all__ = ["flat", "flat_result", "folded", "unfolded", "worth_folding"]
+
+MOST_EDGES = 10**5  # of all heads together; above, one head at a time is as fast and takes less memory
+MOST_KEPT = 4  # folded lists kept for each list of edges
+_kept: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictionary()  # by the list's own tensor
+
+
+def worth_folding(edges: Edges, slices: int) -> bool:
+    """True if so many samples and heads of these edges are best taken at once."""
+    return slices > 1 and slices * edges.src.numel() <= MOST_EDGES
+
+
+def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
+    """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; kept while the list lives."""
+    known = _kept.setdefault(edges.ptr, {})
+    if (slices, kv_slices) not in known:
+        if len(known) >= MOST_KEPT:
+            del known[next(iter(known))]
+        known[slices, kv_slices] = _fold(edges, slices, kv_slices)
+    return replace(known[slices, kv_slices], fresh=edges.fresh)
+
+
+def flat(x: Tensor) -> Tensor:
+    """``[batch, heads, tokens, dim]`` as one sample and head ``[1, 1, batch * heads * tokens, dim]``, a view where it can be."""
+    return x.reshape(1, 1, -1, x.shape[-1]) if x.numel() else x.new_zeros(1, 1, x.shape[:3].numel(), x.shape[-1])
+
+
+def flat_result(x: Tensor, kept: bool) -> Tensor:
+    """Where to put what :func:`unfolded` writes to ``x``; what x holds is of no use unless ``kept``."""
+    if kept or x.is_contiguous():
+        return flat(x)
+    return x.new_empty(1, 1, x.shape[:3].numel(), x.shape[3])
+
+
+def unfolded(values: Tensor, x: Tensor) -> None:
+    """Write ``values``, which were ``flat_result(x)``, to x."""
+    if values.data_ptr() != x.data_ptr():
+        x.copy_(values.view(x.shape))
+
+
+def _fold(edges: Edges, slices: int, kv_slices: int) -> Edges:
+    num_dst, num_src = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
+    slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
+    dst = edges.dst + slice_ * num_dst
+    src = edges.src + slice_ // (slices // kv_slices) * num_src
+    return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)[0]

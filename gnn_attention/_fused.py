@@ -1,0 +1,255 @@
+"""One operator for a whole plan: attention over rectangles and edges, merged by log-sum-exp, with one backward pass.
+
+It is registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is. Its backward pass recomputes
+the weights from q, k and the log-sum-exp of all pieces: nothing of the size of the edges is kept. A gradient that comes in for
+lse is served too. Second derivatives are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gnn_attention import _edge_kernels, _nonfinite, _rectangle_kernels, edges
+from gnn_attention._pieces import Edges, Packed, Plan, unpacked
+from gnn_attention._shapes import Float, Tensor
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Float[Tensor, "batch heads dst dim"],
+    k: Float[Tensor, "batch kv_heads src dim"],
+    v: Float[Tensor, "batch kv_heads src value_dim"],
+    plan: Packed,
+    scale: float,
+) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
+    """``(out, lse)`` of attention over the pieces of a plan; a receiver in no piece has out 0 and lse -inf.
+
+    out is in the dtype of q, lse in float32, or float64 for float64.
+    """
+    out, lse = _Attention.apply(q, k, v, plan, scale)
+    return out, lse
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """The operator of the forward pass."""
+    plan = unpacked(tensors, numbers)
+    if not _visits_non_edges(plan) or _nonfinite.surely_finite(q, k, v):
+        return _forward(q, k, v, plan, scale)
+    clean = _nonfinite.cleaned(q, k, v)
+    out, lse = _forward(clean[0], clean[1], clean[2], plan, scale)
+    bad = _nonfinite.poisoned(q, k, v, lambda marked: _hears(marked, q, plan), lse > -torch.inf)
+    return out.masked_fill_(bad.unsqueeze(-1), torch.nan), lse.masked_fill_(bad, torch.nan)
+
+
+def _run_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator of the backward pass: the gradients of q, k and v, token-major in memory."""
+    plan = unpacked(tensors, numbers)
+    if _visits_non_edges(plan) and not _nonfinite.surely_finite(q, k, v):
+        q, k, v = _nonfinite.cleaned(q, k, v)
+        spoiled = lse.isnan()
+        grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
+        grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # whoever hears nobody: exp(logit - lse) = 0
+    return _backward(grad_out, grad_lse, q, k, v, out, lse, plan, scale)
+
+
+# -- both passes ------------------------------------------------------------------------------------------------------
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
+    wide, merges = edges.accumulation_dtype(q.dtype), any(not piece.fresh for piece in plan.pieces)
+    out = _token_major(q, v.shape[3], wide if merges else q.dtype)
+    lse = _token_major(q, 1, wide).squeeze(-1)
+    if not plan.complete:
+        out.zero_()
+        lse.fill_(-torch.inf)
+    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), q, k, v)
+    for piece in plan.pieces:
+        if isinstance(piece, Edges):
+            _edge_kernels.forward(q, k, v, piece, scale, out, lse)
+        else:
+            _rectangle_kernels.forward(wide_q, wide_k, wide_v, piece, scale, out, lse)
+    return out.to(q.dtype), lse
+
+
+def _backward(
+    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Plan, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide, several = edges.accumulation_dtype(q.dtype), any(not isinstance(piece, Edges) for piece in plan.pieces)
+    grads = tuple(_token_major(x, x.shape[3], wide) for x in (q, k, v))
+    for total in grads if several or not plan.pieces else ():
+        total.zero_()
+    delta = (grad_out.to(wide) * out).sum(-1) - grad_lse if any(isinstance(p, Edges) for p in plan.pieces) else grad_lse
+    padded = _for_dense_backward(grad_out, grad_lse, q, k, v, out)
+    for piece in plan.pieces:
+        if isinstance(piece, Edges):
+            _edge_kernels.backward(grad_out, delta, q, k, v, lse, piece, scale, grads[0], grads[1], grads[2], several)
+        else:
+            _rectangle_kernels.backward(padded, lse, piece, scale, grads)
+    return grads[0].to(q.dtype), grads[1].to(q.dtype), grads[2].to(q.dtype)
+
+
+def _token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
+
+
+def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
+    """With channels of 0 up to ``width``, which dense kernels want alike for q, k and v."""
+    return [x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3])) for x in tensors]
+
+
+def _for_dense_backward(grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+    """What the dense kernel takes: it works out ``delta = sum(out * grad_out)`` itself, where ``- grad_lse`` belongs too.
+
+    That is one more channel, in which out holds -grad_lse, grad_out 1 and v 0.
+    """
+    if not bool(grad_lse.any()):
+        return _same_width(max(q.shape[3], v.shape[3]), grad_out, q, k, v, out)
+    ones = torch.ones_like(grad_lse, dtype=q.dtype).unsqueeze(-1)
+    grad_out, out = torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(q.dtype).unsqueeze(-1)], -1)
+    return _same_width(max(q.shape[3], v.shape[3] + 1), grad_out, q, k, v, out)
+
+
+def _visits_non_edges(plan: Plan) -> bool:
+    return any(not isinstance(piece, Edges) and (piece.causal or piece.masks is not None) for piece in plan.pieces)
+
+
+def _hears(marked: Tensor, q: Tensor, plan: Plan) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights to the marks."""
+    marks = marked.to(torch.float32).unsqueeze(-1)
+    mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
+    return mean.squeeze(-1) > 0
+
+
+# -- what torch is told -----------------------------------------------------------------------------------------------
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Shapes and dtypes of the results."""
+    return _token_major(q, v.shape[3], q.dtype), _token_major(q, 1, edges.accumulation_dtype(q.dtype)).squeeze(-1)
+
+
+def _fake_backward(
+    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shapes and dtypes of the gradients."""
+    return _token_major(q, q.shape[3], q.dtype), _token_major(k, k.shape[3], k.dtype), _token_major(v, v.shape[3], v.dtype)
+
+
+FORWARD, BACKWARD = "gnn_attention::attention_pieces", "gnn_attention::attention_pieces_backward"
+PLAN = "Tensor[] tensors, int[] numbers, float scale"
+torch.library.define(FORWARD, f"(Tensor q, Tensor k, Tensor v, {PLAN}) -> (Tensor, Tensor)")
+torch.library.define(
+    BACKWARD,
+    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{PLAN}) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.impl(FORWARD, "default", _run)  # "define" and "impl" spare the dynamo import that custom_op makes in every process
+torch.library.impl(BACKWARD, "default", _run_backward)
+torch.library.register_fake(FORWARD, _fake)
+torch.library.register_fake(BACKWARD, _fake_backward)
+
+
+class _Attention(torch.autograd.Function):
+    """The operator with its derivative, in the form that ``torch.func`` transforms take too.
+
+    Compilers count the parameters of ``forward``: each needs a name.
+    """
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, plan: Packed, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = torch.ops.gnn_attention.attention_pieces(q, k, v, *plan, scale)
+        return out, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs[:3], *output)
+        ctx.plan, ctx.scale = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return *_Gradients.apply(*grads, *ctx.saved_tensors, ctx.plan, ctx.scale), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return _mapped(_Attention, 3, info, in_dims, arguments)
+
+
+class _Gradients(torch.autograd.Function):
+    """The derivative, which has none itself."""
+
+    @staticmethod
+    def forward(
+        grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Packed, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = torch.ops.gnn_attention.attention_pieces_backward(grad_out, grad_lse, q, k, v, out, lse, *plan, scale)
+        return dq, dk, dv
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        _no_second_derivative(ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return _mapped(_Gradients, 7, info, in_dims, arguments)
+
+
+def _mapped(function: Any, count: int, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Under ``torch.vmap``: the mapped axis of the first ``count`` arguments folded into the samples."""
+    size = info.batch_size
+    front = [
+        x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(arguments[:count], in_dims[:count], strict=True)
+    ]
+    results = function.apply(*(x.flatten(0, 1) for x in front), *arguments[count:])
+    return tuple(x.reshape(size, len(x) // size, *x.shape[1:]) for x in results), (0,) * len(results)
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError(
+        "second derivatives do not pass through the backends tiles, rows and mixed; use backend='reference' or 'dense'"
+    )
+
+
+# -- the derivative of the bare operator, as exported programs hold it ------------------------------------------------
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, tensors, ctx.numbers, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, *tensors)
+
+
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    found = torch.ops.gnn_attention.attention_pieces_backward(*grads, q, k, v, out, lse, tensors, ctx.numbers, ctx.scale)
+    return *found, [None] * len(tensors), None, None
+
+
+torch.library.register_autograd(FORWARD, _differentiate, setup_context=_keep)
+torch.library.register_autograd(BACKWARD, _no_second_derivative)

@@ -1,0 +1,348 @@
+"""FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask, a score_mod runs inside the kernel.
+
+On a CPU it runs forward only and tells no lse; on CUDA forward and backward. It is compiled, which takes seconds, so that the
+scheme is built to compile rarely. FlexAttention makes a kernel for each ``mask_mod``, and a graph's own rule would be one for
+each shape of rule. Here one ``mask_mod`` serves every graph, by looking bits up in a table (``_flex_masks``), and lengths are
+symbols: graphs of any structure and length share a kernel. On a window of 256 of 8192 tokens, 8 heads of 64 on 2 CPU cores, the
+lookup costs 1.12 times the time of the graph's own rule, a compilation 3 to 10 seconds. A kernel is made anew for another
+
+* dtype, device, number of threads, number of heads, channels, scale, and layout of q, k and v;
+* one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
+* size of the table (few sizes: see ``_flex_masks.CAPACITIES``), and kind of score_mod: other tensors of the same shapes are no
+  new kind, other Python numbers are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial, reduce
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from gnn_attention import _flex_masks, _nonfinite, edges
+from gnn_attention._call import Call
+from gnn_attention._compile import constant
+from gnn_attention._shapes import Tensor
+from gnn_attention.score_mods import ScoreMod, alibi, chain
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+MOST_KERNELS = 128  # of one process: beyond, somebody compiles in a loop, and every one is kept
+MOST_BYTES = 4 * 2**30  # of lists and table
+FEWEST_CHANNELS = 16  # of a kernel for CUDA; fewer are filled up with zeros
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 where it is asked for (CUDA), else None.
+
+    Raises NotImplementedError where the call cannot be compiled: :func:`refusal` cannot know that beforehand.
+    """
+    if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2], call.v.shape[3]):
+        return _nothing(call)
+    if call.score_mod is not None:
+        _asked_once(call)
+    if _nonfinite.surely_finite(call.q, call.k, call.v):
+        return _run_finite(call)
+    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
+    out, lse = _run_finite(replace(call, q=q, k=k, v=v))
+    hears_anyone = (call.graph.in_degree() > 0).to(call.q.device)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), hears_anyone)
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
+
+
+def refusal(call: Call) -> str | None:
+    """Why FlexAttention cannot hold this call, and what to do, or None."""
+    if call.bias is not None:
+        return "FlexAttention has no per-edge bias; give it as a score_mod, or take backend='dense'"
+    if call.dropout:
+        return "FlexAttention has no dropout; use dropout=0.0, or take backend='dense'"
+    if call.q.dtype not in DTYPES:
+        return f"FlexAttention computes in float32, bfloat16 and float16, got {call.q.dtype}; convert q, k and v"
+    if call.q.is_meta:
+        return None
+    reason = _refusal_of_transforms(call) or _refusal_of_device(call)
+    needed = 0 if reason else bytes_needed(call)
+    if needed > MOST_BYTES:
+        return f"the lists of tiles would take {needed / 2**30:.1f} GiB, the limit is {MOST_BYTES / 2**30:.0f} GiB"
+    return reason
+
+
+def bytes_needed(call: Call) -> int:
+    """The lists of tiles and the table of bits, which are kept with the graph."""
+    return _flex_masks.plan_bytes(call.graph, call.q.device)
+
+
+# -- what it cannot hold ----------------------------------------------------------------------------------------------
+
+
+def _refusal_of_transforms(call: Call) -> str | None:
+    if torch.compiler.is_compiling():
+        return None
+    tensors = (call.q, call.k, call.v)
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+        return "FlexAttention does not run under torch.vmap or torch.func.grad; take backend='dense'"
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
+        return "FlexAttention has no forward-mode derivative; take backend='dense'"
+    return None
+
+
+def _refusal_of_device(call: Call) -> str | None:
+    device = call.q.device.type
+    if device == "cuda":
+        return None if _has_triton() else "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+    if device != "cpu":
+        return f"FlexAttention runs on cpu and cuda here, q is on {device}; move q, k and v, or take backend='dense'"
+    if call.with_lse or call.sink_logits is not None:
+        what = "return_info needs" if call.with_lse else "sink_logits need"
+        return f"{what} lse, which FlexAttention does not return on a CPU; take backend='dense', or CUDA"
+    if torch.is_grad_enabled() and _wants_gradients(call):
+        return "FlexAttention has no backward pass on a CPU; use torch.no_grad(), take backend='dense', or CUDA"
+    return _cpu_cannot_compile()
+
+
+def _wants_gradients(call: Call) -> bool:
+    if any(x.requires_grad for x in (call.q, call.k, call.v)):
+        return True
+    return call.score_mod is not None and _asked_once(call).requires_grad
+
+
+def _asked_once(call: Call) -> Tensor:
+    """The score_mod at the first receiver and sender: what it returns is checked, and its parameters are seen."""
+    score = torch.zeros(1, 1, 1, device=call.q.device)
+    zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
+    return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
+
+
+@constant
+def _cpu_cannot_compile() -> str | None:
+    return _searched_compiler()
+
+
+@cache
+def _searched_compiler() -> str | None:
+    if not torch.cpu._is_avx2_supported():
+        return "FlexAttention on a CPU needs AVX2; take backend='dense'"
+    from torch._inductor import config
+
+    names = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
+    if any(name and shutil.which(name) for name in names):
+        return None
+    return "FlexAttention on a CPU is compiled and needs a C++ compiler, such as g++; install one, or take backend='dense'"
+
+
+@constant
+def _has_triton() -> bool:
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())
+
+
+# -- running it -------------------------------------------------------------------------------------------------------
+
+
+def _nothing(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The result where nobody speaks or listens; only its shape where there are no numbers."""
+    shape = (*call.q.shape[:3], call.v.shape[3])
+    out = call.q.new_empty(shape) if call.q.is_meta else call.q.new_zeros(shape)
+    if not call.v.is_meta and not call.k.shape[2]:
+        out = out + edges.per_query_head(call.v.sum(2, keepdim=True), call.q.shape[1])  # the sum of no values, with gradients
+    lse = torch.full(shape[:3], -torch.inf, dtype=torch.float32, device=call.q.device)
+    return out, lse if call.with_lse else None
+
+
+def _hears(call: Call, marked: Tensor) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal logits to the marks.
+
+    Where the graph is the same for all heads, one head does it for all, whose channels are the marks of each.
+    """
+    heads = call.q.shape[1]
+    alike = call.graph.heads is None
+    values = marked.mT.unsqueeze(1) if alike else edges.per_query_head(marked, heads).unsqueeze(-1)
+    values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
+    k = torch.zeros_like(values[..., :FEWEST_CHANNELS])
+    q = k[:, :, :1].expand(-1, -1, call.graph.num_dst, -1).contiguous()
+    out, _ = _run_finite(Call(q, k, values, call.graph, scale=1.0))
+    if not alike:
+        return out[..., 0] > 0
+    return edges.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
+
+
+def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
+    device, value_dim = call.q.device, call.v.shape[3]
+    needs_lse = call.with_lse or call.sink_logits is not None
+    q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
+    plan = _flex_masks.plan(call.graph, device)
+    mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
+    out, lse = _flex(q, k, v, plan, mod, call.scale, needs_lse)
+    out, lse = out[:, :, : call.graph.num_dst, :value_dim], None if lse is None else lse[:, :, : call.graph.num_dst]
+    if call.sink_logits is None or lse is None:
+        return out, lse
+    return _with_sinks(out, lse, call.sink_logits.to(lse.dtype).view(1, -1, 1))
+
+
+def _filled(x: Tensor, may_add_token: bool) -> Tensor:
+    """At least two tokens, since an axis of size 1 would be a kernel of its own, and on CUDA the channels that it needs.
+
+    A score_mod knows nothing of another token: its tables may end at the last.
+    """
+    tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
+    channels = 0 if x.device.type == "cpu" else max(0, FEWEST_CHANNELS - x.shape[3])
+    return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """One more logit in every softmax, without a value; a receiver without in-edges has none."""
+    deaf = lse == -torch.inf
+    known = lse.masked_fill(deaf, 0.0)
+    share = torch.sigmoid(known - sinks).unsqueeze(-1)
+    return (out * share).to(out.dtype), torch.logaddexp(known, sinks).masked_fill(deaf, -torch.inf)
+
+
+def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
+    """The score_mod without tensors that it makes when it is asked: a kernel can hold only those that were there before."""
+    if isinstance(score_mod, alibi):
+        return partial(_sloped, _numbers(score_mod.slopes, device))
+    if isinstance(score_mod, chain):
+        return partial(_chained, tuple(_in_kernel(mod, device) for mod in score_mod.mods))
+    return score_mod
+
+
+@constant
+def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+
+def _sloped(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return score - slopes[h] * (dst - src).abs()
+
+
+def _chained(mods: tuple[ScoreMod, ...], score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return reduce(lambda score, mod: mod(score, b, h, dst, src), mods, score)
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, plan: _flex_masks.Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """FlexAttention, compiled; where the caller is being compiled, as part of it."""
+    on_cpu = q.device.type == "cpu"
+    if torch.compiler.is_compiling():
+        out, lse = _attention(_apart(q), _apart(k), _apart(v), *plan, score_mod, scale, with_lse)
+        return _apart(out), lse
+    q, k, v = (x.detach() if on_cpu else x for x in (q, k, v))
+    tokens, lists = [_of_any_size(x, 0, 2) for x in (q, k, v)], tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
+    kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
+    try:
+        with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
+            result: tuple[Tensor, Tensor | None] = kernel(*tokens, plan.table, lists, score_mod, scale, with_lse)
+    except Exception as error:
+        raise _named(error) from error
+    return result
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _like_copy(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is an error, and before
+# it (torch 2.13) the kernel reads numbers that were computed in another order of axes as if they stood in their own.
+torch.library.define("gnn_attention::apart", "(Tensor x) -> Tensor")
+torch.library.impl("gnn_attention::apart", "default", _copy)
+torch.library.register_fake("gnn_attention::apart", _like_copy)
+
+
+def _apart(x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        return x
+    copied: Tensor = torch.ops.gnn_attention.apart(x)
+    return copied
+
+
+def _of_any_size(x: Tensor, *axes: int) -> Tensor:
+    """A view of x, so that the mark is not on the caller's: the sizes of these axes are symbols to the compiler."""
+    view = x.view_as(x)
+    torch._dynamo.maybe_mark_dynamic(view, list(axes))
+    return view
+
+
+def _named(error: Exception) -> Exception:
+    """An error of the compiler, or of what it made, in words of the call; others as they are."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    if isinstance(error, FailOnRecompileLimitHit):
+        return NotImplementedError(
+            f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: give a score_mod its numbers as a "
+            "tensor, not as Python numbers that change; torch.compiler.reset() forgets them all"
+        )
+    if isinstance(error, TorchDynamoException | InductorError):
+        return NotImplementedError(
+            f"backend 'flex' cannot compile this call ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}): a "
+            "score_mod must be made of pointwise operators and tensors that were made before it; or take backend='dense'"
+        )
+    if type(error) is RuntimeError and "index out of bounds" in str(error):
+        return IndexError(f"the score_mod reads beyond the end of a tensor: {str(error).splitlines()[0].split(', ')[-1]}")
+    return error
+
+
+def _compiling_rarely() -> ExitStack:
+    """Settings under which Python numbers are constants, and tensors keep their shapes unless marked.
+
+    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a symbol. Lengths that are
+    equal once are not taken to be so always. A kernel too many is an error and not, as torch's default is, the slow path.
+    """
+    stack = ExitStack()
+    settings: dict[str, Any] = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
+    settings |= {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
+    stack.enter_context(torch._dynamo.config.patch(settings))
+    stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
+    return stack
+
+
+@cache
+def _compiled(threads: int) -> Any:
+    """The one compiled function; kernels for CPUs have buffers for so many threads."""
+    options: dict[str, Any] | None = {"cpp.threads": threads} if threads else None
+    return torch.compile(_attention, fullgraph=True, dynamic=None, options=options)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    lists: tuple[Tensor, ...],
+    score_mod: ScoreMod | None,
+    scale: float,
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+    block = _flex_masks.block_of(q.device)
+
+    def heard(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        return _flex_masks.heard(table, block, b, h, dst, src)
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        wide = score.to(torch.float32)
+        dst, src = dst + table[_flex_masks.DST_OFFSET], src + table[_flex_masks.SRC_OFFSET]
+        changed = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
+        return torch.where(wide == wide, changed, wide)  # of the shape of the score, whatever it looked at
+
+    eight: Any = [*lists, None, None, None, None][:8]
+    mask = BlockMask((q.shape[2], k.shape[2]), *eight, BLOCK_SIZE=(block, block), mask_mod=heard)  # type: ignore[misc]
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    mod = None if score_mod is None else modified
+    if not with_lse:
+        return flex_attention(q, k, v, mod, mask, **options), None
+    out, aux = flex_attention(q, k, v, mod, mask, return_aux=AuxRequest(lse=True), **options)
+    return out, aux.lse

@@ -1,0 +1,36 @@
+"""Attention over a graph that is dense here and sparse there: rectangles for well filled tiles, a list for all other edges.
+
+Both parts are pieces of one plan, merged by log-sum-exp inside one operator with one backward pass.
+"""
+
+from __future__ import annotations
+
+from gnn_attention import _fused, edges
+from gnn_attention._call import Call
+from gnn_attention._lowering import packed_plan
+from gnn_attention._shapes import Tensor
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
+    out, lse = call.by_graph(_run)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+
+
+def refusal(call: Call) -> str | None:
+    """It holds plain calls and sinks alone."""
+    for name, given in (("a score_mod", call.score_mod), ("a bias", call.bias), ("dropout", call.dropout or None)):
+        if given is not None:
+            return f"{name} is not held by both kinds of pieces; use backend='tiles' or 'rows'"
+    return None
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory: what one call of a kernel takes."""
+    return 2**27
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor]:
+    return _fused.attention(call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale)

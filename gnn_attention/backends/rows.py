@@ -1,0 +1,100 @@
+"""Attention along a list of edges: for irregular graphs, whose cost is that of their edges.
+
+A plain call runs in one fused operator, which keeps nothing of the size of the edges. One with a score_mod, a bias or dropout is
+written out on the logits of the edges, all heads of a small graph at once, else head by head, each computed again for its
+gradient. Only edges are ever read, so that a non-edge carries nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from gnn_attention import _edge_products, _fused, edges
+from gnn_attention._call import Call
+from gnn_attention._edge_lowering import edges_of, order_of
+from gnn_attention._lowering import packed_plan
+from gnn_attention._recompute import recomputed
+from gnn_attention._shapes import Tensor
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
+MOST_EDGES = 2**31 - 1  # that int32 can number
+MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
+    plain = call.score_mod is None and call.bias is None and not call.dropout
+    out, lse = call.by_graph(_run_plain if plain else _run_written_out)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+
+
+def refusal(call: Call) -> str | None:
+    """Why the list of edges does not fit, or None."""
+    if call.graph.num_edges > MOST_EDGES:
+        return f"it has {call.graph.num_edges} edges, the list holds at most {MOST_EDGES}"
+    needed = bytes_needed(call)
+    if needed <= MEMORY_LIMIT:
+        return None
+    return f"its list of edges would need about {needed / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory beyond outputs and gradients: the list, two numbers for each edge, and rows of one head."""
+    wide = edges.accumulation_dtype(call.q.dtype).itemsize
+    count, heads = call.graph.num_edges, call.q.shape[0] * call.q.shape[1]
+    at_once = min(heads, 2 + AT_ONCE // max(count, 1))
+    rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * wide
+    return count * (40 + 2 * wide * at_once) + 2 * rows
+
+
+def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
+    return _fused.attention(call.q, call.k, call.v, packed_plan("rows", call.graph, call.q.device), call.scale)
+
+
+# -- written out ------------------------------------------------------------------------------------------------------
+
+
+def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
+    listed = edges_of(call.graph, call.q.device)
+    arguments = (_edge_products.tensors_of(listed), order_of(call.graph, call.q.device))
+    batch, heads = call.q.shape[:2]
+    if batch * heads * listed.src.numel() <= AT_ONCE:
+        return _formula(call, *arguments)
+    rows = [[recomputed(_formula, _part(call, b, h), *arguments) for h in range(heads)] for b in range(batch)]
+    out, lse = (torch.cat([torch.cat([part[i] for part in row], 1) for row in rows], 0) for i in (0, 1))
+    return out, lse
+
+
+def _part(call: Call, sample: int, head: int) -> Call:
+    """One sample and head of a call on a plain graph, with the key/value head that serves it."""
+    kv_head = head * call.k.shape[1] // call.q.shape[1]
+    bias = None
+    if call.bias is not None:
+        bias = call.bias.expand(call.q.shape[0], call.q.shape[1], -1)[sample : sample + 1, head : head + 1]
+    return replace(
+        call,
+        q=call.q[sample : sample + 1, head : head + 1],
+        k=call.k[sample : sample + 1, kv_head : kv_head + 1],
+        v=call.v[sample : sample + 1, kv_head : kv_head + 1],
+        bias=bias,
+        first_sample=call.first_sample + sample,
+        first_head=call.first_head + head,
+    )
+
+
+def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
+    """``sum over in-edges of dropout(softmax(score_mod(scale q . k) + bias)) v``, and lse."""
+    wide = edges.accumulation_dtype(call.q.dtype)
+    q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
+    logits = call.modified(_edge_products.products(q, k, listed) * call.scale, listed[2].long(), listed[1].long())
+    if call.bias is not None:
+        logits = logits + call.bias.to(wide).index_select(2, order)
+    weights, lse = _edge_products.softmax(logits, listed)
+    weights = functional.dropout(weights, call.dropout)
+    return _edge_products.incoming(weights, v, listed).to(call.q.dtype), lse

@@ -1,0 +1,62 @@
+"""Attention along the tiles of a graph: dense kernels on the rectangles that hold edges, and nothing elsewhere.
+
+The plan is worked out once for each graph (``_lowering``). A plain call runs in one fused operator on views of the tokens; one
+with a score_mod, a bias or dropout is written out, a few rectangles at a time. Time goes with the cells of the rectangles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gnn_attention import _fused, _nonfinite, edges
+from gnn_attention._call import Call
+from gnn_attention._lowering import packed_plan
+from gnn_attention._pieces import Packed, unpacked
+from gnn_attention._rectangle_formula import formula
+from gnn_attention._shapes import Tensor
+
+__all__ = ["bytes_needed", "refusal", "run"]
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
+    out, lse = call.by_graph(_run_plain if _is_plain(call) else _run_written_out)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+
+
+def refusal(call: Call) -> str | None:
+    """Why the graph's masks cannot be kept, or None."""
+    return None
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out logits."""
+    return 2**26 if _is_plain(call) else 2**28
+
+
+def _is_plain(call: Call) -> bool:
+    return call.score_mod is None and call.bias is None and not call.dropout
+
+
+def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
+    return _fused.attention(call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale)
+
+
+def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
+    plan = packed_plan("tiles", call.graph, call.q.device)
+    if _nonfinite.surely_finite(call.q, call.k, call.v):
+        return formula(call, unpacked(*plan))
+    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
+    out, lse = formula(replace(call, q=q, k=k, v=v), unpacked(*plan))
+    anyone = (call.graph.in_degree() > 0).to(q.device)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), anyone)
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
+
+
+def _hears(call: Call, marked: Tensor, plan: Packed) -> Tensor:
+    """Which receivers hear a marked sender: attention with equal weights to the marks."""
+    marks = marked.to(torch.float32).unsqueeze(-1)
+    mean, _ = _fused.attention(marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
+    return mean.squeeze(-1) > 0
