@@ -10,10 +10,10 @@ import torch
 
 from gnn_attention import _checks
 from gnn_attention._shapes import Float, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
 
-__all__ = ["Call"]
+__all__ = ["Call", "one_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +102,26 @@ class Call:
             q=self.q[samples, head],
             k=self.k[samples, kv_head],
             v=self.v[samples, kv_head],
-            graph=self.graph.select(b or 0, h or 0),
+            graph=one_of(self.graph, b or 0, h or 0),
             sink_logits=None if self.sink_logits is None else self.sink_logits[head],
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
+
+
+def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
+    """``graph.select(batch, head)``, kept with the graph, so that what is worked out about the part is worked out once."""
+    if graph.batch is None and graph.heads is None:
+        return graph
+    kept(_keep, graph, batch, head)
+    part: TokenGraph = graph._memo["part", batch, head]
+    return part
+
+
+def _keep(graph: TokenGraph, batch: int, head: int) -> bool:
+    """Put the part where compiled programs, which cannot hold a graph as a constant, can read it as part of the whole."""
+    graph._memo["part", batch, head] = graph.select(batch, head)
+    return True
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

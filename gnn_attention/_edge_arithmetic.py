@@ -92,17 +92,17 @@ class Head:
         """Which receivers have in-edges."""
         return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
-    def buffer(self, name: str, like: Float[Tensor, "tokens dim"]) -> Float[Tensor, "tokens dim"]:
+    def buffer(self, name: str, like: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "*heads tokens dim"]:
         """The rows of this name, of the shape of ``like``, as the last head left them."""
         if name not in self._rows:
             self._rows[name] = torch.empty(like.shape, dtype=self.dtype, device=like.device)
         return self._rows[name]
 
-    def staged(self, name: str, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "tokens dim"]:
-        """``x`` contiguous and in the dtype of sums: itself if it is that already, else a copy under this name."""
+    def staged(self, name: str, x: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "rows dim"]:
+        """The rows of ``x``, head after head, in the dtype of sums: ``x`` itself if it is that already, else a copy."""
         if x.dtype == self.dtype and x.is_contiguous():
-            return x
-        return self.buffer(name, x).copy_(x)
+            return x.flatten(0, -2)
+        return self.buffer(name, x).copy_(x).flatten(0, -2)
 
     def by_edge(self, x: Float[Tensor, " dst"], out: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
         """``x[dst]`` for every edge."""

@@ -16,7 +16,7 @@ from gnn_attention._edge_lowering import sorted_edges
 from gnn_attention._pieces import Edges
 from gnn_attention._shapes import Tensor
 
-__all__ = ["flat", "flat_result", "folded", "unfolded", "worth_folding"]
+__all__ = ["flat", "folded", "worth_folding"]
 
 MOST_EDGES = 10**5  # of all heads together; above, one head at a time is as fast and takes less memory
 MOST_KEPT = 4  # folded lists kept for each list of edges
@@ -41,19 +41,6 @@ def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
 def flat(x: Tensor) -> Tensor:
     """``[batch, heads, tokens, dim]`` as one sample and head ``[1, 1, batch * heads * tokens, dim]``, a view where it can be."""
     return x.reshape(1, 1, -1, x.shape[-1]) if x.numel() else x.new_zeros(1, 1, x.shape[:3].numel(), x.shape[-1])
-
-
-def flat_result(x: Tensor, kept: bool) -> Tensor:
-    """Where to put what :func:`unfolded` writes to ``x``; what x holds is of no use unless ``kept``."""
-    if kept or x.is_contiguous():
-        return flat(x)
-    return x.new_empty(1, 1, x.shape[:3].numel(), x.shape[3])
-
-
-def unfolded(values: Tensor, x: Tensor) -> None:
-    """Write ``values``, which were ``flat_result(x)``, to x."""
-    if values.data_ptr() != x.data_ptr():
-        x.copy_(values.view(x.shape))
 
 
 def _fold(edges: Edges, slices: int, kv_slices: int) -> Edges:

@@ -46,11 +46,8 @@ def forward(
             out.zero_()
             lse.fill_(-torch.inf)
     elif folding.worth_folding(edges, slices):
-        q, all_k, v = (folding.flat(x) for x in (q, k, v))
-        flat_out, flat_lse = folding.flat_result(out, not edges.fresh), lse.reshape(1, 1, -1)
-        _forward_heads(q, all_k, v, folding.folded(edges, slices, k.shape[0] * k.shape[1]), scale, flat_out, flat_lse)
-        folding.unfolded(flat_out, out)
-        folding.unfolded(flat_lse, lse)
+        work = Head(folding.folded(edges, slices, k.shape[0] * k.shape[1]), accumulation_dtype(q.dtype))
+        _forward_head(work, q, work.staged("k", k), work.staged("v", v), scale, out, lse)
     else:
         _forward_heads(q, k, v, edges, scale, out, lse)
 
@@ -80,13 +77,11 @@ def backward(
         for x in () if add else (dq, dk, dv):
             x.zero_()
     elif folding.worth_folding(edges, slices):
-        all_edges = folding.folded(edges, slices, k.shape[0] * k.shape[1])
-        delta, lse = delta.reshape(1, 1, -1), lse.reshape(1, 1, -1)
-        grad_out, q, k, v = (folding.flat(x) for x in (grad_out, q, k, v))
-        results = [folding.flat_result(x, add) for x in (dq, dk, dv)]
-        _backward_heads(grad_out, delta, q, k, v, lse, all_edges, scale, results, add)
-        for values, x in zip(results, (dq, dk, dv), strict=True):
-            folding.unfolded(values, x)
+        work = Head(folding.folded(edges, slices, k.shape[0] * k.shape[1]), accumulation_dtype(q.dtype))
+        key, value = work.staged("k", k), work.staged("v", v)
+        d_key, d_value = _backward_head(work, grad_out, delta, q, key, value, lse, scale, dq, add)
+        _deliver(d_key, scale, dk, add)
+        _deliver(d_value, 1.0, dv, add)
     else:
         _backward_heads(grad_out, delta, q, k, v, lse, edges, scale, (dq, dk, dv), add)
 
@@ -100,21 +95,21 @@ def _forward_heads(q: Tensor, k: Tensor, v: Tensor, edges: Edges, scale: float, 
         for head in range(q.shape[1]):
             if head % group == 0:
                 key, value = (work.staged(name, x[sample, head // group]) for name, x in (("k", k), ("v", v)))
-            sampled_products(_zeroed(work.first), work.staged("q", q[sample, head]), key, scale)
-            _listen(work, value, out[sample, head], lse[sample, head])
+            _forward_head(work, q[sample, head], key, value, scale, out[sample, head], lse[sample, head])
 
 
-def _listen(work: Head, value: Tensor, out: Tensor, lse: Tensor) -> None:
-    """From the logits of one head, in ``work.first``, to its output and lse."""
+def _forward_head(work: Head, q: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor, lse: Tensor) -> None:
+    """One head, or all of a folded list: ``q``, ``out`` and ``lse`` have then the axes of samples and heads."""
+    sampled_products(_zeroed(work.first), work.staged("q", q), key, scale)
     logits = work.first.values()
     shift = _shift(work, logits)
     mass = logits.exp_()
     total = row_sums(work.first)
     found = total.log().add_(shift)
     share = total.reciprocal().masked_fill_(total == 0, 0.0)
-    sums = work.incoming(mass, value)
+    sums, share, found = work.incoming(mass, value).view(out.shape), share.view(lse.shape), found.view(lse.shape)
     if work.edges.fresh:
-        torch.mul(sums, share.unsqueeze(1), out=out)
+        torch.mul(sums, share.unsqueeze(-1), out=out)
         lse.copy_(found)
     else:
         _merge(out, lse, sums, share, found)
@@ -125,7 +120,7 @@ def _merge(out: Tensor, lse: Tensor, sums: Tensor, share: Tensor, found: Tensor)
     both = torch.logaddexp(lse, found)
     base = both.masked_fill(both == -torch.inf, 0.0)
     before, now = (lse - base).exp_(), (found - base).exp_().mul_(share)
-    torch.addcmul(out * before.unsqueeze(1), sums, now.unsqueeze(1), out=out)
+    torch.addcmul(out * before.unsqueeze(-1), sums, now.unsqueeze(-1), out=out)
     lse.copy_(both)
 
 
@@ -180,36 +175,45 @@ def _backward_heads(
             sums: list[Tensor] = []
             for head in range(kv_head * group, (kv_head + 1) * group):
                 at = sample, head
-                silent = _silent(work, lse[at])
-                query = _silenced(work.staged("q", q[at]), silent)
-                sampled_products(_zeroed(work.first), query, key, scale)
-                d_query, d_key, d_value = _one_head(work, grad_out[at], delta[at], query, key, value, lse[at], silent)
-                _deliver(d_query, scale, dq[at], add)
+                d_key, d_value = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale, dq[at], add)
                 sums = [d_key, d_value] if not sums else [sums[0].add_(d_key), sums[1].add_(d_value)]
             _deliver(sums[0], scale, dk[sample, kv_head], add)
             _deliver(sums[1], 1.0, dv[sample, kv_head], add)
 
 
-def _one_head(
-    work: Head, grad: Tensor, delta: Tensor, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, silent: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query and key (but for the scale) and value from the logits of one head, in ``work.first``.
+def _backward_head(
+    work: Head,
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lse: Tensor,
+    scale: float,
+    dq: Tensor,
+    add: bool,
+) -> tuple[Tensor, Tensor]:
+    """One head, or all of a folded list: deliver the gradient of q; return those of key (but for the scale) and value.
 
     Two buffers of edges serve all: the second holds weights by sender, then slopes; the first at last slopes by sender.
     """
-    mass, slopes = work.first.values(), work.second.values()
+    mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
+    silent = _silent(work, lse)
+    query = _silenced(work.staged("q", q), silent)
+    sampled_products(_zeroed(work.first), query, key, scale)
     factor = _mass(work, mass, lse)
-    gradient = _silenced(torch.mul(grad, factor.unsqueeze(1), out=work.buffer("g", grad)), silent)
+    gradient = torch.mul(grad, factor.view(grad.shape[:-1]).unsqueeze(-1), out=work.buffer("g", grad))
+    gradient = _silenced(gradient.flatten(0, -2), silent)
     if silent is not None:
         mass.masked_fill_(silent[work.edges.dst], 0.0)
     d_value = work.outgoing(mass, gradient, slopes)
-    work.by_edge(_silenced(delta * factor, silent), slopes)
+    work.by_edge(_silenced(delta.reshape(-1) * factor, silent), slopes)
     sampled_products(work.second, gradient, value, beta=-1.0)
     slopes.mul_(mass)
     if silent is not None:
         slopes.masked_fill_(silent[work.edges.dst], 0.0)
-    d_query = _silenced(work.incoming(slopes, key), silent)
-    return d_query, work.outgoing(slopes, query, mass), d_value
+    _deliver(_silenced(work.incoming(slopes, key), silent), scale, dq, add)
+    return work.outgoing(slopes, query, mass), d_value
 
 
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
@@ -237,6 +241,6 @@ def _silenced(x: Tensor, silent: Tensor | None) -> Tensor:
 
 def _deliver(sums: Tensor, scale: float, result: Tensor, add: bool) -> None:
     if add:
-        result.add_(sums, alpha=scale)
+        result.add_(sums.view(result.shape), alpha=scale)
     else:
-        torch.mul(sums, scale, out=result)
+        torch.mul(sums.view(result.shape), scale, out=result)

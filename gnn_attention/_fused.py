@@ -40,8 +40,9 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass."""
     plan = unpacked(tensors, numbers)
-    if not _visits_non_edges(plan) or _nonfinite.surely_finite(q, k, v):
-        return _forward(q, k, v, plan, scale)
+    out, lse = _forward(q, k, v, plan, scale)
+    if not _visits_non_edges(plan) or not bool(lse.isnan().any()) and _nonfinite.surely_finite(v):
+        return out, lse  # a q or k that is not finite shows in lse
     clean = _nonfinite.cleaned(q, k, v)
     out, lse = _forward(clean[0], clean[1], clean[2], plan, scale)
     bad = _nonfinite.poisoned(q, k, v, lambda marked: _hears(marked, q, plan), lse > -torch.inf)
@@ -67,7 +68,10 @@ def _run_backward(
         spoiled = lse.isnan()
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
         grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # whoever hears nobody: exp(logit - lse) = 0
+    deaf = lse == -torch.inf
+    if bool(deaf.any()):  # whoever hears nobody: exp(logit - lse) = 0, and 0 * NaN of a gradient that nobody wants must not be
+        grad_out, grad_lse = grad_out.masked_fill(deaf.unsqueeze(-1), 0.0), grad_lse.masked_fill(deaf, 0.0)
+        lse = lse.masked_fill(deaf, torch.inf)
     return _backward(grad_out, grad_lse, q, k, v, out, lse, plan, scale)
 
 
@@ -114,8 +118,9 @@ def _token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
-    """With channels of 0 up to ``width``, which dense kernels want alike for q, k and v."""
-    return [x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3])) for x in tensors]
+    """As dense kernels read them: each token's channels in a row of its own, with 0 up to ``width``, alike for q, k and v."""
+    padded = (x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3])) for x in tensors)
+    return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in padded]
 
 
 def _for_dense_backward(grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:

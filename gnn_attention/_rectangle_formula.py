@@ -61,7 +61,7 @@ def _places(heard: Int[Tensor, " some"], num_dst: int) -> Int[Tensor, " dst"]:
 def _parts(plan: Plan, call: Call) -> Iterator[Rectangles]:
     total = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
     cell = call.q.shape[0] * call.q.shape[1] * edges.accumulation_dtype(call.q.dtype).itemsize
-    most = max(LOGITS_AT_ONCE // cell, total // MOST_PARTS)
+    most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
     for piece in plan.pieces:
         assert isinstance(piece, Rectangles)
         yield from piece.parts(max(1, most // (piece.dst.size * piece.src.size)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gnn_attention import _checks, _lowering
-from gnn_attention._call import Call
+from gnn_attention._call import Call, one_of
 from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.costs import Work, costs
 from gnn_attention.graph import TokenGraph, kept
@@ -110,7 +110,7 @@ def _too_large(call: Call) -> str | None:
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
     """What one head visits; of a graph that differs by head or sample, its first stands for all."""
-    graph = graph.select(0, 0)
+    graph = one_of(graph, 0, 0)
     if name == "dense":
         return _dense_work(graph)
     lower = _lowering.WORK.get(name)
@@ -134,7 +134,7 @@ def _flops(graph: TokenGraph, name: str, heads: int, dim: int) -> int:
     """Multiplications and additions of logits and weighted sums over all that is visited."""
     work = _work(graph, name)
     if work is None:
-        return 4 * heads * dim * (graph.select(0, 0).num_edges)
+        return 4 * heads * dim * one_of(graph, 0, 0).num_edges
     return 4 * heads * dim * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
 
 

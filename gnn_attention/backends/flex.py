@@ -15,7 +15,7 @@ lookup costs 1.12 times the time of the graph's own rule, a compilation 3 to 10 
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial, reduce
 from typing import Any
@@ -294,18 +294,16 @@ def _named(error: Exception) -> Exception:
     return error
 
 
-def _compiling_rarely() -> ExitStack:
+def _compiling_rarely() -> AbstractContextManager[Any]:
     """Settings under which Python numbers are constants, and tensors keep their shapes unless marked.
 
-    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a symbol. Lengths that are
-    equal once are not taken to be so always. A kernel too many is an error and not, as torch's default is, the slow path.
+    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a symbol. A kernel too
+    many is an error and not, as torch's default is, the slow path.
     """
-    stack = ExitStack()
-    settings: dict[str, Any] = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
-    settings |= {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
-    stack.enter_context(torch._dynamo.config.patch(settings))
-    stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
-    return stack
+    limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
+    constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
+    patched: AbstractContextManager[Any] = torch._dynamo.config.patch({**limits, **constants})
+    return patched
 
 
 @cache
