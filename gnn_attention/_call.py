@@ -113,14 +113,15 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     """``graph.select(batch, head)``, kept with the graph, so that what is worked out about the part is worked out once."""
     if graph.batch is None and graph.heads is None:
         return graph
-    kept(_keep, graph, batch, head)
-    part: TokenGraph = graph._memo["part", batch, head]
+    kept(_keep_parts, graph)
+    part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
     return part
 
 
-def _keep(graph: TokenGraph, batch: int, head: int) -> bool:
-    """Put the part where compiled programs, which cannot hold a graph as a constant, can read it as part of the whole."""
-    graph._memo["part", batch, head] = graph.select(batch, head)
+def _keep_parts(graph: TokenGraph) -> bool:
+    """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the whole graph."""
+    parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
+    graph._parts[:] = parts
     return True
 
 
@@ -192,7 +193,8 @@ def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor |
         return None
     _check_float("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
-    count = graph.edge_index.shape[1]
+    graph.edges_on(torch.device("cpu"))  # refused by name where there is no single list of edges
+    count = graph.num_edges
     wanted = (q.shape[0], q.shape[1], count)
     shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
     if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):

@@ -35,9 +35,9 @@ def not_compiled(function: F) -> F:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Inside, torch computes with real numbers, unseen by whatever traces the program (``torch.export`` and the like).
+    """Inside, torch computes with real numbers, unseen by what traces or transforms a program (``torch.export``, ``torch.func``).
 
     What is worked out about a graph is no part of a program that uses it; and the result must serve training too.
     """
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False):
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         yield

@@ -56,7 +56,7 @@ def weighted_sums(
 def row_sums(matrix: Tensor) -> Float[Tensor, " dst"]:
     """The sum of each row of a sparse matrix."""
     values = matrix.values()
-    if values.device.type == "cpu" and not torch.backends.mkl.is_available():
+    if values.device.type == "cpu" and not torch._C.has_mkl:
         return torch.segment_reduce(values, "sum", offsets=matrix.crow_indices(), initial=0.0, unsafe=True)
     total: Tensor = torch.mv(matrix, values.new_ones(matrix.shape[1]))
     return total

@@ -125,24 +125,22 @@ def _merge(out: Tensor, lse: Tensor, sums: Tensor, share: Tensor, found: Tensor)
 
 
 def _shift(work: Head, logits: Tensor) -> Tensor | float:
-    """Subtract from the logits what keeps exp in range, and return it: one number, or one for each receiver."""
-    common = _common_shift(logits)
-    if common is not None:
-        if common:
-            logits.sub_(common)
-        return common
+    """Subtract from the logits what keeps exp in range, and return it: for each receiver its largest logit, unless that is small.
+
+    What a receiver gets must not depend, not even by a rounding, on what others hear: so 0 for all, if all are small.
+    """
+    if _all_small(logits):
+        return 0.0
     top = row_maxima(work.edges.ptr, logits)
-    top.masked_fill_(top == -torch.inf, 0.0)
+    top.masked_fill_((top.abs() <= REACH) | (top == -torch.inf), 0.0)
     logits.sub_(work.by_edge(top, work.second.values()))
     return top
 
 
-def _common_shift(logits: Tensor) -> float | None:
-    """One number that brings all logits within REACH of 0, if they lie so close (those that are not finite never do)."""
+def _all_small(logits: Tensor) -> bool:
+    """Whether exp of all of them is far from both ends of float32 (what is not finite is not small)."""
     low, high = (float(end) for end in logits.aminmax())
-    if low >= -REACH and high <= REACH:
-        return 0.0
-    return (low + high) / 2 if high - low <= 2 * REACH else None
+    return low >= -REACH and high <= REACH
 
 
 def _zeroed(matrix: Tensor) -> Tensor:
@@ -217,15 +215,16 @@ def _backward_head(
 
 
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
-    """Turn logits into ``mass`` and return a factor for each receiver, so that its weights are ``mass * factor``."""
-    common = _common_shift(logits)
-    if common is None:
-        logits.sub_(work.by_edge(lse, work.second.values())).exp_()
-        return torch.ones_like(lse)
-    if common:
-        logits.sub_(common)
-    logits.exp_()
-    return (common - lse).exp_()
+    """Turn logits into ``mass`` and return a factor for each receiver, so that its weights are ``mass * factor``.
+
+    As in :func:`_shift`, each receiver's own lse decides whether it needs a shift.
+    """
+    if _all_small(logits):
+        logits.exp_()
+        return (-lse).exp_()
+    shift = lse.masked_fill(lse.abs() <= 2 * REACH, 0.0)
+    logits.sub_(work.by_edge(shift, work.second.values())).exp_()
+    return (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
 
 
 def _silent(work: Head, lse: Tensor) -> Tensor | None:

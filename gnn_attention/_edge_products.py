@@ -25,7 +25,7 @@ import torch
 
 from gnn_attention import _edge_folding as folding
 from gnn_attention._edge_arithmetic import Head, row_maxima, row_sums, sampled_products
-from gnn_attention._edge_operator import operator
+from gnn_attention._operator import operator
 from gnn_attention._pieces import Edges
 from gnn_attention._shapes import Float, Tensor
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import _edge_kernels, _nonfinite, _rectangle_kernels, edges
+from gnn_attention._operator import operator
 from gnn_attention._pieces import Edges, Packed, Plan, unpacked
 from gnn_attention._shapes import Float, Tensor
 
@@ -31,7 +32,7 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    out, lse = _Attention.apply(q, k, v, plan, scale)
+    out, lse = _ATTENTION(q, k, v, *plan, scale)
     return out, lse
 
 
@@ -41,7 +42,7 @@ def _run(
     """The operator of the forward pass."""
     plan = unpacked(tensors, numbers)
     out, lse = _forward(q, k, v, plan, scale)
-    if not _visits_non_edges(plan) or not bool(lse.isnan().any()) and _nonfinite.surely_finite(v):
+    if not _visits_non_edges(plan) or (not bool(lse.isnan().any()) and _nonfinite.surely_finite(v)):
         return out, lse  # a q or k that is not finite shows in lse
     clean = _nonfinite.cleaned(q, k, v)
     out, lse = _forward(clean[0], clean[1], clean[2], plan, scale)
@@ -163,77 +164,18 @@ def _fake_backward(
     return _token_major(q, q.shape[3], q.dtype), _token_major(k, k.shape[3], k.dtype), _token_major(v, v.shape[3], v.dtype)
 
 
-FORWARD, BACKWARD = "gnn_attention::attention_pieces", "gnn_attention::attention_pieces_backward"
-PLAN = "Tensor[] tensors, int[] numbers, float scale"
-torch.library.define(FORWARD, f"(Tensor q, Tensor k, Tensor v, {PLAN}) -> (Tensor, Tensor)")
-torch.library.define(
-    BACKWARD,
-    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{PLAN}) -> (Tensor, Tensor, Tensor)",
-)
-torch.library.impl(FORWARD, "default", _run)  # "define" and "impl" spare the dynamo import that custom_op makes in every process
-torch.library.impl(BACKWARD, "default", _run_backward)
-torch.library.register_fake(FORWARD, _fake)
-torch.library.register_fake(BACKWARD, _fake_backward)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, tensors, ctx.numbers, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, *tensors)
 
 
-class _Attention(torch.autograd.Function):
-    """The operator with its derivative, in the form that ``torch.func`` transforms take too.
-
-    Compilers count the parameters of ``forward``: each needs a name.
-    """
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, plan: Packed, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.gnn_attention.attention_pieces(q, k, v, *plan, scale)
-        return out, lse
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs[:3], *output)
-        ctx.plan, ctx.scale = inputs[3:]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return *_Gradients.apply(*grads, *ctx.saved_tensors, ctx.plan, ctx.scale), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        return _mapped(_Attention, 3, info, in_dims, arguments)
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    return *_GRADIENTS(*grads, q, k, v, out, lse, tensors, ctx.numbers, ctx.scale), [None] * len(tensors), None, None
 
 
-class _Gradients(torch.autograd.Function):
-    """The derivative, which has none itself."""
-
-    @staticmethod
-    def forward(
-        grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Packed, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = torch.ops.gnn_attention.attention_pieces_backward(grad_out, grad_lse, q, k, v, out, lse, *plan, scale)
-        return dq, dk, dv
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        _no_second_derivative(ctx, *grads)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        return _mapped(_Gradients, 7, info, in_dims, arguments)
-
-
-def _mapped(function: Any, count: int, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Under ``torch.vmap``: the mapped axis of the first ``count`` arguments folded into the samples."""
-    size = info.batch_size
-    front = [
-        x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-        for x, dim in zip(arguments[:count], in_dims[:count], strict=True)
-    ]
-    results = function.apply(*(x.flatten(0, 1) for x in front), *arguments[count:])
-    return tuple(x.reshape(size, len(x) // size, *x.shape[1:]) for x in results), (0,) * len(results)
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """There is no derivative that would need it."""
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
@@ -242,19 +184,21 @@ def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
     )
 
 
-# -- the derivative of the bare operator, as exported programs hold it ------------------------------------------------
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, tensors, ctx.numbers, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output, *tensors)
-
-
-def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, *tensors = ctx.saved_tensors
-    found = torch.ops.gnn_attention.attention_pieces_backward(*grads, q, k, v, out, lse, tensors, ctx.numbers, ctx.scale)
-    return *found, [None] * len(tensors), None, None
-
-
-torch.library.register_autograd(FORWARD, _differentiate, setup_context=_keep)
-torch.library.register_autograd(BACKWARD, _no_second_derivative)
+PLAN = "Tensor[] tensors, int[] numbers, float scale"
+_ATTENTION = operator(
+    "attention_pieces",
+    f"(Tensor q, Tensor k, Tensor v, {PLAN}) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    _differentiate,
+    _keep,
+)
+_GRADIENTS = operator(
+    "attention_pieces_backward",
+    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{PLAN}) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+    _no_second_derivative,
+    _keep_nothing,
+)

@@ -119,7 +119,7 @@ Piece = Rectangles | Edges
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The pieces of a graph, in the order in which they are taken. ``complete``: every receiver is in one of them."""
+    """The pieces of a graph, in the order in which they are taken. ``complete``: every receiver is in a fresh one of them."""
 
     pieces: tuple[Piece, ...]
     complete: bool

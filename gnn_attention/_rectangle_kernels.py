@@ -34,7 +34,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, ou
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         result, result_lse = _attention(*ends, mask.of(part.masks), part.causal, scale)
         if part.silent:
-            result_lse = result_lse.masked_fill(_silent(part.masks), -torch.inf)
+            hidden = _silent(part.masks) & ~result_lse.isnan()  # a NaN is to be seen: out holds it too
+            result_lse = result_lse.masked_fill(hidden, -torch.inf)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
             result, result_lse = edges.merge(*before, result[..., : out.shape[-1]].to(out.dtype), result_lse)

@@ -41,7 +41,7 @@ def masks_of_tiles(
         which[number] = kind + seen
         tables.append(table)
         seen += len(table)
-    return which, torch.cat(tables)
+    return _each_once(which, torch.cat(tables)) if len(found) > 1 else (which, tables[-1])
 
 
 def edges_in_tiles(
@@ -67,11 +67,17 @@ def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[
     return number, some.scatter_(0, number, torch.arange(len(rows), device="cpu"))
 
 
+def _each_once(which: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Without the masks that were found in several pieces of the graph."""
+    number, some = classes(_words(table.flatten(1)))
+    return number[which], table[some]
+
+
 def _words(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
-    """Bits packed 62 to a word."""
-    words = -(-bits.shape[1] // 62)
-    padded = torch.nn.functional.pad(bits, (0, 62 * words - bits.shape[1])).view(len(bits), words, 62)
-    return (padded.to(torch.int64) << torch.arange(62, device="cpu")).sum(-1)
+    """Bits packed 64 to a word, byte by byte: there may be many."""
+    padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
+    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(8, dtype=torch.uint8, device="cpu")
+    return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
 def _listed_masks(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Found:

@@ -61,6 +61,7 @@ class TokenGraph:
     src_offset: int = 0
     _listed: Tensor | None = None
     _memo: dict[Any, Any] = field(default_factory=dict)
+    _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)  # by sample and head, once anyone asked
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -323,7 +324,7 @@ class TokenGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was materialised is not pickled."""
-        return {**self.__dict__, "_memo": {}}
+        return {**self.__dict__, "_memo": {}, "_parts": []}
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ import datetime
 import hashlib
 import math
 import platform
+import resource
+import shlex
 import sys
 import sysconfig
 import time
@@ -25,8 +27,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention import _checks, patterns
+from gnn_attention import _checks, expressions, patterns
 from gnn_attention._shapes import Tensor
+from gnn_attention.backends import BACKENDS
 from gnn_attention.bytepair import BytePair
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores, previous_token_scores, save
@@ -44,7 +47,9 @@ _PROMPT = "def read(self, size=-1):\n"
 _SECONDS_BETWEEN_LINES = 2.0
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
 _STEPS_BETWEEN_LOOKS = 500
+_LOSSES_KEPT = 100  # of the first steps, in the report
 _WINDOWS_JUDGED = 512
+_WINDOWS_LOOKED_AT = 64
 _HELP = {
     "steps": "batches to learn from",
     "seed": "of the first weights and of the windows",
@@ -57,6 +62,7 @@ _HELP = {
     "clip": "largest norm of the gradient",
     "repeats": "share of windows, at first, that say one stretch of text again and again",
     "precision": "of the products: float32 or bfloat16",
+    "graph": "who hears whom in a window, an expression such as 'window(8192, 256)'; causal unless given",
 }
 
 
@@ -92,6 +98,7 @@ class Recipe:
     clip: float = 1.0
     repeats: float = 0.5
     precision: str = "bfloat16"
+    graph: str = ""
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -103,6 +110,16 @@ class Recipe:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
         if not 0 <= self.repeats <= 1 or not self.decay >= 0:
             raise ValueError(f"repeats must be a share from 0 to 1 and decay at least 0, got {self.repeats!r}, {self.decay!r}")
+        self.edges()
+
+    def edges(self) -> TokenGraph:
+        """The graph of a window; ValueError if it has another number of tokens."""
+        if not self.graph:
+            return patterns.causal(self.length)
+        graph = expressions.parse(self.graph)
+        if (graph.num_dst, graph.num_src) != (self.length, self.length):
+            raise ValueError(f"graph must be one of length = {self.length} tokens, got {graph!r}")
+        return graph
 
 
 def corpus(root: Path | None = None) -> Corpus:
@@ -129,6 +146,7 @@ def train(
     minutes: float | None = None,
     out: Path | None = None,
     progress: bool | None = None,
+    backend: str = "auto",
 ) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """A trained model, its vocabulary and a report of how it was made and what it reached.
 
@@ -139,6 +157,7 @@ def train(
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
         progress: a line on stderr every two seconds; None means only when it is a terminal.
+        backend: what attends, a name of ``list_backends()`` or "auto".
 
     The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises ValueError for a
     corpus shorter than one window.
@@ -150,6 +169,7 @@ def train(
     vocabulary = BytePair.learn("".join(text.training.values()), recipe.pieces)
     tokens, held_out = (_encoded(vocabulary, part, recipe) for part in text)
     model = _new_model(replace(config or Config(1), vocabulary_size=len(vocabulary)), recipe)
+    model.backend = backend
     came = _Fit(model, recipe, minutes).run(tokens, held_out, lines)
     model.eval().load_state_dict({name: weight.half().float() for name, weight in model.state_dict().items()})
     report = _description(recipe, text, minutes) | came | _measured(model, tokens, held_out, recipe)
@@ -222,7 +242,7 @@ class _Fit:
 
     def __init__(self, model: LanguageModel, recipe: Recipe, minutes: float | None) -> None:
         self.model, self.recipe, self.minutes = model, recipe, minutes
-        self.optimizer, self.graph = _optimizer(model, recipe), patterns.causal(recipe.length)
+        self.optimizer, self.graph = _optimizer(model, recipe), recipe.edges()
         self.losses: list[float] = []
         self.history: list[dict[str, float]] = []
         self.began = self.last_line = time.monotonic()
@@ -237,7 +257,14 @@ class _Fit:
             if lines:
                 self.tell()
         seen, seconds = self.tokens_seen(), self.seconds()
-        return {"steps": len(self.losses), "tokens_seen": seen, "seconds": round(seconds), "history": self.history}
+        return {
+            "steps": len(self.losses),
+            "tokens_seen": seen,
+            "seconds": round(seconds, 1),
+            "peak_memory_mb": _peak_memory(),
+            "losses": [_rounded(loss) for loss in self.losses[:_LOSSES_KEPT]],
+            "history": self.history,
+        }
 
     def step(self, window: Tensor, done: float) -> None:
         """One step down the gradient of the loss on a batch of windows."""
@@ -255,7 +282,7 @@ class _Fit:
         return {
             "step": len(self.losses),
             "training_loss": _rounded(self.recent_loss()),
-            "held_out_loss": _rounded(_evaluated(self.model, held_out, self.recipe.length, windows=64)),
+            "held_out_loss": _rounded(_evaluated(self.model, held_out, self.recipe, _WINDOWS_LOOKED_AT)),
             "induction": _rounded(induction_scores(self.model).max()),
             "previous_token": _rounded(previous_token_scores(self.model)[0].max()),
         }
@@ -294,11 +321,13 @@ class _Fit:
 
 
 @torch.no_grad()
-def _evaluated(model: LanguageModel, tokens: Tensor, length: int, windows: int) -> float:
-    """The mean loss over windows that lie evenly in the text."""
+def _evaluated(model: LanguageModel, tokens: Tensor, recipe: Recipe, most: int) -> float:
+    """The mean loss over windows that lie evenly in the text: at most so many, and no more tokens than so many of 128 have."""
+    length, graph = recipe.length, recipe.edges()
+    windows = max(1, min(most, most * 128 // length))
     starts = torch.linspace(0, len(tokens) - length - 1, windows).long()
-    text, graph = tokens[starts.unsqueeze(1) + torch.arange(length + 1)], patterns.causal(length)
-    parts = [_loss(model, part, graph).item() * len(part) for part in torch.split(text, 32)]
+    text = tokens[starts.unsqueeze(1) + torch.arange(length + 1)]
+    parts = [_loss(model, part, graph).item() * len(part) for part in torch.split(text, max(1, min(32, 32 * 128 // length)))]
     return sum(parts) / windows
 
 
@@ -322,19 +351,25 @@ def _description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[st
 
 def _command(recipe: Recipe, minutes: float | None) -> str:
     """The command that trains by this recipe: only what differs from the defaults is named."""
-    changed = [f"--{key} {value}" for key, value in asdict(recipe).items() if value != getattr(Recipe, key)]
+    changed = [f"--{key} {shlex.quote(str(value))}" for key, value in asdict(recipe).items() if value != getattr(Recipe, key)]
     return " ".join(["gnn-attention train", *changed, *([f"--minutes {minutes:g}"] if minutes else [])])
 
 
 def _measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, recipe: Recipe) -> dict[str, Any]:
     """What came out: losses over text as it is, and what the heads do."""
     return {
-        "training_loss": _rounded(_evaluated(model, tokens, recipe.length, _WINDOWS_JUDGED)),
-        "held_out_loss": _rounded(_evaluated(model, held_out, recipe.length, _WINDOWS_JUDGED)),
+        "training_loss": _rounded(_evaluated(model, tokens, recipe, _WINDOWS_JUDGED)),
+        "held_out_loss": _rounded(_evaluated(model, held_out, recipe, _WINDOWS_JUDGED)),
         "uniform_loss": _rounded(math.log(model.config.vocabulary_size)),
         "induction_scores": _table(induction_scores(model)),
         "previous_token_scores": _table(previous_token_scores(model)),
     }
+
+
+def _peak_memory() -> int:
+    """The most that this process ever held, in MB."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
 
 def _table(scores: Tensor) -> list[list[float]]:
@@ -353,6 +388,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "where to write the weights (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
+    parser.add_argument("--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)")
     parser.add_argument("--progress", action="store_true", help="lines on stderr even if it is no terminal")
     for field in fields(Recipe):
         default = getattr(Recipe, field.name)
@@ -367,7 +403,9 @@ def run(args: argparse.Namespace) -> int:
         recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
         if not args.out.parent.is_dir():
             raise ValueError(f"--out {args.out}: expected a folder that exists, make {args.out.parent} first")
-        model, vocabulary, report = train(recipe, minutes=args.minutes, out=args.out, progress=args.progress or None)
+        model, vocabulary, report = train(
+            recipe, minutes=args.minutes, out=args.out, progress=args.progress or None, backend=args.backend
+        )
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
         return 130
@@ -384,7 +422,8 @@ def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapp
     return "\n".join(
         [
             f"{out}: {out.stat().st_size:,} bytes, {sum(weight.numel() for weight in model.parameters()):,} weights",
-            f"{report['steps']} steps, {report['tokens_seen']:,} tokens in {report['seconds']} s, {report['threads']} threads",
+            f"{report['steps']} steps, {report['tokens_seen']:,} tokens in {report['seconds']} s, "
+            f"{report['threads']} threads, peak memory {report['peak_memory_mb']:,} MB",
             "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}".format_map(report),
             *_rows("induction", report["induction_scores"]),
             *_rows("previous token", report["previous_token_scores"]),

@@ -124,6 +124,24 @@ class TestLarger:
         assert graph.in_degree().tolist() == graph.mask().sum(1).tolist()
 
 
+class TestEdgesInBoxes:
+    """The edges of chosen boxes alone, by receiver, then sender."""
+
+    @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
+    def test_every_other_tile(self, graph):
+        block, inside = 32, torch.zeros_like(graph.mask())
+        corners = [(i, j) for i in range(0, graph.num_dst, block) for j in range(0, graph.num_src, block)][::2]
+        dst, src = torch.tensor(corners).t()
+        height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
+        nothing = torch.zeros_like(dst)
+        for i, j in corners:
+            inside[i : i + block, j : j + block] = True
+        boxes = _cover.Boxes(torch.arange(len(dst)), nothing, nothing, dst, src, height, width)
+        expected = (graph.mask() & inside).nonzero().t().flip(0)
+        assert torch.equal(_counting.edges_in(graph.rule, boxes, graph.num_src), expected)
+        assert _counting.edges_in(graph.rule, boxes.at(slice(0)), graph.num_src).shape == (2, 0)
+
+
 class TestCover:
     def test_many_heads_come_a_few_at_a_time(self):
         """No piece has more rows and columns than one graph of a million tokens."""

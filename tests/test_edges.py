@@ -328,3 +328,37 @@ class TestMerge:
         assert lse[1].isnan()
         assert torch.equal(out[[0, 2]], clean[[0, 2]])
         assert torch.equal(lse[[0, 2]], clean_lse[[0, 2]])
+
+
+class TestAddSinks:
+    """A finished result with one more logit, against the softmax that had it from the beginning."""
+
+    @pytest.mark.parametrize("sinks", [[0.0, 0.0], [-3.0, 40.0], [-INF, 700.0]], ids=str)
+    def test_is_the_softmax_with_the_logit_in_it(self, sinks):
+        logits, values, sink_logits = seeded(3, 2, 7), seeded(3, 2, 7, 4, seed=1), torch.tensor(sinks, dtype=torch.float64)
+        dst, num_dst = torch.tensor([3, 0, 3, 1, 0, 3, 1]), 5  # receivers 2 and 4 hear nobody
+        results = []
+        for sink in (None, sink_logits):
+            weights, lse = edges.softmax(logits, dst, num_dst, sink)
+            out = torch.zeros(3, 2, num_dst, 4, dtype=torch.float64).index_add(2, dst, weights.unsqueeze(-1) * values)
+            results.append((out, lse))
+        out, lse = edges.add_sinks(*results[0], sink_logits)
+        assert torch.allclose(out, results[1][0], rtol=1e-13, atol=0)
+        assert torch.allclose(lse, results[1][1], rtol=1e-13, atol=0)
+        assert out[:, :, [2, 4]].abs().max() == 0
+        assert bool((lse[:, :, [2, 4]] == -INF).all())
+
+    def test_gradients(self):
+        """Right where somebody is heard, finite and 0 where nobody is."""
+        sinks, out, lse = (seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_(), seeded(1, 2, 3, seed=2))
+        assert torch.autograd.gradcheck(edges.add_sinks, (out, lse.requires_grad_(), sinks))
+        deaf = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
+        result, result_lse = edges.add_sinks(out, deaf, sinks)
+        found = torch.autograd.grad(result.sum() + result_lse.sum(), (out, deaf, sinks))
+        assert [part.abs().max().item() for part in found] == [0.0, 0.0, 0.0]
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_outputs_stay_half(self, dtype):
+        out, lse = edges.add_sinks(torch.ones(1, 2, 3, 4, dtype=dtype), torch.zeros(1, 2, 3), torch.zeros(2, dtype=dtype))
+        assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+        assert bool((out == 0.5).all())

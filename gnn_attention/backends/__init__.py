@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
-from gnn_attention.backends import dense, mixed, reference, rows, tiles
+from gnn_attention.backends import dense, flex, mixed, reference, rows, tiles
 
 __all__ = ["BACKENDS", "Backend", "Call", "RefusalError"]
 
@@ -31,6 +31,7 @@ class Backend:
 
     ``refusal(call)`` names the reason why it cannot hold a call, or returns None. An object of this class can be passed to
     ``attend(..., backend=...)`` and to ``verify.run(backends=[...])``: that is how to try, and check, one of your own.
+    ``compiled`` says that a first call takes seconds: on a CPU, ``verify`` leaves it out unless it is named.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Backend:
     supports: str = ""
     refusal: Callable[[Call], str | None] = _never
     bytes_needed: Callable[[Call], int] | None = None
+    compiled: bool = False
 
 
 BACKENDS = {
@@ -70,6 +72,14 @@ BACKENDS = {
             "every graph, without score_mod, bias and dropout; tiles where they are well filled, rows for all other edges",
             mixed.refusal,
             mixed.bytes_needed,
+        ),
+        Backend(
+            "flex",
+            flex.run,
+            "FlexAttention, compiled: float32 and half types, score_mods; a CPU runs the forward pass only and tells no lse",
+            flex.refusal,
+            flex.bytes_needed,
+            compiled=True,
         ),
         Backend(
             "reference",

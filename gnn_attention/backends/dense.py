@@ -10,32 +10,31 @@ non-edge spoils nothing (it is asked about an edge instead).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import _nonfinite, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
 
+SMALL_MASK = 2**18  # pairs up to which the mask is kept in the dtype of q
 COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where the plain formula was needed, else None."""
-    if all(_surely_finite(x) for x in (call.q, call.k, call.v)):
+    if _nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
-    bad_dst, bad_src = _not_finite(call.q), _not_finite(call.k) | _not_finite(call.v)
+    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
     hears_anyone = (call.graph.in_degree() > 0).to(call.q.device)
-    hears_bad = _hears(call.graph, edges.per_query_head(bad_src, call.q.shape[1])) | (bad_dst & hears_anyone)
-    q, k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (call.q, call.k, call.v))
-    clean = replace(call, q=q, k=k, v=v)
-    out, lse = _run_finite(clean)
-    poisoned = out.masked_fill(hears_bad.unsqueeze(-1), torch.nan)
-    return poisoned, None if lse is None else lse.masked_fill(hears_bad, torch.nan)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), hears_anyone)
+    out, lse = _run_finite(replace(call, q=q, k=k, v=v))
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
 
 
 def refusal(call: Call) -> str | None:
@@ -67,11 +66,24 @@ def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     mask = graph.mask(call.q.device)
     if not _plain(call):
         return _formula(call, mask)
-    if not graph.has_deaf_rows:
-        return _sdpa(call, mask, is_causal=False), None
-    empty = ~mask.any(-1)
-    out = _sdpa(call, mask | empty.unsqueeze(-1), is_causal=False)
-    return out.masked_fill(empty.unsqueeze(-1), 0.0), None
+    out = _sdpa(call, _openly(graph, call.q.dtype, call.q.device), is_causal=False)
+    return out.masked_fill(~mask.any(-1, keepdim=True), 0.0) if graph.has_deaf_rows else out, None
+
+
+def _openly(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask as SDPA is given it: open for receivers that hear nobody; of a small graph as the kernel wants it, kept."""
+    small = graph.num_dst * graph.num_src <= SMALL_MASK
+    mask: Tensor = kept(_opened, graph, dtype if small else torch.bool, device)
+    return mask
+
+
+def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
+    mask = graph.mask(device)
+    if graph.has_deaf_rows:
+        mask = mask | ~mask.any(-1, keepdim=True)
+    if dtype == torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -torch.inf)
 
 
 def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -140,27 +152,9 @@ def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
     return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
-# -- tokens that are not finite -----------------------------------------------------------------------------------------
-
-
-def _surely_finite(x: Tensor) -> bool:
-    """One pass: a sum is finite only if everything is. While compiling, and under vmap, the question may not be asked, so: no."""
-    if x.is_meta:
-        return True
-    if torch.compiler.is_compiling():
-        return False
-    try:
-        return bool(torch.isfinite(x.detach().sum(dtype=torch.float32)))
-    except RuntimeError:  # torch.vmap's "data-dependent control flow"
-        return False
-
-
-def _not_finite(x: Tensor) -> Tensor:
-    return ~torch.isfinite(x).all(-1)
-
-
-def _hears(graph: TokenGraph, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hq, src]``."""
+def _hears(call: Call, marked: Tensor) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``."""
+    graph, marked = call.graph, edges.per_query_head(marked, call.q.shape[1])
     if graph.is_full():
         return marked.any(-1, keepdim=True).expand(*marked.shape[:2], graph.num_dst)
     if graph.is_causal():

@@ -44,6 +44,8 @@ def run(
 ) -> Report:
     """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
 
+    On a CPU the backend ``flex`` is checked only if it is named: it compiles for minutes, and holds forward passes alone.
+
     ``progress(number_so_far, result)`` is called after each check. ValueError for an unknown name, or a device
     that is not there.
     """
@@ -74,7 +76,7 @@ def checks(
     settings = Settings(
         device=_device(device),
         dtypes=_dtypes(dtypes, _device(device)),
-        backends=tuple(_backend(b) for b in (BACKENDS if backends is None else backends)),
+        backends=tuple(_backend(b) for b in (_usual_backends(_device(device)) if backends is None else backends)),
         graphs=_names("graphs", graphs, GRAPHS),
         features=_names("features", features, FEATURES),
         forms=_names("forms", forms, FORMS),
@@ -108,6 +110,11 @@ def _all_checks(settings: Settings, trained: bool) -> Iterator[Check]:
     yield from rule_checks(settings)
     if trained:
         yield from trained_checks(replace(settings, sizes=(1.0,)))
+
+
+def _usual_backends(device: str) -> list[str]:
+    """All but those whose every call would first be compiled for a CPU, which takes seconds and forward passes only."""
+    return [name for name, backend in BACKENDS.items() if not (backend.compiled and device.startswith("cpu"))]
 
 
 def _device(device: str | None) -> str:

@@ -70,7 +70,7 @@ class Settings:
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(name for name in DTYPES if name not in GPU_ONLY)
-    backends: tuple[Backend, ...] = tuple(BACKENDS.values())
+    backends: tuple[Backend, ...] = tuple(backend for backend in BACKENDS.values() if not backend.compiled)
     graphs: tuple[str, ...] = tuple(GRAPHS)
     features: tuple[str, ...] = tuple(FEATURES)
     forms: tuple[str, ...] = tuple(FORMS)

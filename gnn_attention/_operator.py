@@ -28,19 +28,17 @@ def operator(
     """
     full = f"gnn_attention::{name}"
     torch.library.define(full, schema)
-    torch.library.impl(
-        full, "default", run
-    )  # "define" and "impl" spare the import of dynamo that custom_op makes in every process
+    torch.library.impl(full, "default", run)  # custom_op would import dynamo in every process
     torch.library.register_fake(full, fake)
     torch.library.register_autograd(full, backward, setup_context=keep)
     registered = getattr(torch.ops.gnn_attention, name)
-    mapped = _mapped(registered, schema.split("->")[0].count("Tensor "))
-    torch.library.register_vmap(full, mapped)
-    transformed = _transformed(registered, backward, keep, mapped)
 
     def call(*arguments: Any) -> Any:
         return (transformed if torch._C._are_functorch_transforms_active() else registered)(*arguments)
 
+    mapped = _mapped(call, schema.split("->")[0].count("Tensor "))  # a vmap inside a grad leaves the grad to be done
+    torch.library.register_vmap(full, mapped)
+    transformed = _transformed(registered, backward, keep, mapped)
     return call
 
 
@@ -58,13 +56,13 @@ def _transformed(
     return apply
 
 
-def _mapped(registered: Callable[..., Any], count: int) -> Callable[..., Any]:
+def _mapped(call: Callable[..., Any], count: int) -> Callable[..., Any]:
     """The rule of ``torch.vmap``: the mapped axis joins the samples of the first ``count`` arguments."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         pairs = zip(arguments[:count], in_dims[:count], strict=True)
         moved = (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs)
-        result = registered(*(x.flatten(0, 1) for x in moved), *arguments[count:])
+        result = call(*(x.flatten(0, 1) for x in moved), *arguments[count:])
         if isinstance(result, Tensor):
             return _parted(result, info.batch_size), 0
         return tuple(_parted(x, info.batch_size) for x in result), (0,) * len(result)

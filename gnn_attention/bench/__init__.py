@@ -1,0 +1,138 @@
+"""Time and memory, measured here and now: ``gnn-attention bench [attention | graphs | calibrate]``.
+
+``attention`` (what runs without a name) times every backend of ours beside every peer that is installed; ``graphs`` builds,
+counts and tiles graphs of a million tokens. Figures are what this machine gave; ratios travel better. A further suite is a
+module with a function that measures and one that writes, and one row of ``SUITES``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gnn_attention import _checks
+from gnn_attention.bench import attention, calibrate, graphs, plots, table, targets, workloads
+from gnn_attention.bench.attention import run_attention
+from gnn_attention.bench.graphs import run_graphs
+from gnn_attention.bench.measure import Settings
+
+__all__ = [
+    "SUITES",
+    "Suite",
+    "add_arguments",
+    "attention",
+    "graphs",
+    "run",
+    "run_attention",
+    "run_graphs",
+    "table",
+    "targets",
+    "workloads",
+]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One thing to measure: ``measure(args)`` gives the record, ``text(record)`` shows it; ``options`` are those it knows."""
+
+    help: str
+    options: frozenset[str]
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]
+
+
+def _attention(args: argparse.Namespace) -> dict[str, Any]:
+    names = None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
+    allocators = attention.ALLOCATORS if args.allocator == "both" else (args.allocator,)
+    settings = Settings.quick() if args.quick else Settings()
+    if args.memory is not None and not args.memory > 0:
+        raise ValueError(f"--memory must be above 0 GiB, got {args.memory}")
+    settings = settings if args.memory is None else replace(settings, memory=args.memory * 2**30)
+    return run_attention(names, args.quick, allocators, not args.no_peers, settings, _progress())
+
+
+def _graphs(args: argparse.Namespace) -> dict[str, Any]:
+    return run_graphs(args.tokens, not args.no_peers, _progress())
+
+
+def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
+    return calibrate.run_calibration(progress=_progress())
+
+
+SUITES = {
+    "attention": Suite(
+        "attention workloads, ours beside every peer (the default)",
+        frozenset({"workloads", "quick", "plots", "allocator", "memory", "no_peers"}),
+        _attention,
+        table.report,
+    ),
+    "graphs": Suite(
+        "build, count and tile graphs of a million tokens",
+        frozenset({"tokens", "no_peers"}),
+        _graphs,
+        lambda record: "\n".join(graphs.table(record)),
+    ),
+    "calibrate": Suite("measure the constants behind backend='auto', once", frozenset(), _calibrate, calibrate.text),
+}
+COMMON = frozenset({"command", "what", "run", "json", "calibrate"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``gnn-attention bench``; one that belongs to another suite is refused when it runs."""
+    about = "; ".join(f"{name}: {suite.help}" for name, suite in SUITES.items())
+    parser.add_argument("what", nargs="?", choices=list(SUITES), default="attention", help=about)
+    parser.add_argument("--calibrate", action="store_true", help="the same as the suite calibrate")
+    parser.add_argument("--workloads", metavar="A,B,...", help=f"attention: letters ({_letters()}) or names such as b8192")
+    parser.add_argument("--quick", action="store_true", help="attention: the small workloads, few samples (about 3 minutes)")
+    parser.add_argument("--plots", metavar="DIR", help="attention: write pictures into this folder (needs matplotlib)")
+    parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
+    parser.add_argument("--tokens", type=int, default=graphs.MILLION, help="graphs: tokens of each (default 1,000,000)")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
+    parser.set_defaults(run=lambda args: run(args, parser))
+
+
+def _letters() -> str:
+    return ", ".join(f"{letter} {family}" for letter, family in workloads.FAMILIES.items())
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """``gnn-attention bench``: print the report, or write the record. ValueError before anything is measured in vain."""
+    name = "calibrate" if args.calibrate else args.what
+    _check(args, parser, name)
+    suite = SUITES[name]
+    record = suite.measure(args)
+    if args.json not in (None, "-"):
+        Path(args.json).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1) if args.json == "-" else suite.text(record))
+    for file in plots.save(record, Path(args.plots)) if args.plots else ():
+        print(file, file=sys.stderr)
+    return 0
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str) -> None:
+    """Options of another suite, and folders that are not there."""
+    if args.calibrate:
+        _checks.choice("with --calibrate the suite", args.what, ["attention", "calibrate"])
+    for option, value in vars(args).items():
+        if option not in SUITES[name].options | COMMON and value != parser.get_default(option):
+            owners = " and ".join(owner for owner, suite in SUITES.items() if option in suite.options)
+            raise ValueError(f"--{option.replace('_', '-')} belongs to bench {owners}, not to bench {name}")
+    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
+        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    if args.plots is not None and not Path(args.plots).is_dir():
+        raise ValueError(f"--plots {args.plots}: expected a folder that exists, make it first")
+
+
+def _progress() -> Callable[[str], None] | None:
+    return _show if sys.stderr.isatty() else None
+
+
+def _show(case: str) -> None:
+    print(f"\rmeasuring {case} ...", end="\033[K\r", file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""Pictures of a record: time and memory against tokens, and the density at which sparse overtakes dense. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gnn_attention.bench.summary import Record, cases_of, workload_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["against_tokens", "crossover", "save"]
+
+FAMILIES = {"b": "window of 256", "e": "random in-degree 32"}
+STYLES = {"tiles": "-", "edges": "--"}
+PASSES = {"forward": "forward", "both": "forward and backward"}
+
+
+def save(record: Record, folder: Path) -> list[Path]:
+    """Write every picture the record has data for, as SVG; returns the files."""
+    pictures = {f"{family}-{quantity}": against_tokens(record, family, quantity) for family in FAMILIES for quantity in AXES}
+    pictures["crossover"] = crossover(record)
+    files = [folder / f"{name}.svg" for name, figure in pictures.items() if figure is not None]
+    for file, figure in zip(files, (figure for figure in pictures.values() if figure is not None), strict=True):
+        figure.savefig(file)
+    return files
+
+
+AXES = {"seconds": "seconds", "memory_mb": "peak memory of a call, MB"}
+
+
+def against_tokens(record: Record, family: str, quantity: str, allocator: str = "default") -> Figure | None:
+    """Time or memory of every method against tokens, one panel for each pass; None without two sizes of the family."""
+    lines = {which: _lines(record, family, quantity, which, allocator) for which in PASSES}
+    if not any(len(points) > 1 for found in lines.values() for points in found.values()):
+        return None
+    made, panels = _panels()
+    for axes, (which, title) in zip(panels, PASSES.items(), strict=True):
+        for method, points in lines[which].items():
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
+        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=AXES[quantity], title=f"{FAMILIES[family]}, {title}")
+        _finish(axes)
+    return made
+
+
+def _lines(record: Record, family: str, quantity: str, which: str, allocator: str) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for case in cases_of(record, allocator=allocator, **{"pass": which}):
+        workload = workload_of(record, case["workload"], allocator)
+        plain = case["workload"][0] == family and "x" not in case["workload"]  # not the other degrees of e
+        if workload is not None and plain and case.get(quantity):
+            found.setdefault(case["method"], []).append((workload["tokens"], case[quantity]))
+    return {method: sorted(points) for method, points in found.items()}
+
+
+def crossover(record: Record) -> Figure | None:
+    """How many times faster than SDPA with a mask ours is, against density; None where the record has none."""
+    rows = [row for row in record["crossover"] if len(row["points"]) > 1]
+    if not rows:
+        return None
+    made, panels = _panels()
+    for axes, (which, title) in zip(panels, PASSES.items(), strict=True):
+        for row in rows:
+            if row["pass"] == which:
+                label = f"{row['method']}, {row['kind']}"
+                axes.plot(*zip(*row["points"], strict=True), STYLES[row["kind"]], marker="o", markersize=3, label=label)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="density", ylabel="times faster than SDPA with a mask", title=title)
+        _finish(axes)
+    return made
+
+
+def _panels() -> tuple[Figure, Sequence[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(10.0, 4.2), layout="constrained")
+    FigureCanvasAgg(made)
+    return made, made.subplots(1, 2)
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(alpha=0.3, which="both", linewidth=0.4)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)

@@ -1,0 +1,168 @@
+"""Processes of their own: resident memory from /proc, functions run in a fresh interpreter or in a fork, and what ran them."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["environment", "forget_peak", "in_a_fork", "in_a_process", "limit_memory", "one_line", "peak", "record_of_the_machine"]
+
+PACKAGES = ("torch", "torch_geometric", "transformers", "networkx", "numpy")
+OWN_THREADS = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "OMP_NUM_THREADS": "1"}
+# Two workers of OpenMP that are not bound may land on one core: every parallel region then costs 8 ms.
+
+
+def forget_peak() -> float:
+    """Resident memory now, in MB; from here on the peak is counted anew. OSError where this is not Linux."""
+    clear = Path("/proc/self/clear_refs")
+    if not clear.exists():
+        raise OSError("the benchmark reads a process's peak memory from /proc, which only Linux has")
+    clear.write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The most resident memory since :func:`forget_peak`, in MB."""
+    return _status("VmHWM")
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def limit_memory(limit: int) -> None:
+    """From here on this process gets no more than ``limit`` bytes of data: a method that wants more fails, not the machine."""
+    resource = importlib.import_module("resource")  # not on Windows, whose command line must still start
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+def environment(allocator: str) -> dict[str, str]:
+    """The variables of a child: threads bound to cores, and torch's tensors in huge pages (``allocator="thp"``) or not.
+
+    It starts with one thread, so that no worker is there when it forks; it is told how many to use then.
+    """
+    return {**OWN_THREADS, "TORCHINDUCTOR_COMPILE_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1" if allocator == "thp" else "0"}
+
+
+def in_a_process(
+    module: str, function: str, arguments: Mapping[str, Any], variables: Mapping[str, str] | None = None, timeout: float = 900
+) -> Any:
+    """What ``function(**arguments)`` of a module returns in a fresh interpreter; both ways as JSON.
+
+    RuntimeError with the last line of its stderr, or with the signal that ended it, if it fails.
+    """
+    program = (
+        f"import json, sys; from {module} import {function} as f; result = f(**json.loads(sys.stdin.read())); "
+        "print(); print(json.dumps(result))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(variables or {})},
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [_ended(done.returncode)]
+        raise RuntimeError(f"{function}({dict(arguments)}) failed: {said[0]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_a_fork(work: Callable[[], Any], timeout: int = 120) -> Any:
+    """What ``work()`` returns in a fork of this process, through JSON; RuntimeError if it raises, dies or takes too long.
+
+    A fork starts with the imports and inputs of its parent at once, yet its memory is its own. The parent must never have
+    started worker threads: a fork would wait for them for ever.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing may escape: the child must not go on with its parent's work
+        signal.alarm(timeout)  # ends it, wherever it hangs
+        try:
+            answer = {"result": work()}
+        except BaseException as error:
+            answer = {"error": one_line(error)}
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(json.dumps(answer))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    answer = json.loads(text) if text else {"error": _ended(status)}
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["result"]
+
+
+def one_line(error: BaseException) -> str:
+    """The error's type and the first line of what it says, at most 300 characters."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name}" + (", most likely out of memory" if code == -signal.SIGKILL else "")
+
+
+def record_of_the_machine() -> dict[str, Any]:
+    """Date, commit, processor, memory, threads and the versions of the packages: what a figure is worth little without."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "processor": _first("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, with a + if files were changed since; None without git."""
+    try:
+        head, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    """What git says in the folder of the package."""
+    folder = Path(__file__).parent.parent
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first(file: str, key: str) -> str | None:
+    path = Path(file)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)

@@ -1,0 +1,263 @@
+"""Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted exactly, and said in words."""
+
+import re
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import _lowering, choosing, costs, patterns, score_mods
+from gnn_attention._call import Call
+from gnn_attention.backends import BACKENDS, dense, reference, rows
+from gnn_attention.costs import Costs
+
+
+@pytest.fixture(autouse=True)
+def _no_file_of_costs(tmp_path, monkeypatch):
+    """The constants of the package, whatever this machine's file says."""
+    monkeypatch.setenv(costs.VARIABLE, str(tmp_path / "none.json"))
+    costs.costs.cache_clear()
+    yield
+    costs.costs.cache_clear()
+
+
+def scattered(n, degree, seed=0):
+    """Every receiver hears ``degree`` senders drawn at random."""
+    rng = torch.Generator().manual_seed(seed)
+    src = torch.rand(n, n, generator=rng).topk(degree, 1).indices.flatten()
+    return ga.convert.from_edge_index(torch.stack([src, torch.arange(n).repeat_interleave(degree)]), n, n)
+
+
+def blocks(n, share, seed=0):
+    """Tiles of 64 x 64, all of whose pairs are edges or none."""
+    tiles = torch.rand(n // 64, n // 64, generator=torch.Generator().manual_seed(seed)) < share
+    return ga.TokenGraph.from_rule(lambda b, h, dst, src: tiles[dst // 64, src // 64], n, name="blocks")
+
+
+def listed(graph):
+    """The same graph as a shuffled list of edges."""
+    order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
+    return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src)
+
+
+def window_and_few(n):
+    """A band, and 2 edges from anywhere for every receiver."""
+    return patterns.window(n, 128) | scattered(n, 2)
+
+
+TAKEN = {
+    "full": (lambda: patterns.full(2048), "dense", "one SDPA call without a mask"),
+    "causal": (lambda: patterns.causal(2048), "dense", "one SDPA call without a mask"),
+    "causal as a list": (lambda: listed(patterns.causal(512)), "dense", "one SDPA call without a mask"),
+    "tiny": (lambda: patterns.window(128, 3), "dense", "so few pairs"),
+    "tiny tree": (lambda: patterns.tree([-1, 0, 0, 1, 1]), "dense", "so few pairs"),
+    "no edges to speak of": (lambda: patterns.cross(0, 4096), "dense", "so few pairs"),
+    "window": (lambda: patterns.window(2048, 256), "tiles", "well filled tiles"),
+    "window as a list": (lambda: listed(patterns.window(2048, 256)), "tiles", "well filled tiles"),
+    "million": (lambda: patterns.window(2**20, 256), "tiles", "well filled tiles"),
+    "documents": (lambda: patterns.documents([500, 300, 1000, 200, 2000]), "tiles", "well filled tiles"),
+    "decoding rows": (lambda: patterns.window(8192, 1024).rows(8000, 8100), "tiles", "well filled tiles"),
+    "blocks": (lambda: blocks(4096, 0.1), "tiles", "well filled tiles"),
+    "scattered": (lambda: scattered(2048, 8), "rows", "few and far between"),
+    "tree": (lambda: patterns.tree([(i - 1) // 2 for i in range(4096)]), "rows", "few and far between"),
+    "band and few": (lambda: window_and_few(4096), "mixed", "some of its tiles are well filled"),
+    "all but one": (lambda: patterns.full(512) - patterns.sinks(512, 1), None, "the least estimated time"),
+}
+
+
+def call_on(graph, heads=8, dim=64, batch=1, **options):
+    """A call without data."""
+    q = torch.empty(graph.batch or batch, heads, graph.num_dst, dim, device="meta")
+    k = torch.empty(graph.batch or batch, heads, graph.num_src, dim, device="meta")
+    return Call.checked(q, k, k, graph, **options)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_auto_takes(name):
+    """It follows from the structure; the reason says so."""
+    make, wanted, reason = TAKEN[name]
+    graph = make()
+    found = ga.explain(graph, heads=8, dim=64)
+    assert found.choice == (wanted or found.choice)
+    assert choosing.choose(call_on(graph)).name == found.choice
+    assert reason in found.reason
+
+
+MADE_UP = {
+    "dense": Costs(masked_pair=1e-6),
+    "rows": Costs(call=0.0, edge=1e-6, node=1e-6),
+    "tiles": Costs(call=0.0, rectangle=0.0, cell=1e-6),
+    "mixed": Costs(call=0.0, rectangle=1e-9, cell=0.5, edge=1.0, node=1e-6, masked_pair=1e3),
+}
+
+
+@pytest.mark.parametrize("wanted", MADE_UP)
+def test_the_order_follows_the_costs(wanted, monkeypatch):
+    """On one and the same graph: whatever is made cheap is taken."""
+    monkeypatch.setattr(choosing, "costs", lambda: MADE_UP[wanted])
+    monkeypatch.setattr(_lowering, "costs", lambda: MADE_UP[wanted])
+    graph = window_and_few(1024)
+    assert choosing.choose(call_on(graph)).name == wanted
+    times = {name: seconds for name, _, _, seconds in ga.explain(graph, 8, 64).rows if seconds is not None}
+    order = [name for name in choosing._by_time(call_on(graph)) if name in times]
+    assert [times[name] for name in order] == sorted(times[name] for name in order)
+
+
+def test_costs_from_the_file_of_the_machine_decide(tmp_path, monkeypatch):
+    """Measured, saved, chosen by; a damaged file is named, not passed over."""
+    assert choosing.choose(call_on(patterns.window(2048, 256))).name == "tiles"
+    costs.save(Costs(cell=1e9))
+    assert choosing.choose(call_on(patterns.window(2048, 256))).name == "rows"
+    costs.path_of_costs().write_text("{")
+    costs.costs.cache_clear()
+    with pytest.raises(ValueError, match="does not hold the constants"):
+        choosing.choose(call_on(patterns.window(2048, 256)))
+
+
+def test_lse_of_a_causal_graph_takes_no_table_of_all_pairs():
+    """The dense backend would write them all out to tell lse; and so with sinks."""
+    graph = patterns.causal(4096)
+    assert choosing.choose(call_on(graph)).name == "dense"
+    assert choosing.choose(call_on(graph, with_lse=True)).name == "tiles"
+    q = torch.randn(1, 1, 4096, 4)
+    _, info = ga.attend(q, q, q, graph, return_info=True)
+    assert info.lse.isfinite().all()
+    assert not [key for key in graph._memo if key[0] in ("_dense", "_enumerate")]
+
+
+@pytest.mark.parametrize("graph", [patterns.window(1024, 64), patterns.causal(1024), scattered(1024, 4)])
+@pytest.mark.parametrize("options", [{"score_mod": score_mods.softcap(1.0)}, {"dropout": 0.5}])
+def test_mixed_is_never_taken_for_what_it_does_not_hold(graph, options):
+    """Nor is anything else that refuses."""
+    call = call_on(graph, **options)
+    assert "mixed" not in choosing._by_time(call)
+    assert choosing.choose(call).refusal(call) is None
+
+
+def test_the_bound_on_memory_is_kept(monkeypatch):
+    """Dense is passed over beyond it; if nothing is left, all reasons are told."""
+    monkeypatch.setattr(choosing, "_ordered", lambda graph, *rest: ("dense", "rows", "reference"))
+    assert choosing.choose(call_on(patterns.window(1024, 1000))).name == "dense"
+    monkeypatch.setattr(dense, "COMFORTABLE", 1024 * 1024)
+    assert choosing.choose(call_on(patterns.window(1024, 999))).name == "rows"
+    monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
+    message = r"no backend holds .*window\(1024, 998\).* with 8 heads: dense: it would need .* rows: its list .* reference: "
+    with pytest.raises(NotImplementedError, match=message):
+        choosing.choose(call_on(patterns.window(1024, 998)))
+
+
+def test_many_samples_of_a_small_graph_respect_the_bound_too():
+    """A graph with few pairs, but a million of samples with a score_mod."""
+    few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=score_mods.softcap(1.0)) for n in (1, 10**6))
+    assert choosing.choose(few).name == "dense"
+    assert choosing.choose(many).name == "rows"
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+COUNTED = {
+    "window": lambda n: patterns.window(n, 70),
+    "window and sinks": lambda n: patterns.window(n, 5) | patterns.sinks(n, 2),
+    "scattered": lambda n: scattered(n, 3),
+    "reversed": lambda n: patterns.dilated(n, 9, 7).T,
+    "blocks": lambda n: blocks(n, 0.3) if n % 64 == 0 else patterns.prefix(n, 100),
+}
+
+
+def touched(mask, height):
+    """How many tiles of ``height`` x 64 hold an edge, and how many edges each of them."""
+    rows_, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // 64)
+    padded = torch.zeros(rows_ * height, columns * 64, dtype=torch.int64)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    return padded.view(rows_, height, columns, 64).sum((1, 3))
+
+
+@pytest.mark.parametrize("n", [256, 330])
+@pytest.mark.parametrize("name", COUNTED)
+def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
+    """Of every backend, for one head; flops are 4 dim for each, times heads."""
+    graph = COUNTED[name](n)
+    mask = graph.mask()
+    work = {kind: choosing._work(graph, kind) for kind in ("dense", "tiles", "rows", "mixed")}
+    by_height = {times: int((touched(mask, 64 * times) > 0).sum()) * 64 * 64 * times for times in _lowering.HEIGHTS}
+    weights = {times: cells * _lowering.HEIGHTS[times] for times, cells in by_height.items()}
+    best = min(weights, key=weights.get)
+    assert (work["tiles"].cells, work["tiles"].weighted_cells) == (by_height[best], pytest.approx(weights[best]))
+    assert work["tiles"].rectangles == -(-n // (64 * best))
+    assert (work["rows"].edges, work["rows"].nodes) == (int(mask.sum()), n)
+    assert work["dense"].masked_pairs == n * n
+    count, size = touched(mask, 64), touched(torch.ones_like(mask), 64)
+    filled = (count >= _lowering.LEAST_FILL * size) & (count > 0)
+    assert work["mixed"].cells == int(filled.sum()) * 64 * 64
+    assert work["mixed"].edges == int(count[~filled].sum())
+    flops = {kind: count for kind, count, _, _ in ga.explain(graph, heads=3, dim=16).rows}
+    visited = {"dense": n * n, "tiles": by_height[best], "rows": int(mask.sum()), "reference": int(mask.sum())}
+    visited["mixed"] = work["mixed"].cells + work["mixed"].edges
+    assert {kind: flops[kind] for kind in visited} == {kind: 4 * 3 * 16 * cells for kind, cells in visited.items()}
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("name", TAKEN)
+def test_estimates_are_positive_and_grow_with_heads(name, heads):
+    """For every backend that has one."""
+    graph = TAKEN[name][0]()
+    few, more = (dict((row[0], row[3]) for row in ga.explain(graph, n, 64).rows) for n in (heads, 2 * heads))
+    for kind in ("tiles", "rows", "mixed", "dense"):
+        assert few[kind] >= 0
+        assert more[kind] >= few[kind]
+        assert few[kind] > 0 or not graph.num_dst
+
+
+def test_a_graph_that_differs_by_head_or_sample_is_estimated_by_all_of_them():
+    """The first stands for each."""
+    by_both = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 9 + 0 * (b + h)), 300, heads=4, batch=3)
+    for one, all_ in zip(ga.explain(patterns.window(300, 9), 1, 16).rows, ga.explain(by_both, 4, 16).rows, strict=True):
+        assert one[0] == all_[0]
+        assert all_[1] == 12 * one[1]
+
+
+def test_explaining_builds_no_plan_and_lists_no_edges():
+    """It counts: also for a million tokens."""
+    graph = patterns.window(2**20, 4096) | patterns.sinks(2**20, 4)
+    ga.explain(graph, 8, 64)
+    built = {"_tiles_plan", "_mixed_plan", "_packed_plan", "_lowered", "_by_receiver"}
+    names = {key[0] if isinstance(key[0], str) else key[0].__name__ for key in graph._memo}
+    assert not names & built
+    assert not names & {"_dense", "_enumerate"}
+
+
+def test_it_is_worked_out_once_for_each_graph(monkeypatch):
+    """The next call only looks it up; other heads, widths and options have an order of their own."""
+    graph = patterns.window(2048, 64)
+    choosing.choose(call_on(graph))
+    monkeypatch.setattr(choosing, "_seconds", lambda *arguments: pytest.fail("estimated again"))
+    choosing.choose(call_on(graph))
+    choosing.choose(call_on(graph, batch=3))
+    with pytest.raises(pytest.fail.Exception):
+        choosing.choose(call_on(graph, heads=2))
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def test_explain_prints_every_column():
+    """The graph, the choice with its reason, and a line for each backend: flops, bytes and time."""
+    found = ga.explain(patterns.window(2048, 256), heads=8, dim=64)
+    lines = str(found).splitlines()
+    assert "window(2048, 256)" in lines[0]
+    assert lines[1] == f"auto takes tiles: {found.reason}"
+    assert lines[2].split() == ["backend", "GFLOP", "extra", "MB", "estimated", "ms"]
+    assert [line.split()[0] for line in lines[3:]] == list(BACKENDS)
+    assert len({len(line) for line in lines[2:]}) == 1
+    for line, (name, flops, extra, seconds) in zip(lines[3:], found.rows, strict=True):
+        time = "-" if seconds is None else f"{seconds * 1e3:.3f}"
+        assert line.split() == [name, f"{flops / 1e9:.3f}", f"{extra / 2**20:.1f}", time]
+    assert re.search(r"^reference .* -$", lines[3 + list(BACKENDS).index("reference")])
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(0, 8), (8, 0), (True, 8), (2.0, 8), (8, "64")])
+def test_wrong_sizes_are_named(heads, dim):
+    """The one that is wrong."""
+    with pytest.raises((TypeError, ValueError), match="dim" if heads == 8 else "heads"):
+        ga.explain(patterns.window(9, 3), heads, dim)

@@ -1,0 +1,241 @@
+"""The kernels over edges against dense attention in float64: both passes, merging, half types, extreme and missing rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gnn_attention import _edge_folding, edges
+from gnn_attention._edge_kernels import backward, forward
+from gnn_attention._edge_lowering import sorted_edges
+
+SCALE = 0.4
+WAYS = {"folded": 10**9, "head by head": 0}
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request, monkeypatch):
+    """Every test runs with heads folded and one at a time."""
+    monkeypatch.setattr(_edge_folding, "MOST_EDGES", WAYS[request.param])
+    return request.param
+
+
+def masks(name):
+    """Named sets of edges ``[dst, src]``."""
+    rng = torch.Generator().manual_seed(3)
+    mask = torch.rand(20, 30, generator=rng) < 0.3
+    if name == "deaf and lonely":
+        mask[[0, 7]], mask[:, [2, 29]] = False, False
+    if name == "hub":
+        mask = torch.zeros(40, 40, dtype=torch.bool)
+        mask[:, 3], mask[5] = True, True
+    return {"one token": torch.ones(1, 1, dtype=torch.bool), "no edges": mask & False}.get(name, mask)
+
+
+def inputs(mask, heads=4, kv_heads=2, dim=8, value_dim=5, dtype=torch.float64, size=1.0, batch=2):
+    """q, k, v, grad_out and grad_lse; token-major in memory, as projections give them."""
+    rng, (num_dst, num_src) = torch.Generator().manual_seed(0), mask.shape
+    shapes = ((num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim), (num_dst, heads, value_dim))
+    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).transpose(1, 2) for shape in shapes]
+    q, k, v, grad = (x.to(dtype) for x in (drawn[0] * size, drawn[1] * size, *drawn[2:]))
+    return q, k, v, grad, torch.randn(batch, heads, num_dst, generator=rng, dtype=torch.float64)
+
+
+def listed(mask):
+    """The edges of a mask, as the kernels take them."""
+    dst, src = mask.nonzero().t()
+    return sorted_edges(src, dst, mask.shape[1], mask.shape[0])[0]
+
+
+def empty_like(*tensors):
+    """NaN everywhere: what is not written is seen."""
+    return [torch.full_like(x, torch.nan) for x in tensors]
+
+
+def run(mask, q, k, v, grad, grad_lse, add=False):
+    """out, lse, dq, dk, dv by the kernels."""
+    wide = edges.accumulation_dtype(q.dtype)
+    out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
+    lse = torch.full(q.shape[:3], torch.nan, dtype=wide)
+    forward(q, k, v, listed(mask), SCALE, out, lse)
+    delta = (out.to(wide) * grad.to(wide)).sum(-1) - grad_lse.to(wide)
+    grads = empty_like(q, k, v)
+    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *grads, add=False)
+    return out, lse, *grads
+
+
+def dense(mask, q, k, v, grad, grad_lse):
+    """The same by the plain formula in float64."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    group, deaf = q.shape[1] // k.shape[1], ~mask.any(1)
+    logits = q @ k.repeat_interleave(group, 1).mT * SCALE
+    logits = torch.where(mask | deaf.unsqueeze(1), logits, -torch.inf)
+    lse = logits.logsumexp(-1).masked_fill(deaf, 0.0)
+    out = (logits.softmax(-1) * mask) @ v.repeat_interleave(group, 1)
+    total = (out * grad).sum() + (lse * grad_lse).masked_fill(deaf, 0.0).sum()
+    return out, lse.masked_fill(deaf, -torch.inf), *torch.autograd.grad(total, (q, k, v))
+
+
+def assert_close(found, wanted, tolerance):
+    for name, x, true in zip(("out", "lse", "dq", "dk", "dv"), found, wanted, strict=True):
+        assert torch.allclose(x.double(), true.detach(), rtol=tolerance, atol=tolerance), name
+
+
+@pytest.mark.parametrize("name", ["irregular", "deaf and lonely", "hub", "one token", "no edges"])
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize(("heads", "kv_heads", "value_dim"), [(4, 2, 5), (3, 3, 8), (6, 1, 1)])
+def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value_dim):
+    """Logits close together (one shift for all) and far apart (a shift for each receiver)."""
+    mask = masks(name)
+    given = inputs(mask, heads, kv_heads, value_dim=value_dim, size=size)
+    assert_close(run(mask, *given), dense(mask, *given), 1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
+def test_other_dtypes(dtype, tolerance):
+    """Half types come in and go out; sums are float32."""
+    mask = masks("deaf and lonely")
+    given = inputs(mask, dtype=dtype)
+    found = run(mask, *given)
+    assert [x.dtype for x in found] == [dtype, torch.float32, dtype, dtype, dtype]
+    assert_close(found, dense(mask, *given), tolerance)
+
+
+def test_sums_over_the_group_and_over_many_edges_are_wide():
+    """4096 equal fp16 gradients of 1 into one value: half sums would stop at 2048."""
+    mask = torch.ones(1024, 1, dtype=torch.bool)
+    q, k, v, grad, grad_lse = inputs(mask, heads=4, kv_heads=1, dtype=torch.float16, batch=1)
+    *_, dv = run(mask, q, k, v, torch.ones_like(grad), grad_lse)
+    assert dv.flatten().tolist() == [4096.0] * 5
+
+
+def test_no_edges_write_zeros_and_merge_nothing():
+    """Fresh: 0 and -inf; not fresh: everything stays."""
+    mask = masks("no edges")
+    q, k, v, grad, grad_lse = inputs(mask)
+    out, lse = torch.ones(*q.shape[:3], 5, dtype=torch.float64), torch.ones(q.shape[:3], dtype=torch.float64)
+    forward(q, k, v, replace(listed(mask), fresh=False), SCALE, out, lse)
+    assert (out == 1).all()
+    assert (lse == 1).all()
+    grads = [torch.ones_like(x) for x in (q, k, v)]
+    backward(grad, grad_lse, q, k, v, lse, listed(mask), SCALE, *grads)
+    assert all((x == 1).all() for x in grads)
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("columns", [0, 11, 30])
+def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
+    """Also where one of them, or both, leave a receiver without in-edges; gradients add up with the lse of both."""
+    mask = masks("deaf and lonely")
+    left = mask & (torch.arange(30) < columns)
+    q, k, v, grad, grad_lse = given = inputs(mask, size=size)
+    out, lse = torch.empty(*q.shape[:3], 5, dtype=torch.float64), torch.empty(q.shape[:3], dtype=torch.float64)
+    parts = [listed(left), replace(listed(mask & ~left), fresh=False)]
+    for part in parts:
+        forward(q, k, v, part, SCALE, out, lse)
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    for part in parts:
+        backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, part, SCALE, *grads)
+    assert_close((out, lse, *grads), dense(mask, *given), 1e-11)
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_reaches_those_who_hear_it_and_nobody_else(where, size):
+    """In token 4 of the second head: as a receiver itself alone, as a sender its hearers in the query heads of its group."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask, size=size)
+    clean = run(mask, q, k, v, grad, grad_lse)
+    spoiled = {"q": q, "k": k, "v": v}
+    spoiled[where][:, 1, 4, 0] = torch.nan
+    found = run(mask, *spoiled.values(), grad, grad_lse)
+    hit = torch.zeros(q.shape[:3], dtype=torch.bool)
+    if where == "q":
+        hit[:, 1, 4] = True
+    else:
+        hit[:, 2:4] = mask[:, 4]
+    assert torch.equal(found[0].isnan().any(-1), hit)
+    close = torch.isclose(found[0], clean[0], rtol=1e-11, atol=1e-13).all(-1)
+    assert torch.equal(close, ~hit)
+    assert torch.isfinite(found[2][~hit]).all()
+    if where == "v":
+        assert torch.equal(found[1], clean[1])
+
+
+def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
+    """The heads after it, in the same buffers, are clean."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask, heads=3, kv_heads=3)
+    clean = run(mask, q, k, v, grad, grad_lse)
+    q[0, 0], v[0, 1] = torch.nan, torch.inf
+    found = run(mask, q, k, v, grad, grad_lse)
+    for x, wanted in zip(found, clean, strict=True):
+        assert torch.allclose(x[0, 2], wanted[0, 2], rtol=1e-11, atol=1e-13)
+        assert torch.allclose(x[1], wanted[1], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("size", [1.0, 8.0])
+def test_receivers_of_infinite_lse_contribute_nothing(value, size):
+    """The gradients are those without their edges, whatever they hold, and a sender that nobody else hears."""
+    mask = masks("irregular")
+    mask[:, 29] = torch.arange(20) == 3
+    q, k, v, grad, grad_lse = inputs(mask, size=size)
+    out, lse, *_ = run(mask, q, k, v, grad, grad_lse)
+    delta = (out * grad).sum(-1) - grad_lse
+    lse[:, :, 3] = value
+    wanted, found = empty_like(q, k, v), empty_like(q, k, v)
+    rest = mask.clone()
+    rest[3] = False
+    backward(grad, delta, q, k, v, lse, listed(rest), SCALE, *wanted, add=False)
+    q[:, :, 3], grad[:, :, 3], delta[:, :, 3] = torch.inf, torch.nan, torch.nan
+    k[:, :, 29], v[:, :, 29] = torch.inf, torch.nan
+    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *found, add=False)
+    for x, true in zip(found, wanted, strict=True):
+        assert torch.allclose(x, true, rtol=1e-11, atol=1e-13)
+
+
+def test_a_row_of_minus_infinite_logits_hears_nothing():
+    """Q . k overflows to -inf for all of its in-edges: weights 0, lse -inf, gradients finite."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask)
+    q[:, :, 6], k[:] = -torch.inf, k.abs() + 1
+    out, lse, *grads = run(mask, q, k, v, grad, grad_lse)
+    assert (out[:, :, 6] == 0).all()
+    assert (lse[:, :, 6] == -torch.inf).all()
+    assert all(torch.isfinite(x).all() for x in grads)
+
+
+def test_results_of_any_strides_are_written_or_added_to():
+    """Token-major, head-major and every second channel."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = given = inputs(mask)
+    out, lse, *wanted = run(mask, *given)
+    results = [torch.ones(*x.shape[:3], 2 * x.shape[3], dtype=torch.float64)[..., ::2] for x in (q, k, v)]
+    backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, listed(mask), SCALE, *results)
+    for x, true in zip(results, wanted, strict=True):
+        assert torch.allclose(x, true + 1, rtol=1e-11, atol=1e-12)
+
+
+def test_memory_holds_one_head_at_a_time(way):
+    """No tensor of the size of all heads' edges is made."""
+    if way == "folded":
+        pytest.skip("small graphs are taken whole")
+    mask = torch.ones(32, 32, dtype=torch.bool)
+    given = inputs(mask, heads=16, kv_heads=16, dim=2, value_dim=2, batch=1)
+    largest = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            found = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+            largest.extend(x.numel() for x in found if x.layout == torch.strided)
+            return result
+
+    edge_list = listed(mask)
+    q, k, v, grad, grad_lse = given
+    out, lse = torch.empty_like(grad), torch.empty_like(grad_lse)
+    with Watch():
+        forward(q, k, v, edge_list, SCALE, out, lse)
+        backward(grad, grad_lse, q, k, v, lse, edge_list, SCALE, *empty_like(q, k, v), add=False)
+    assert 0 < max(largest) <= max(32 * 32, q.numel())

@@ -1,0 +1,384 @@
+"""FlexAttention with one mask_mod for every graph: right, compiled rarely, and refusing by name what it cannot do."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import BlockMask
+
+from gnn_attention import TokenGraph, _flex_masks, attend, patterns, score_mods
+from gnn_attention.backends import Backend, flex
+from gnn_attention.verify import oracle
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
+
+FLEX = Backend("flex", flex.run, "", flex.refusal, flex.bytes_needed)
+DIM, VALUE_DIM = 6, 5
+CPU = torch.device("cpu")
+ALIKE = [name for name, case in GRAPHS.items() if not case.varies]
+
+needs_compiler = pytest.mark.skipif(flex._searched_compiler() is not None, reason=str(flex._searched_compiler()))
+
+
+def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
+    """q, k, v in float64 whose numbers are those of the dtype."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = (HEADS, graph.num_dst, DIM), (KV_HEADS, graph.num_src, DIM), (KV_HEADS, graph.num_src, VALUE_DIM)
+    return [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype).double() for shape in shapes]
+
+
+def compiled():
+    """Kernels made so far."""
+    return counters["stats"]["unique_graphs"]
+
+
+def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH, **options):
+    """Error at most twice that of SDPA on the same numbers, against dense attention in float64."""
+    q, k, v = draw(graph, dtype, batch)
+    scale = options.get("scale") or DIM**-0.5
+    true = oracle.attention(q, k, v, mask[:batch], scale, modify)
+    out = attend(*(x.to(dtype) for x in (q, k, v)), graph, backend=FLEX, **options)
+    assert out.dtype == dtype
+    assert out.shape == true.shape
+    deaf = ~mask[:batch].any(-1)
+    assert (out[deaf.expand(out.shape[:3])] == 0).all()
+    yardstick = oracle.attention(*(x.to(dtype) for x in (q, k, v)), mask[:batch], scale, modify)
+    unit = max(float((yardstick.double() - true).abs().max()), torch.finfo(dtype).eps)
+    assert float((out.double() - true).abs().max()) <= 2 * unit
+
+
+# -- the table: no compiler needed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(GRAPHS))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
+    """For tiles of both devices, empty and full ones too; beyond the border there is no edge."""
+    case, block = GRAPHS[name], _flex_masks.BLOCKS[device]
+    monkeypatch.setitem(_flex_masks.BLOCKS, "cpu", block)
+    table, lists = _flex_masks._made(case.graph, CPU)
+    sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
+    b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
+    heard = _flex_masks.heard(table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1]))
+    inside = heard[:, :, : case.graph.num_dst, : case.graph.num_src]
+    assert torch.equal(inside, case.mask)
+    assert heard.sum() == inside.sum()
+    assert len(lists) == 4
+
+
+@pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.causal(640), patterns.documents([300, 400])], ids=repr)
+def test_long_graphs_have_all_kinds_of_tiles(graph):
+    """The lists hold every tile with an edge once, the full ones apart, and the table is true on every pair."""
+    table, (some_number, some, full_number, full) = _flex_masks.plan(graph, CPU)
+    n, block = graph.num_dst, 64
+    heard = _flex_masks.heard(
+        table, block, *(torch.zeros(1, dtype=torch.int64),) * 2, torch.arange(n).view(-1, 1), torch.arange(n)
+    )
+    assert torch.equal(heard, graph.mask())
+    assert full_number.sum() > 0
+    for row in range(-(-n // block)):
+        part = graph.mask()[row * block : (row + 1) * block]
+        held = [int(part[:, c * block : (c + 1) * block].sum()) for c in range(-(-n // block))]
+        whole = [c for c, count in enumerate(held) if count == block * block]
+        assert full[0, 0, row, : full_number[0, 0, row]].tolist() == whole
+        assert some[0, 0, row, : some_number[0, 0, row]].tolist() == [c for c, x in enumerate(held) if x and c not in whole]
+
+
+def test_the_plan_is_made_once_and_weighs_what_was_said():
+    """The estimate is an upper bound of the bytes, and close."""
+    graph = patterns.window(5000, 100)
+    plan = _flex_masks.plan(graph, CPU)
+    assert _flex_masks.plan(graph, CPU) is plan
+    bytes_held = sum(4 * x.numel() for x in (plan.table, *plan.lists))
+    assert bytes_held <= _flex_masks.plan_bytes(graph, CPU) + 4 * 4 * 79 <= 1.2 * bytes_held
+
+
+@pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph], ids=repr)
+def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
+    """What a backward pass is given, against FlexAttention's own transposition."""
+    full, some = _flex_masks._kinds(_flex_masks._tiles(graph, 128))
+    lists = _flex_masks._lists(full, some, backward=True)
+    other = BlockMask.from_kv_blocks(*lists[:4], BLOCK_SIZE=128)
+    theirs = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
+    assert all(torch.equal(mine, its) for mine, its in zip(lists[4:], theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["window, 97 tokens", "listed", "by head", "by sample", "no edges", "one token"])
+def test_lse_and_sinks_where_they_are_given(name, monkeypatch):
+    """What CUDA gives, here from uncompiled FlexAttention, which ignores the lists and asks the table about every pair."""
+    monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
+    case = GRAPHS[name]
+    q, k, v = (x.float() for x in draw(case.graph))
+    sinks = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))
+    for chosen in (None, sinks):
+        call = flex.Call.checked(q, k, v, case.graph, sink_logits=chosen, with_lse=True)
+        out, lse = flex._run_finite(call)
+        extra = None if chosen is None else chosen.double()
+        true = oracle.attention(q.double(), k.double(), v.double(), case.mask, DIM**-0.5, sink_logits=extra)
+        torch.testing.assert_close(out.double(), true, rtol=1e-5, atol=2e-6)
+        logits = q.double() @ k.double().repeat_interleave(2, 1).mT * DIM**-0.5
+        total = logits.masked_fill(~case.mask, -torch.inf).logsumexp(-1)
+        if extra is not None:
+            total = torch.logaddexp(total, extra.view(1, -1, 1)).masked_fill(~case.mask.any(-1), -torch.inf)
+        torch.testing.assert_close(lse.double(), total, rtol=1e-5, atol=2e-6)
+
+
+# -- right ------------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_graphs_of_every_structure_and_length_share_one_kernel():
+    """Right on all of them, and compiled once."""
+    torch.compiler.reset()
+    before = compiled()
+    for name in ALIKE:
+        check(GRAPHS[name].graph, GRAPHS[name].mask)
+    for graph in (patterns.window(700, 90), patterns.cross(130, 40), patterns.causal(300).rows(100, 290)):
+        check(graph, graph.mask().expand(2, 1, -1, -1), batch=2)
+    assert compiled() - before == 1
+
+
+@needs_compiler
+def test_score_mods_are_told_absolute_positions_and_share_kernels():
+    """A relative bias on other rows, another table and another length of graph: one kernel."""
+    before, graph = compiled(), patterns.causal(70)
+    for part, seed in ((graph, 0), (graph.rows(40, 65), 1), (patterns.window(90, 12), 2)):
+        table = torch.randn(HEADS, 7, generator=torch.Generator().manual_seed(seed))
+        distance = torch.arange(part.dst_offset, part.dst_offset + part.num_dst).view(-1, 1) - torch.arange(part.num_src)
+        added = table[:, distance.clamp(-3, 3) + 3]
+        mask = part.mask().expand(BATCH, 1, -1, -1)
+        check(part, mask, modify=lambda logits, a=added: logits + a.to(logits), score_mod=score_mods.relative_bias(table))
+    assert compiled() - before == 1
+
+
+@needs_compiler
+def test_a_token_that_is_not_finite_reaches_those_who_hear_it():
+    """NaN and inf in q, k and v, on a graph for all; those who hear none of them get what they would have got."""
+    graph = GRAPHS["listed"].graph
+    mask = graph.mask()
+    q, k, v = (x.float() for x in draw(graph))
+    clean = attend(q, k, v, graph, backend=FLEX)
+    k[0, 0, 3, 2], v[2, 1, 5, 1], q[1, 2, 4, 0], q[3, 1, 7, 0] = torch.inf, torch.nan, torch.nan, -torch.inf
+    out = attend(q, k, v, graph, backend=FLEX)
+    bad = torch.zeros(BATCH, HEADS, graph.num_dst, dtype=torch.bool)
+    bad[0, :2] = mask[:, 3]
+    bad[2, 2:] = mask[:, 5]
+    bad[3, 1, 7] = True  # receiver 4 of sample 1 hears nobody
+    assert torch.equal(out.isnan(), bad.unsqueeze(-1).expand(out.shape))
+    torch.testing.assert_close(out[~bad], clean[~bad], rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types(dtype):
+    """With the error of halves."""
+    for name in ("causal, 97 tokens", "listed", "no edges"):
+        check(GRAPHS[name].graph, GRAPHS[name].mask, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["by head", pytest.param("by sample", marks=pytest.mark.slow)])
+def test_graphs_that_differ(name):
+    """By head, and by sample."""
+    case = GRAPHS[name]
+    check(case.graph, case.mask)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["by head", "by sample"])
+def test_tokens_that_are_not_finite_where_graphs_differ(name):
+    """Key/value head 1 serves the query heads 2 and 3."""
+    case = GRAPHS[name]
+    q, k, v = (x.float() for x in draw(case.graph))
+    v[5, 1, 9, 0] = torch.nan
+    out = attend(q, k, v, case.graph, backend=FLEX)
+    bad = torch.zeros(out.shape[:3], dtype=torch.bool)
+    bad[5, 2:] = case.mask[5, 2:, :, 9]
+    assert bad.any()
+    assert torch.equal(out.isnan().any(-1), bad)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", ["scale 0.7", "alibi", "softcap", "log multiplicity", "relative bias"])
+@pytest.mark.parametrize("name", ["window, 97 tokens", "decode rows", "by head"])
+def test_features(feature, name):
+    """The score_mods of the package, as they are."""
+    case, kind = GRAPHS[name], FEATURES[feature]
+    learned = kind.learned(case, torch.Generator().manual_seed(0))
+    options = kind.options({key: x.float() for key, x in learned.items()})
+    modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
+    check(case.graph, case.mask, modify=modify, **options, **({"scale": kind.scale} if kind.scale else {}))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score():
+    """Modules without gradients, closures over tensors, and a result of fewer axes than the score."""
+    graph = patterns.window(97, 16)
+    mask, distance = graph.mask().expand(BATCH, 1, -1, -1), torch.arange(97).view(-1, 1) - torch.arange(97)
+    learned = score_mods.RelativeBias(HEADS, 2)
+    torch.nn.init.normal_(learned.table, generator=torch.Generator().manual_seed(0))
+    slopes = score_mods.alibi_slopes(HEADS)
+
+    def chained(logits):
+        bias = learned.table.detach()[:, distance.clamp(-2, 2) + 2].to(logits)
+        return 3.0 * torch.tanh((logits + bias - logits.new_tensor(slopes).view(-1, 1, 1) * distance.abs()) / 3.0)
+
+    with torch.no_grad():
+        mods = score_mods.chain(learned, score_mods.alibi(slopes), score_mods.softcap(3.0))
+        check(graph, mask, modify=chained, score_mod=mods)
+    far = lambda score, b, h, dst, src: -0.1 * dst.to(torch.float32)  # noqa: E731
+    check(graph, mask, modify=lambda logits: -0.1 * torch.arange(97.0).view(-1, 1).to(logits).expand_as(logits), score_mod=far)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_distances_in_bfloat16():
+    """A score_mod computes in float32: in bfloat16 eight tokens at a distance of 1500 would be one."""
+    graph = patterns.causal(1500)
+    distance = torch.arange(1500).view(-1, 1) - torch.arange(1500)
+    q, k, v = draw(graph, torch.bfloat16, batch=2)
+    mask = graph.mask().expand(2, 1, -1, -1)
+    true = oracle.attention(q, k, v, mask, DIM**-0.5, lambda logits: logits + distance)
+    far = lambda score, b, h, dst, src: score + (dst - src).to(score.dtype)  # noqa: E731
+    out = attend(*(x.bfloat16() for x in (q, k, v)), graph, score_mod=far, backend=FLEX)
+    assert (out.double() - true).abs().max() < 2**-6
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_other_layouts_threads_and_modes():
+    """Heads beside channels, a last axis that is not dense, two threads, inference mode: right each time."""
+    graph = patterns.window(130, 20)
+    q, k, v = (x.float() for x in draw(graph))
+    true = attend(q, k, v, graph, backend=FLEX)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    flipped = [x.mT.contiguous().mT for x in (q, k, v)]
+    for inputs in (swapped, flipped):
+        torch.testing.assert_close(attend(*inputs, graph, backend=FLEX), true)
+    with torch.inference_mode():
+        torch.testing.assert_close(attend(q, k, v, graph, backend=FLEX), true)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        torch.testing.assert_close(attend(q, k, v, graph, backend=FLEX), true)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_inside_a_compiled_program():
+    """As a part of it, whatever it computes before and after; a NaN reaches those who hear it."""
+    graph, mod = patterns.window(130, 20), score_mods.alibi(score_mods.alibi_slopes(HEADS))
+    q, k, v = (x.float() for x in draw(graph))
+    for options in ({}, {"score_mod": mod}):
+
+        def program(q, k, v, options=options):
+            return 2 * attend(q + 1, k.mT.contiguous().mT * 2, v, graph, backend=FLEX, **options)
+
+        fast = torch.compile(program, fullgraph=True)
+        torch.testing.assert_close(fast(q, k, v), program(q, k, v))
+        spoilt = v.index_put((torch.tensor([1]), torch.tensor([1]), torch.tensor([60])), torch.tensor(torch.nan))
+        heard = torch.zeros(BATCH, HEADS, 130, dtype=torch.bool)
+        heard[1, 2:] = graph.mask()[:, 60]
+        assert torch.equal(fast(q, k, spoilt).isnan().any(-1), heard)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
+def test_without_receivers_or_senders(sizes):
+    """The sum of nothing is 0; nothing is compiled."""
+    graph = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, *sizes)
+    q, k, v = (x.float() for x in draw(graph))
+    out = attend(q, k, v, graph, backend=FLEX)
+    assert out.shape == (BATCH, HEADS, sizes[0], VALUE_DIM)
+    assert (out == 0).all()
+
+
+def test_shapes_without_numbers():
+    """Meta tensors have shapes only."""
+    graph = patterns.causal(9)
+    out = attend(*(x.to("meta") for x in draw(graph, torch.float16)), graph, backend="dense")
+    q, k, v = (x.half().to("meta") for x in draw(graph))
+    assert attend(q, k, v, graph, backend=FLEX).shape == out.shape
+
+
+# -- refused by name ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bias": torch.zeros(15)}, "no per-edge bias; give it as a score_mod"),
+        ({"dropout": 0.1}, "no dropout"),
+        ({"sink_logits": torch.zeros(HEADS)}, "sink_logits need lse, which FlexAttention does not return on a CPU"),
+        ({"return_info": True}, "return_info needs lse, which FlexAttention does not return on a CPU"),
+        ({"score_mod": score_mods.RelativeBias(HEADS, 2)}, "no backward pass on a CPU"),
+    ],
+)
+def test_options_that_it_has_not(options, message):
+    """Each is named, with what to do."""
+    graph = patterns.causal(5)
+    q, k, v = (x.float() for x in draw(graph))
+    with pytest.raises(NotImplementedError, match=message):
+        attend(q, k, v, graph, backend=FLEX, **options)
+
+
+def test_tensors_that_it_cannot_take():
+    """float64, gradients, transforms, dual numbers."""
+    graph = patterns.causal(5)
+    q, k, v = draw(graph)
+    with pytest.raises(NotImplementedError, match=r"float32, bfloat16 and float16, got torch.float64"):
+        attend(q, k, v, graph, backend=FLEX)
+    q, k, v = (x.float() for x in (q, k, v))
+    with pytest.raises(NotImplementedError, match=r"no backward pass on a CPU; use torch.no_grad\(\)"):
+        attend(q, k, v.clone().requires_grad_(), graph, backend=FLEX)
+    with pytest.raises(NotImplementedError, match=r"does not run under torch.vmap"):
+        torch.vmap(lambda q: attend(q, k, v, graph, backend=FLEX))(q[None])
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        attend(torch.autograd.forward_ad.make_dual(q, q), k, v, graph, backend=FLEX)
+
+
+def test_a_graph_of_too_many_tiles():
+    """The lists hold every tile of the plane."""
+    call = flex.Call.checked(*(torch.zeros(1, 1, 1, 1).expand(1, 1, 3_000_000, 1),) * 3, patterns.window(3_000_000, 1))
+    assert "the lists of tiles would take" in flex.refusal(call)
+
+
+def test_a_machine_without_a_compiler(monkeypatch):
+    """Is told what it lacks."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    flex._searched_compiler.cache_clear()
+    try:
+        graph = patterns.causal(5)
+        with pytest.raises(NotImplementedError, match="needs a C\\+\\+ compiler, such as g\\+\\+"):
+            attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
+    finally:
+        flex._searched_compiler.cache_clear()
+
+
+@needs_compiler
+def test_score_mods_that_cannot_be_compiled():
+    """What is no tensor is known before; what is not pointwise is the compiler's complaint, in our words."""
+    graph = patterns.causal(5)
+    q, k, v = (x.float() for x in draw(graph))
+    with pytest.raises(TypeError, match="score_mod must return a float tensor, the new scores, got a int"):
+        attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: 3, backend=FLEX)
+    with pytest.raises(NotImplementedError, match=r"cannot compile this call .* must be made of pointwise operators"):
+        attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: score.sort().values, backend=FLEX)
+
+
+@needs_compiler
+def test_a_kernel_too_many_is_an_error_and_not_the_slow_path(monkeypatch):
+    """Python numbers that change in a score_mod would compile for ever."""
+    monkeypatch.setattr(flex, "MOST_KERNELS", 1)
+    graph = patterns.causal(20)
+    q, k, v = (x.float() for x in draw(graph, batch=2))
+    torch.compiler.reset()
+    attend(q, k, v, graph, backend=FLEX)
+    with pytest.raises(NotImplementedError, match=r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"):
+        attend(q, k, v, graph, scale=0.3, backend=FLEX)
+    attend(q, k, v, patterns.window(20, 4), backend=FLEX)  # the kernel that is there serves on

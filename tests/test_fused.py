@@ -1,0 +1,460 @@
+"""The fused operator: right against the dense formula in float64, and a good citizen of compilers, exports and transforms."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gnn_attention as ga
+from gnn_attention import _fused, patterns
+from gnn_attention._lowering import PLANS, packed_plan
+from gnn_attention.verify import oracle
+
+CPU = torch.device("cpu")
+NAMES = sorted(PLANS)
+BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
+BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h + b), 9, heads=4, batch=2)
+
+# torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
+quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+def qkv(dst=9, src=None, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
+    """Random q, k, v, token-major in memory, that want gradients."""
+    rng, src = torch.Generator().manual_seed(seed), dst if src is None else src
+    shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim))
+    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [x.transpose(1, 2).requires_grad_() for x in drawn]
+
+
+def dense(q, k, v, graph, scale=None, modify=None, sinks=None):
+    """The formula over all pairs, in float64."""
+    mask = graph.mask().expand(q.shape[0], q.shape[1], graph.num_dst, graph.num_src)
+    inputs = (x if x.dtype == torch.float64 else x.double() for x in (q, k, v))
+    return oracle.attention(*inputs, mask, scale or q.shape[3] ** -0.5, modify, sinks)
+
+
+def gradients(out, inputs, seed=3):
+    """Of a random weighted sum of ``out``."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.autograd.grad(out, inputs, torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype))
+
+
+def largest(found, wanted):
+    """The largest difference of two lists of tensors; NaN is none that passes."""
+    differences = [a.detach().double() - b.detach().double() for a, b in zip(found, wanted, strict=True)]
+    return float(torch.cat([x.abs().flatten() for x in differences] + [torch.zeros(1, dtype=torch.float64)]).max())
+
+
+GRAPHS = {
+    "full": patterns.full,
+    "causal": patterns.causal,
+    "strict causal": patterns.strict_causal,  # receiver 0 hears nobody
+    "window": lambda n: patterns.window(n, 20),
+    "window and sinks": lambda n: patterns.window(n, 5) | patterns.sinks(n, 2),
+    "documents": lambda n: patterns.documents([n - n // 2 - n // 3, n // 3, n // 2]),
+    "reversed": lambda n: patterns.window(n, 7).T,
+    "none": lambda n: patterns.full(n) - patterns.full(n),
+    "every third": lambda n: ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst % 3 == 1) & (src % 5 == 2), n),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_length_of_every_graph(graph, name):
+    """Around the size of a tile, one token, none: forward, lse and gradients through both."""
+    for n in (1, 63, 64, 65, 129, 200) if graph != "documents" else (6, 63, 64, 129, 200):
+        made, inputs = GRAPHS[graph](n), qkv(n, batch=1 if n == 129 else 2)
+        out, info = ga.attend(*inputs, made, backend=name, return_info=True)
+        wanted = dense(*inputs, made)
+        group = inputs[0].shape[1] // inputs[1].shape[1]
+        logits = inputs[0] @ inputs[1].repeat_interleave(group, 1).mT * 8**-0.5
+        true_lse = logits.masked_fill(~made.mask(), -torch.inf).logsumexp(-1)
+        heard = (made.in_degree() > 0).expand(true_lse.shape)
+        assert largest([out], [wanted]) < 1e-12, n
+        assert torch.equal(info.lse == -torch.inf, ~heard), n
+        assert (out[~heard] == 0).all()
+        assert torch.allclose(info.lse[heard], true_lse[heard], rtol=0, atol=1e-12), n
+        found = torch.autograd.grad(out.square().sum() + info.lse[heard].sin().sum(), inputs)
+        true = torch.autograd.grad(wanted.square().sum() + true_lse[heard].sin().sum(), inputs, materialize_grads=True)
+        assert largest(found, true) < 1e-11, n
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dst", "src"), [(0, 3), (3, 0), (0, 0), (70, 130), (130, 70)])
+def test_other_numbers_of_senders_than_receivers(name, dst, src):
+    """None of one kind or both, fewer, more."""
+    graph, inputs = patterns.cross(dst, src), qkv(dst, src)
+    out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
+    assert out.shape == (2, 4, dst, 6)
+    assert info.lse.shape == (2, 4, dst)
+    assert largest([out], [dense(*inputs, graph)] if src and dst else [torch.zeros_like(out)]) < 1e-12
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), inputs))
+
+
+# -- how q, k and v lie in memory -------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "heads outside": lambda x: x.contiguous(),
+    "tokens outside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "channels outside": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "every second channel": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+    "channels of a wider tensor": lambda x: torch.cat([x, x, x], 3)[..., x.shape[3] : 2 * x.shape[3]],
+    "samples inside": lambda x: x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+    "samples between": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+    "one sample for all": lambda x: x[:1].expand_as(x),
+    "one head for all": lambda x: x[:, :1].expand_as(x),
+    "one token for all": lambda x: x[:, :, :1].expand_as(x),
+    "one number for all": lambda x: x[:1, :1, :1, :1].expand_as(x),
+    "overlapping tokens": lambda x: torch.cat([x[..., 0], x[..., 0, : x.shape[3] - 1]], 2).unfold(2, x.shape[3], 1),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_memory_layout(layout, name):
+    """The kernels read memory by strides: of inputs and of the gradient that comes in."""
+    for graph in (patterns.window(150, 20) | patterns.sinks(150, 1), patterns.causal(150)):
+        plain = [x.detach() for x in qkv(150, batch=3, value_dim=8)]
+        laid = [LAYOUTS[layout](x).requires_grad_() for x in plain]
+        out, wanted = ga.attend(*laid, graph, backend=name), dense(*laid, graph)
+        assert largest([out], [wanted]) < 1e-12
+        direction = LAYOUTS[layout](torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+        assert largest(torch.autograd.grad(out, laid, direction), torch.autograd.grad(wanted, laid, direction)) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_of_a_plain_sum(name, dtype):
+    """It comes in as one number expanded to all channels."""
+    inputs = qkv(150, value_dim=8, dtype=dtype)
+    found = torch.autograd.grad(ga.attend(*inputs, patterns.window(150, 20), backend=name).sum(), inputs)
+    wanted = torch.autograd.grad(dense(*inputs, patterns.window(150, 20)).sum(), inputs)
+    ours = [float((a.double() - b.double()).abs().max()) for a, b in zip(found, wanted, strict=True)]
+    given = [x.detach().requires_grad_() for x in inputs]
+    sdpa = torch.nn.functional.scaled_dot_product_attention(*given, patterns.window(150, 20).mask(), enable_gqa=True)
+    theirs = torch.autograd.grad(sdpa.sum(), given)
+    bounds = [float((a.double() - b.double()).abs().max()) for a, b in zip(theirs, wanted, strict=True)]
+    assert all(mine <= 3 * bound + 3 * torch.finfo(dtype).eps for mine, bound in zip(ours, bounds, strict=True))
+
+
+# -- derivatives ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck_through_out_and_lse(name):
+    """Numerical derivatives; some receivers hear nobody."""
+    graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2, 0], [1, 1, 0, 3, 3]]), 5, 3)
+    inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(name, graph, CPU)
+    heard = graph.in_degree() > 0
+
+    def both(q, k, v):
+        out, lse = _fused.attention(q, k, v, plan, 0.7)
+        return out, lse[:, :, heard]
+
+    assert torch.autograd.gradcheck(both, inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_are_refused_by_name(name):
+    """With what to take instead."""
+    q, k, v = qkv()
+    (slope,) = torch.autograd.grad(ga.attend(q, k, v, patterns.window(9, 3), backend=name).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"second derivatives do not pass .*tiles.*use backend='reference' or 'dense'"):
+        torch.autograd.grad(slope.sum(), q)
+    twice = torch.func.grad(lambda q: torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())(q).sum())
+    with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
+        twice(q.detach())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_wants_a_gradient_gets_one(name):
+    """And a call without any keeps none."""
+    q, k, v = (x.detach() for x in qkv())
+    assert not ga.attend(q, k, v, patterns.window(9, 3), backend=name).requires_grad
+    v.requires_grad_()
+    (found,) = gradients(ga.attend(q, k, v, patterns.window(9, 3), backend=name), [v])
+    (wanted,) = gradients(dense(q, k, v, patterns.window(9, 3)), [v])
+    assert largest([found], [wanted]) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_gradient_of_a_receiver_that_hears_nobody_reaches_nobody(name):
+    """As a loss that divides by the 0 that such a receiver got would send."""
+    graph, inputs = patterns.strict_causal(70), qkv(70)
+    out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
+    directions = torch.ones_like(out), torch.ones_like(info.lse)
+    wanted = torch.autograd.grad((out, info.lse), inputs, directions, retain_graph=True)
+    for direction in directions:
+        direction[:, :, 0] = torch.nan
+    assert largest(torch.autograd.grad((out, info.lse), inputs, directions), wanted) == 0
+
+
+# -- tokens that are not finite ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e4])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_a_token_holds_reaches_only_who_hears_it(where, value, name):
+    """The others' outputs and gradients are those of the same call without it, to the bit; who hears a NaN is NaN."""
+    n, token, graph = 150, 70, patterns.window(150, 20) | patterns.sinks(150, 2)
+    inputs = qkv(n)
+    spoiled = [x.detach().clone().requires_grad_() for x in inputs]
+    with torch.no_grad():
+        spoiled["qkv".index(where)][:, :, token] = value
+    reached = torch.arange(n) == token if where == "q" else graph.mask()[:, token]
+    out, info = ga.attend(*spoiled, graph, backend=name, return_info=True)
+    wanted, true = ga.attend(*inputs, graph, backend=name, return_info=True)
+    assert torch.allclose(out[:, :, ~reached], wanted[:, :, ~reached], rtol=0, atol=1e-14)
+    assert torch.allclose(info.lse[:, :, ~reached], true.lse[:, :, ~reached], rtol=0, atol=1e-14)
+    if value != value:
+        assert out[:, :, reached].isnan().all()
+    elif value == 1e4:
+        assert largest([out], [dense(*spoiled, graph)]) < 1e-9
+    _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, everyone=name != "rows")
+
+
+def _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, everyone):
+    """Of a loss over those who were not reached; along an edge from or to one that was, zero times NaN may arrive."""
+    others = ~reached
+    found = torch.autograd.grad(out[:, :, others].square().sum(), spoiled)
+    true = torch.autograd.grad(wanted[:, :, others].square().sum(), inputs)
+    aside = ~graph.mask()[reached].any(0)
+    chosen = [slice(None)] * 3 if everyone else [others, aside, aside]
+    assert largest(*([x[:, :, i] for x, i in zip(y, chosen, strict=True)] for y in (found, true))) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v", "qkv"])
+def test_a_nan_that_nobody_hears(where, value, name):
+    """A sender without out-edges, a receiver without in-edges."""
+    graph, (q, k, v) = patterns.strict_causal(70), qkv(70)
+    with torch.no_grad():
+        for letter, x, token in (("q", q, 0), ("k", k, 69), ("v", v, 69)):
+            x[:, :, token] = value if letter in where else x[:, :, token]
+    out = ga.attend(q, k, v, graph, backend=name)
+    assert out.isfinite().all()
+    assert (out[:, :, 0] == 0).all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+# -- compilers --------------------------------------------------------------------------------------------------------
+
+
+@quiet
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_without_breaks_graphs_of_equal_size_in_turn(name):
+    """Each right, forward and gradients, and each compiled once however often it comes."""
+    torch.compiler.reset()
+    counters.clear()
+    inputs = qkv(dtype=torch.float32)
+    compiled = torch.compile(lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="aot_eager")
+    graphs = [patterns.window(9, 3), patterns.tree([-1, 0, 0, 1, 1, 2, 2, -1, 7]), patterns.window(9, 4), BY_HEAD, BY_BOTH]
+    for graph in (*graphs, *graphs[::-1]):
+        found = compiled(*inputs, graph)
+        wanted = dense(*inputs, graph)
+        assert largest([found], [wanted]) < 1e-5
+        assert largest(gradients(found, inputs), gradients(wanted, inputs)) < 1e-5
+        assert graph.num_edges  # what is worked out about a graph later must not make its program stale
+    assert counters["stats"]["unique_graphs"] == len(graphs)
+
+
+@quiet
+def test_compiled_by_inductor():
+    """With its own ideas about memory."""
+    torch.compiler.reset()
+    inputs = qkv(70, dtype=torch.float32, value_dim=8)
+    graph = patterns.window(70, 20) | patterns.sinks(70, 1)
+
+    def run(q, k, v):
+        return (ga.attend(q * 2, k.transpose(2, 3).contiguous().mT, v + 1, graph, backend="tiles") * 3).sin()
+
+    compiled = torch.compile(run, fullgraph=True)
+    try:
+        found = compiled(*inputs)
+    except torch._inductor.exc.InductorError as error:  # pragma: no cover
+        pytest.skip(f"no C++ compiler here: {error}")
+    wanted = run(*inputs)
+    assert largest([found], [wanted]) < 1e-5
+    assert largest(gradients(found, inputs), gradients(wanted, inputs)) < 1e-4
+
+
+@quiet
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_calls_serve_other_sizes(name):
+    """Of tokens, heads, channels and samples, which the compiler then takes as symbols."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="eager")
+    for n, heads, dim, batch in ((9, 4, 8, 2), (8, 4, 8, 3), (7, 6, 8, 2), (7, 6, 5, 2), (6, 8, 7, 4)):
+        inputs, graph = qkv(n, heads=heads, dim=dim, batch=batch), patterns.window(n, 3)
+        assert largest([compiled(*inputs, graph)], [dense(*inputs, graph)]) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_saved_and_loaded(name):
+    """A program that holds the plan, and serves without the graph."""
+    graph, inputs = patterns.window(9, 3), [x.detach() for x in qkv()]
+
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ga.attend(q, k, v, graph, backend=name)
+
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(Module(), tuple(inputs)), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    assert largest([loaded(*inputs)], [dense(*inputs, graph)]) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_opcheck_of_both_operators(name, dtype):
+    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch."""
+    inputs, graph = qkv(dtype=dtype), patterns.window(9, 3) | patterns.sinks(9, 1)
+    tensors, numbers = packed_plan(name, graph, CPU)
+    with torch.no_grad():
+        out, lse = _fused.attention(*inputs, (tensors, numbers), 0.3)
+    bare = [x.detach() for x in inputs]
+    for operator, arguments in (
+        (torch.ops.gnn_attention.attention_pieces, (*inputs, tensors, numbers, 0.3)),
+        (
+            torch.ops.gnn_attention.attention_pieces_backward,
+            (torch.ones_like(out), torch.ones_like(lse), *bare, out, lse, tensors, numbers, 0.3),
+        ),
+    ):
+        result = torch.library.opcheck(operator, arguments)
+        assert set(result.values()) == {"SUCCESS"}
+        assert len(result) == 4
+
+
+def test_the_bare_operator_has_its_derivative():
+    """As an exported program calls it."""
+    inputs, graph = qkv(), patterns.window(9, 3)
+    out, _ = torch.ops.gnn_attention.attention_pieces(*inputs, *packed_plan("tiles", graph, CPU), 8**-0.5)
+    assert largest(gradients(out, inputs), gradients(dense(*inputs, graph), inputs)) < 1e-12
+
+
+# -- transforms, modes, threads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 2), (2, 0, None)])
+def test_vmap_and_vmap_of_grad(name, in_dims):
+    """Over any axis of any input."""
+    graph = patterns.window(9, 3)
+    plain = [torch.stack([x.detach(), x.detach() + 1, x.detach() - 2]) for x in qkv()]
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(plain, in_dims, strict=True)]
+
+    def loss(q, k, v):
+        return ga.attend(q, k, v, graph, backend=name).square().sum()
+
+    found = torch.vmap(lambda *x: ga.attend(*x, graph, backend=name), in_dims)(*given)
+    slopes = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims)(*given)
+    for i in range(3):
+        one = [x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(plain, in_dims, strict=True)]
+        wanted = dense(*one, graph)
+        assert largest([found[i]], [wanted]) < 1e-12
+        assert largest([x[i] for x in slopes], torch.autograd.grad(wanted.square().sum(), one)) < 1e-11
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_keeps_the_nan_rule(name):
+    """What may not be asked of a mapped tensor is asked inside the operator."""
+    q, k, v = (torch.stack([x.detach()] * 2) for x in qkv())
+    v[1, :, :, 4] = torch.nan
+    out = torch.vmap(lambda *x: ga.attend(*x, patterns.window(9, 2), backend=name))(q, k, v)
+    assert out[0].isfinite().all()
+    assert out[1].isnan().any(-1)[0, 0].tolist() == [i in (4, 5) for i in range(9)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_first_met_in_a_transform_serves_outside(name):
+    """What was worked out there belongs to no level of ``torch.func``."""
+    graph, inputs = patterns.window(9, 3) | patterns.sinks(9, 1), qkv()
+    slope = torch.func.grad(lambda q: torch.vmap(lambda q: ga.attend(q, *inputs[1:], graph, backend=name))(q[None]).sum())
+    found = slope(inputs[0].detach())
+    out, wanted = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
+    assert largest([found, out], [torch.autograd.grad(wanted.sum(), inputs[0], retain_graph=True)[0], wanted]) < 1e-12
+    assert largest(gradients(out, inputs), gradients(wanted, inputs)) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_first_met_in_inference_mode_trains(name):
+    """What was worked out there is no inference tensor."""
+    graph, inputs = patterns.window(9, 3) | patterns.sinks(9, 1), qkv()
+    with torch.inference_mode():
+        first = ga.attend(*(x.detach() for x in inputs), graph, backend=name)
+    out = ga.attend(*inputs, graph, backend=name)
+    assert torch.equal(first, out)
+    assert largest(gradients(out, inputs), gradients(dense(*inputs, graph), inputs)) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_threads_meet_a_new_graph_at_once(name):
+    """Whoever works out the plan, all are right."""
+    inputs = [x.detach() for x in qkv(200)]
+    for width in (3, 30):
+        graph = patterns.window(200, width) | patterns.sinks(200, 1)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _, graph=graph: ga.attend(*inputs, graph, backend=name), range(8)))
+        assert largest(found, [dense(*inputs, graph)] * 8) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_written_to_what_was_given(name):
+    """Inputs, the plan, and results that were handed out before."""
+    graph, inputs = patterns.window(70, 20) | patterns.sinks(70, 1), qkv(70)
+    before = [x.detach().clone() for x in (*inputs, *packed_plan(name, graph, CPU)[0])]
+    out = ga.attend(*inputs, graph, backend=name)
+    kept = out.detach().clone()
+    gradients(ga.attend(*inputs, graph, backend=name), inputs)
+    after = (*inputs, *packed_plan(name, graph, CPU)[0])
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.equal(out, kept)
+
+
+class Largest(TorchDispatchMode):
+    """Records the most elements of any tensor made inside, in the operators too."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        bodies = {"attention_pieces": _fused._run, "attention_pieces_backward": _fused._run_backward}
+        body = bodies.get(function.__name__.removesuffix(".default"))
+        if body is not None:
+            with self, torch.no_grad():
+                return body(*arguments)
+        result = function(*arguments, **(options or {}))
+        tensors = [x for x in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(x, torch.Tensor)]
+        own = [x.untyped_storage().nbytes() // x.element_size() for x in tensors if x.layout == torch.strided]
+        self.numbers = max([self.numbers, *own])
+        return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_the_size_of_all_pairs_is_made(name):
+    """A window over 4096 tokens, its plan included, forward and backward."""
+    n = 4096
+    graph, inputs = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
+    with Largest() as seen:
+        gradients(ga.attend(*inputs, graph, backend=name), inputs)
+    assert inputs[0].numel() <= seen.numbers < n * n / 8
+
+
+def test_the_counter_of_elements_sees_inside_the_operators():
+    """The control of the test above."""
+    with Largest() as seen:
+        ga.attend(*qkv(300, dtype=torch.float32), patterns.causal(300), backend="dense", return_info=True)
+    assert seen.numbers >= 300 * 300
+    inputs, graph = qkv(300, heads=1, kv_heads=1, dim=1, value_dim=1), patterns.window(300, 20)
+    packed_plan("rows", graph, CPU)
+    with Largest() as seen:
+        ga.attend(*inputs, graph, backend="rows")
+    assert seen.numbers >= graph.num_edges
