@@ -39,5 +39,5 @@ def eagerly() -> Iterator[None]:
 
     What is worked out about a graph is no part of a program that uses it; and the result must serve training too.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
+    with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         yield

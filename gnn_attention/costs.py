@@ -8,6 +8,7 @@ those of another machine and keeps them in a file.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -86,7 +87,7 @@ def costs() -> Costs:
         return Costs()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["costs"]
-        return Costs(**{part.name: float(found[part.name]) for part in fields(Costs)})
+        return Costs(**{part.name: _positive(found[part.name]) for part in fields(Costs)})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.costs ({error!r}); "
@@ -94,12 +95,22 @@ def costs() -> Costs:
         ) from error
 
 
+def _positive(number: object) -> float:
+    value = float(number)  # type: ignore[arg-type]
+    if not 0 < value < math.inf:
+        raise ValueError(f"{number!r} is no positive number")
+    return value
+
+
 def save(measured: Costs, path: Path | None = None) -> Path:
     """Keep the constants for the next processes, the file written whole or not at all."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
     waiting = path.with_suffix(f".{os.getpid()}.part")
-    waiting.write_text(json.dumps({"costs": asdict(measured)}, indent=1) + "\n", encoding="utf-8")
-    waiting.replace(path)
+    try:
+        waiting.write_text(json.dumps({"costs": asdict(measured)}, indent=1) + "\n", encoding="utf-8")
+        waiting.replace(path)
+    finally:
+        waiting.unlink(missing_ok=True)
     costs.cache_clear()
     return path

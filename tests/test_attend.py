@@ -11,7 +11,11 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, dense, reference
 
-NAMES = sorted(BACKENDS)
+NAMES = ["dense", "mixed", "reference", "rows", "tiles"]
+FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
+
+# torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
+quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 def qkv(dst=9, src=9, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
@@ -61,7 +65,8 @@ def test_seventy_thousand_equal_fp16_logits_give_the_mean(backend):
     n = 70_000
     q, k, v = (torch.ones(1, 1, t, 2, dtype=torch.float16) for t in (1, n, n))
     out = ga.attend(q, k, v * 0.5, patterns.cross(1, n), backend=backend)
-    assert out.flatten().tolist() == [0.5, 0.5]
+    ulps = 1 if backend == "rows" else 0  # it adds one after the other, all roundings the same way
+    assert out.flatten().tolist() == pytest.approx([0.5, 0.5], rel=0, abs=ulps * 2**-12)
 
 
 @pytest.mark.parametrize("backend", NAMES)
@@ -73,7 +78,7 @@ def test_dot_products_beyond_fp16_are_fine(backend):
     assert ga.attend(q, k, v, patterns.cross(1, 2), backend=backend).item() == 1.0
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 def test_lse_with_sinks_and_bias(backend):
     """Lse = log(sum exp(logit) + exp(sink)), written out."""
     q, k, v = qkv(dst=1, src=3, heads=2, kv_heads=2, batch=1)
@@ -86,7 +91,7 @@ def test_lse_with_sinks_and_bias(backend):
     assert torch.allclose(info.weights()[0], logits.exp() / total[:, None], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (4, 7), (4, 1), (2, 1, 7), (2, 4, 7)])
 def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
     """Every broadcastable shape equals the full one."""
@@ -98,7 +103,7 @@ def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
     assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 def test_minus_infinity_on_an_edge_silences_it(backend):
     """An edge with bias -inf equals no edge; a receiver whose edges are all silenced receives 0 and finite gradients."""
     q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
@@ -112,7 +117,7 @@ def test_minus_infinity_on_an_edge_silences_it(backend):
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [q, k, v]))
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 def test_dropout_keeps_the_mean_and_zero_is_exact(backend):
     """Kept weights are scaled up; half of them are dropped, independently for each edge and head."""
     n = 400
@@ -126,7 +131,7 @@ def test_dropout_keeps_the_mean_and_zero_is_exact(backend):
 
 
 def test_backends_agree_over_every_pairing_of_options():
-    """Reference and dense on score_mods, bias, sinks and scale together, and again in another call order."""
+    """On score_mods, bias, sinks and scale together, and again in another call order."""
     q, k, v = qkv()
     graph = patterns.window(9, 4) | patterns.sinks(9, 1)
     mods = [
@@ -138,8 +143,8 @@ def test_backends_agree_over_every_pairing_of_options():
     bias = torch.randn(graph.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for mod in mods:
         for extra in ({}, {"bias": bias}, {"sink_logits": torch.ones(4, dtype=torch.float64)}):
-            a, b = (ga.attend(q, k, v, graph, score_mod=mod, backend=name, **extra) for name in NAMES)
-            assert torch.allclose(a, b, rtol=0, atol=1e-12), (mod, extra)
+            first, *others = (ga.attend(q, k, v, graph, score_mod=mod, backend=name, **extra) for name in FULL)
+            assert all(torch.allclose(first, other, rtol=0, atol=1e-12) for other in others), (mod, extra)
 
 
 def test_graphs_by_head_and_by_sample_run_each_on_its_own_edges():
@@ -164,12 +169,12 @@ def test_score_mods_are_told_absolute_positions_and_query_heads():
         return score
 
     q, k, v = qkv(dst=4)
-    for name in NAMES:
+    for name in FULL:
         ga.attend(q, k, v, patterns.causal(9).rows(5, 9), score_mod=spy, backend=name)
         assert seen == {"b": [0, 1], "h": [0, 1, 2, 3], "dst": [5, 6, 7, 8]}
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 @pytest.mark.parametrize("graph", [patterns.causal(9), patterns.window(9, 3), patterns.causal(9).rows(4, 9)])
 def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph):
     """Divided by 0 where dst + 1 = src: what is thrown away must not come back as 0 * inf in a gradient."""
@@ -187,13 +192,14 @@ def test_a_score_mod_without_a_value_on_non_edges_where_the_graph_varies():
     some = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst - h) & (h > 0), 9, heads=4)
     for graph in (some, patterns.strict_causal(9) - patterns.full(9)):
         q, k, v = (x.requires_grad_() for x in qkv())
-        outs = [ga.attend(q, k, v, graph, score_mod=lambda s, b, h, dst, src: s / (dst - src - h), backend=n) for n in NAMES]
+        outs = [ga.attend(q, k, v, graph, score_mod=lambda s, b, h, dst, src: s / (dst - src - h), backend=n) for n in FULL]
         gradients = [torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True, materialize_grads=True) for out in outs]
-        assert torch.allclose(*outs, rtol=0, atol=1e-12)
-        assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*gradients, strict=True))
+        for out, slopes in zip(outs[1:], gradients[1:], strict=True):
+            assert torch.allclose(outs[0], out, rtol=0, atol=1e-12)
+            assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(gradients[0], slopes, strict=True))
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
     """A float64 table added to float32 scores; a function of the positions alone."""
     q, k, v = qkv(dtype=torch.float32)
@@ -211,7 +217,7 @@ def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
 def test_autocast_does_not_reach_the_sums(backend):
     """float32 in, float32 out, with the accuracy of float32: also lse."""
     q, k, v = qkv(dtype=torch.float32)
-    for options in ({}, {"score_mod": score_mods.softcap(2.0)}):
+    for options in ({}, {"score_mod": score_mods.softcap(2.0)}) if backend in FULL else ({},):
         wanted, exact = ga.attend(q, k, v, patterns.causal(9), backend=backend, return_info=True, **options)
         with torch.autocast("cpu", torch.bfloat16):
             found, info = ga.attend(q, k, v, patterns.causal(9), backend=backend, return_info=True, **options)
@@ -262,13 +268,14 @@ def test_a_nan_does_not_cost_a_mask_of_all_pairs(graph):
 @pytest.mark.parametrize("extra", [{}, {"score_mod": score_mods.softcap(1.0)}])
 def test_nothing_at_all_is_a_size_too(backend, dst, src, batch, extra):
     """No receivers, no senders, no samples: zeros of the right shape."""
+    extra = extra if backend in FULL else {}
     q, k, v = qkv(dst=dst, src=src, batch=batch, kv_heads=4)
     out = ga.attend(q, k, v, patterns.cross(dst, src), backend=backend, **extra)
     assert out.shape == (batch, 4, dst, 6)
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", FULL)
 def test_gradcheck(backend):
     """Numerical derivatives of every input, bias and sinks included."""
     graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2], [1, 1, 0, 3]]), 4, 3)
@@ -364,24 +371,23 @@ def test_chunks_do_not_change_the_reference(monkeypatch, most):
     assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(gradients, wanted, strict=True))
 
 
-def test_reference_refuses_with_the_estimate_and_auto_says_so(monkeypatch):
-    """Beyond its limit it names the bytes; auto tries the others, then names them all. The next call works."""
+def test_reference_refuses_with_the_estimate(monkeypatch):
+    """Beyond its limit it names the bytes, and falls back on nobody. The next call works."""
     q, k, v = qkv()
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
-    with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
-        ga.attend(q, k, v, patterns.causal(9), backend="reference")
-    monkeypatch.setattr(dense, "COMFORTABLE", 10)
-    with pytest.raises(NotImplementedError, match=r"no backend holds .*window.*dense would need .*the reference would need"):
-        ga.attend(q, k, v, patterns.window(9, 2))
-    monkeypatch.undo()
-    assert torch.allclose(ga.attend(q, k, v, patterns.window(9, 2)), ga.attend(q, k, v, patterns.window(9, 2), backend="dense"))
+    with monkeypatch.context() as patched:
+        patched.setattr(reference, "MEMORY_LIMIT", 1000)
+        with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
+            ga.attend(q, k, v, patterns.causal(9), backend="reference")
+    found = ga.attend(q, k, v, patterns.causal(9), backend="reference")
+    assert torch.allclose(found, ga.attend(q, k, v, patterns.causal(9), backend="dense"), rtol=0, atol=1e-12)
 
 
-def test_a_long_sparse_graph_goes_to_the_reference_when_dense_is_too_large(monkeypatch):
-    """Auto falls to the edges, and explain says so beforehand."""
-    monkeypatch.setattr(dense, "COMFORTABLE", 10_000)
+def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
+    """And explain says so beforehand."""
     graph = patterns.window(128, 2)
-    assert ga.explain(graph, 4, 8).choice == "reference"
+    assert ga.explain(graph, 4, 8).choice == "dense"
+    monkeypatch.setattr(dense, "COMFORTABLE", 10_000)
+    assert ga.explain(graph, 4, 8).choice == "rows"
     q, k, v = qkv(dst=128, src=128)
     assert torch.allclose(ga.attend(q, k, v, graph), ga.attend(q, k, v, graph, backend="dense"), rtol=0, atol=1e-12)
 
@@ -421,16 +427,24 @@ def test_a_backend_of_your_own():
 
 
 def test_explain_prints_the_choice_and_counts():
-    """Flops of dense and of edges by hand: 4 H D times pairs."""
+    """Flops of dense and of edges by hand: 4 H D times pairs, half of them where the graph is causal."""
     text = ga.explain(patterns.window(64, 4), heads=2, dim=8)
     edges = 64 * 4 - (1 + 2 + 3)
-    assert {name: flops for name, flops, _ in text.rows} == {"dense": 4 * 2 * 8 * 64 * 64, "reference": 4 * 2 * 8 * edges}
+    flops = {name: count for name, count, _, _ in text.rows}
+    assert flops["dense"] == 4 * 2 * 8 * 64 * 64
+    assert flops["reference"] == flops["rows"] == 4 * 2 * 8 * edges
     assert "auto takes dense" in str(text)
     assert "window(64, 4)" in str(text)
-    assert ga.explain(patterns.causal(64), 2, 8).reason == "one SDPA call without a mask"
-    assert set(ga.list_backends()) == {"dense", "reference"}
+    assert ga.explain(patterns.causal(256), 2, 8).reason == "one SDPA call without a mask"
     by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 0 * b, 64, batch=3)
-    assert [flops for _, flops, _ in ga.explain(by_sample, 2, 8).rows] == [4 * 2 * 8 * 3 * 64 * 64, 4 * 2 * 8 * 3 * 64 * 65 // 2]
+    flops = {name: count for name, count, _, _ in ga.explain(by_sample, 2, 8).rows}
+    assert (flops["dense"], flops["rows"]) == (4 * 2 * 8 * 3 * 64 * 64 // 2, 4 * 2 * 8 * 3 * 64 * 65 // 2)
+
+
+def test_the_table_of_backends():
+    """Each with its name and what it supports."""
+    assert {"dense", "mixed", "reference", "rows", "tiles"} <= set(ga.list_backends()) == set(BACKENDS)
+    assert all(name == backend.name and backend.supports for name, backend in BACKENDS.items())
 
 
 @pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
@@ -477,7 +491,7 @@ WRONG = [
     ((Q[:, :, :2], K, V, CAUSAL), {}, ValueError, r"does not fit q with 2 receivers and k with 9 senders"),
     ((Q, K, V, BY_HEAD), {}, ValueError, r"differs by heads \(3\), but q has heads 4"),
     ((Q, K, V, BY_SAMPLE), {}, ValueError, r"differs by batch \(5\), but q has batch 2"),
-    ((Q, K, V, CAUSAL), {"backend": "fast"}, ValueError, r"backend must be one of 'auto', 'dense', 'reference', got 'fast'"),
+    ((Q, K, V, CAUSAL), {"backend": "fast"}, ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'"),
     ((Q, K, V, CAUSAL), {"backend": 3}, TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int"),
     ((Q, K, V, CAUSAL), {"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\), got 1.0"),
     ((Q, K, V, CAUSAL), {"dropout": True}, ValueError, r"dropout must be a probability"),
@@ -550,7 +564,8 @@ def test_bias_on_a_graph_that_varies_is_refused_by_name():
 # -- compilation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@quiet
+@pytest.mark.parametrize("backend", FULL)
 def test_fullgraph_compile_follows_the_graph(backend):
     """No graph breaks; another graph is another program, not the old one."""
     torch.compiler.reset()
@@ -567,6 +582,7 @@ def test_fullgraph_compile_follows_the_graph(backend):
         assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(*gradients, strict=True))
 
 
+@quiet
 @pytest.mark.parametrize("backend", NAMES)
 def test_compiled_calls_keep_the_nan_rule(backend):
     """What may not be asked while compiling must still hold afterwards."""
@@ -578,7 +594,8 @@ def test_compiled_calls_keep_the_nan_rule(backend):
     assert out.isnan().any(-1).any(0).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 3
 
 
-@pytest.mark.parametrize("backend", [*NAMES, "auto"])
+@quiet
+@pytest.mark.parametrize("backend", [*FULL, "auto"])
 def test_compiled_calls_serve_other_sizes(backend):
     """The second size makes the compiler take sizes as symbols: with options too, for which auto weighs bytes."""
     torch.compiler.reset()

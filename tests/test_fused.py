@@ -372,15 +372,27 @@ def test_vmap_keeps_the_nan_rule(name):
     assert out[1].isnan().any(-1)[0, 0].tolist() == [i in (4, 5) for i in range(9)]
 
 
+TRANSFORMS = {
+    "grad": lambda loss: torch.func.grad(loss),
+    "vmap in grad": lambda loss: torch.func.grad(lambda q: torch.vmap(loss)(q[None]).sum()),
+    "grad in vmap": lambda loss: lambda q: torch.vmap(torch.func.grad(loss))(q[None])[0],
+    "grad in grad": lambda loss: torch.func.grad(lambda x: (x * torch.func.grad(loss)(torch.ones_like(x))).sum()),
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_first_met_in_a_transform_serves_outside(name):
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
     """What was worked out there belongs to no level of ``torch.func``."""
-    graph, inputs = patterns.window(9, 3) | patterns.sinks(9, 1), qkv()
-    slope = torch.func.grad(lambda q: torch.vmap(lambda q: ga.attend(q, *inputs[1:], graph, backend=name))(q[None]).sum())
-    found = slope(inputs[0].detach())
-    out, wanted = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
-    assert largest([found, out], [torch.autograd.grad(wanted.sum(), inputs[0], retain_graph=True)[0], wanted]) < 1e-12
-    assert largest(gradients(out, inputs), gradients(wanted, inputs)) < 1e-12
+    graph, inputs = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4), qkv()
+    q = inputs[0].detach() if transform != "grad in grad" else torch.ones_like(inputs[0])
+    found = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
+    leaf = q.clone().requires_grad_()
+    wanted = torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf)
+    assert largest([found], wanted) < 1e-12
+    out, truth = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
+    assert largest([out], [truth]) < 1e-12
+    assert largest(gradients(out, inputs), gradients(truth, inputs)) < 1e-12
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,6 +31,7 @@ def check_flags(piece, graph):
     assert piece.src.count == piece.dst.count
     assert piece.fresh
     assert not piece.causal
+    assert all(groups.stride >= 0 for groups in (piece.dst, piece.src) if isinstance(groups, Strided))  # no view goes back
     if piece.masks is None:
         assert not piece.silent
         return

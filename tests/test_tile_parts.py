@@ -28,7 +28,7 @@ def listed(runs):
     return [(row, column, full, edges) for row, first, stop, full, edges in fields for column in range(first, stop)]
 
 
-@pytest.mark.parametrize("least", [0.0, 0.25, 0.9])
+@pytest.mark.parametrize("least", [0.0, 0.9])
 @pytest.mark.parametrize("block", [16, 64])
 @each_graph
 def test_tiles_are_divided_by_their_fill(name, block, least):
@@ -61,7 +61,7 @@ def visited(graph, block, times):
     return len(columns) * times * block**2
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, 8])
+@pytest.mark.parametrize("times", [1, 3, 8])
 @each_graph
 def test_cells_at(name, times):
     """Whole tiles are counted, at the border too."""

@@ -32,7 +32,7 @@ def test_all_checks_hold_on_the_cpu():
     report = verify.run(device="cpu")
     assert report.ok, str(report)
     assert {r.group for r in report.results} == {"attend", "layer", "forms", "rules", "trained"}
-    assert {r.backend for r in report.results} == {"walk", "dense", "reference"}
+    assert {r.backend for r in report.results} == {"walk", *BACKENDS}
     assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
     assert len(report.results) - len(report.skipped) > 4000
 
@@ -153,6 +153,18 @@ def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
     report = verify.run(device="cpu", backends=[Backend("broken", lambda call: 1 / 0)], **FEW)
     assert len(report.failures) == len(report.results) - len(report.skipped)
     assert "ZeroDivisionError" in report.failures[0].message
+
+
+def test_what_a_backend_refuses_is_skipped_with_its_reason():
+    """Neither passed nor failed: the report says who, why and how often."""
+    picky = Backend("picky", dense.run, refusal=lambda call: None if call.bias is None else "a bias is heavy")
+    report = verify.run(device="cpu", backends=[picky], **FEW)
+    assert report.ok
+    assert {r.skipped for r in report.skipped} >= {"picky: a bias is heavy"}
+    assert not any(r.passed for r in report.skipped)
+    assert "picky: a bias is heavy" in str(report)
+    broken = Backend("broken", lambda call: (_ for _ in ()).throw(NotImplementedError("not today")))
+    assert not verify.run(device="cpu", backends=[broken], **FEW).ok  # that is no refusal
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,14 @@ __all__ = ["BACKENDS", "Backend", "Call", "RefusalError"]
 class RefusalError(NotImplementedError):
     """A backend was asked for by name and says why (``reason``) it cannot hold the call."""
 
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    def __str__(self) -> str:
+        """The whole message."""
+        return str(self.args[0])
+
+    @property
+    def reason(self) -> str:
+        """Why, in the backend's own words."""
+        return str(self.args[1])
 
 
 def _never(call: Call) -> str | None:

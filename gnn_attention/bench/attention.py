@@ -188,7 +188,7 @@ def _weigh(case: _Case, problem: Problem, threads: int) -> None:
     try:
         case.found["memory_mb"] = process.in_a_fork(lambda: _peak_of(case, problem, threads))
     except RuntimeError as error:
-        refused = str(error).startswith(NotImplementedError.__name__)
+        refused = str(error).startswith(("NotImplementedError", "RefusalError"))
         case.close("refused" if refused else "failed", str(error))
 
 
@@ -268,7 +268,8 @@ def _time(cases: Sequence[_Case], problem: Problem, settings: Settings, guard: G
     for case in cases:
         timing = timings[case.method.name]
         if timing.error is not None:
-            case.close("failed", process.one_line(timing.error))
+            refused = isinstance(timing.error, NotImplementedError)
+            case.close("refused" if refused else "failed", process.one_line(timing.error))
             continue
         share = problem.flops(case.both) / timing.median / (1e9 * found["gemm_gflops"])
         case.found |= {"status": "measured", **_figures(timing), "ratio": _against(timings.get(AUTO), timing), "roofline": share}
