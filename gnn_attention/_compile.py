@@ -34,10 +34,21 @@ def not_compiled(function: F) -> F:
 
 
 @contextmanager
+def _no_function_modes() -> Iterator[None]:
+    """Without the modes by which tracers see functions; values that answer for themselves (ranges) still do."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+@contextmanager
 def eagerly() -> Iterator[None]:
     """Inside, torch computes with real numbers, unseen by what traces or transforms a program (``torch.export``, ``torch.func``).
 
     What is worked out about a graph is no part of a program that uses it; and the result must serve training too.
     """
-    with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
+    with _no_function_modes(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         yield

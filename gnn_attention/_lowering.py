@@ -14,7 +14,7 @@ import torch
 from gnn_attention._edge_lowering import edges_of, sorted_edges
 from gnn_attention._kernel_masks import to_varlen
 from gnn_attention._pieces import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed
-from gnn_attention._rectangle_lowering import rectangles
+from gnn_attention._rectangle_lowering import number_of_rectangles, rectangles
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention._tile_parts import Runs, cells_at, divided, left_over
 from gnn_attention.costs import Work, costs
@@ -100,7 +100,7 @@ class Documents(NamedTuple):
 
 def _documents(graph: TokenGraph) -> Documents | None:
     """None for another graph. A list of edges is not asked: its tiles are as good."""
-    if graph._listed is not None or graph.num_dst != graph.num_src:
+    if graph._listed is not None or graph.num_dst != graph.num_src or not _could_be_documents(graph.in_degree()):
         return None
     try:
         found = to_varlen(graph)
@@ -110,6 +110,13 @@ def _documents(graph: TokenGraph) -> Documents | None:
         return None
     bounds = found.cu_seqlens.long()
     return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
+
+
+def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
+    """Whether degrees count 1, 2, 3, ... up to the end of each document, or are its length for all of its tokens."""
+    causal = (degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)
+    value, times = torch.unique_consecutive(degree, return_counts=True)
+    return bool(causal.all()) or (bool((value > 0).all()) and bool((times % value.clamp(min=1) == 0).all()))
 
 
 def _of_length(documents: Documents, size: int) -> Rectangles:
@@ -143,7 +150,7 @@ def mixed_work(graph: TokenGraph) -> Work:
     rows, cells = len(torch.unique(dense.row)), cells_at(dense, 1)
     edges = int(sparse.edges.sum())
     listed = Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work()
-    return Work(calls=min(rows, 8), rectangles=rows, cells=cells, weighted_cells=float(cells)) + listed
+    return Work(number_of_rectangles(graph, dense), rows, cells, weighted_cells=float(cells)) + listed
 
 
 def rows_work(graph: TokenGraph) -> Work:
@@ -156,9 +163,9 @@ WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
 
 def runs_work(graph: TokenGraph) -> Work:
     """By tiles, at the cheapest height."""
-    _, times, cells = _cheapest(graph)
-    rows = -(-graph.num_dst // (BLOCK * times))
-    return Work(calls=min(rows, 8), rectangles=rows, cells=cells, weighted_cells=cells * HEIGHTS[times])
+    runs, times, cells = _cheapest(graph)
+    rows, calls = len(torch.unique(runs.row)), number_of_rectangles(graph, runs)
+    return Work(calls, rows, cells, weighted_cells=cells * HEIGHTS[times])
 
 
 def documents_work(documents: Documents) -> Work:

@@ -8,6 +8,7 @@ consecutive senders stands alone. Every receiver is in one rectangle at most.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -19,7 +20,7 @@ from gnn_attention._tile_masks import classes, masks_of_tiles
 from gnn_attention._tile_parts import Runs
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["rectangles"]
+__all__ = ["number_of_rectangles", "rectangles"]
 
 ALONE = 2**15  # pairs from which a rectangle is worth a call of the kernel of its own, more than a copy of its senders
 
@@ -48,22 +49,43 @@ class _Stack:
 
 def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     """Rectangles that hold the given tiles of a plain graph."""
+    tokens = _Tokens(graph, runs)
+    pieces = []
+    for part in _alike(graph, runs, tokens):
+        strided = len(part.top) == 1 or (bool(part.joined.all()) and _in_steps(part))
+        if strided and bool(part.joined[0]):
+            pieces.append(_piece(part, tokens, _steps(part.top, part.height), _steps(part.left, part.width)))
+        else:
+            pieces.append(_gathered(part, tokens))
+    return pieces
+
+
+def number_of_rectangles(graph: TokenGraph, runs: Runs) -> int:
+    """How many pieces :func:`rectangles` makes of them."""
+    return len(_alike(graph, runs, _Tokens(graph, runs)))
+
+
+def _alike(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
+    """The rectangles by pieces: those in equal steps, large ones alone, all others of one size together."""
     if not len(runs.row):
         return []
-    tokens = _Tokens(graph, runs)
     stack = _stacked(graph, runs, tokens)
-    alike, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
-    pieces, rest = [], []
-    for start, stop in _progressions(stack, alike):
-        part = stack.at(torch.arange(start, stop, device="cpu"))
-        if stop - start > 1 or (bool(part.joined) and int(part.height * part.width) >= ALONE):
-            pieces.append(_piece(part, tokens, _steps(part.top, part.height), _steps(part.left, part.width)))
+    kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
+    large = (stack.joined & (stack.height * stack.width >= ALONE)).tolist()
+    parts, rest = [], []
+    for start, stop in _progressions(stack, kind):
+        if stop - start > 1 or large[start]:
+            parts.append(stack.at(torch.arange(start, stop, device="cpu")))
         else:
             rest.append(start)
     waiting = torch.tensor(rest, dtype=torch.int64, device="cpu")
-    for kind in torch.unique(alike[waiting]).tolist():
-        pieces.append(_gathered(stack.at(waiting[alike[waiting] == kind]), tokens))
-    return pieces
+    return parts + [stack.at(waiting[kind[waiting] == one]) for one in torch.unique(kind[waiting]).tolist()]
+
+
+def _in_steps(part: _Stack) -> bool:
+    """Whether receivers and senders move on in equal steps, and not backwards."""
+    down, right = part.top.diff(), part.left.diff()
+    return bool((down == down[0]).all()) and bool((right == right[0]).all()) and int(right[0]) >= 0
 
 
 class _Tokens:
@@ -74,9 +96,15 @@ class _Tokens:
         self.left = runs.first * runs.block
         self.width = (runs.stop * runs.block).clamp(max=graph.num_src) - self.left
         self.partial = ~runs.full
-        self.mask = torch.full_like(runs.row, -1)  # which of the table, -1 for a full run
-        which, self.table = masks_of_tiles(graph, runs.block, runs.row[self.partial], runs.first[self.partial])
-        self.mask[self.partial] = which
+        self._graph, self._runs = graph, runs
+
+    @cached_property
+    def masks(self) -> tuple[Tensor, Tensor]:
+        """For each run which mask of the table it has, -1 for a full one; and the table."""
+        runs, mask = self._runs, torch.full_like(self.left, -1)
+        which, table = masks_of_tiles(self._graph, runs.block, runs.row[self.partial], runs.first[self.partial])
+        mask[self.partial] = which
+        return mask, table
 
 
 def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
@@ -132,8 +160,6 @@ def _steps(first: Tensor, size: Tensor) -> Strided:
 
 def _gathered(stack: _Stack, tokens: _Tokens) -> Rectangles:
     """Rectangles of one size, their senders gathered; their receivers too unless they follow each other."""
-    if len(stack.top) == 1 and bool(stack.joined):
-        return _piece(stack, tokens, _steps(stack.top, stack.height), _steps(stack.left, stack.width))
     rectangle, number = ragged(stack.end - stack.begin)
     run = stack.begin[rectangle] + number
     item, place = ragged(tokens.width[run])
@@ -170,14 +196,15 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
     run = stack.begin[rectangle] + number
     before = tokens.width[run].cumsum(0) - tokens.width[run]
     place = before - before[(stack.end - stack.begin).cumsum(0) - (stack.end - stack.begin)][rectangle]
-    some = tokens.mask[run] >= 0
-    rectangle, place, mask = rectangle[some], place[some], tokens.mask[run][some]
+    masks, tiles = tokens.masks
+    some = masks[run] >= 0
+    rectangle, place, mask = rectangle[some], place[some], masks[run][some]
     which, example = _distinct(rectangle, place, mask, len(stack.top))
     table = torch.ones(len(example), int(stack.height[0]), int(stack.width[0]), dtype=torch.bool, device="cpu")
     wanted = torch.isin(rectangle, example)
     for r, left, m in zip(which[rectangle[wanted]].tolist(), place[wanted].tolist(), mask[wanted].tolist(), strict=True):
         inside = table[r, :, left : left + tokens.block]
-        inside.copy_(tokens.table[m, : inside.shape[0], : inside.shape[1]])
+        inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
     return Masks(table, which)
 
 
