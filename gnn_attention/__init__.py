@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import algebra, backends, convert, edges, patterns, rotary, score_mods, tiling
+from gnn_attention import algebra, backends, convert, costs, edges, patterns, rotary, score_mods, tiling
 from gnn_attention.attend import attend, explain, list_backends
-from gnn_attention.backends import Backend
+from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.factored import FactoredMatrix
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -28,6 +28,7 @@ __all__ = [
     "FactoredMatrix",
     "MergedHeads",
     "MessagePassingAttention",
+    "RefusalError",
     "StandardHeads",
     "TokenGraph",
     "algebra",
@@ -37,6 +38,7 @@ __all__ = [
     "bench",
     "catalogue",
     "convert",
+    "costs",
     "draw",
     "edges",
     "explain",

@@ -368,6 +368,7 @@ class TestMethods:
 
 
 class TestEndToEnd:
+    @pytest.mark.slow
     def test_a_whole_run(self, tmp_path, capsys, monkeypatch):
         """The command, in child processes, over a small workload: a record, a report, pictures of what there is."""
         monkeypatch.setattr(Settings, "quick", classmethod(lambda cls: replace(TINY, budget=0.01)))

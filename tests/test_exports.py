@@ -30,6 +30,7 @@ PUBLIC = [
     "expressions",
     "catalogue",
     "bench",
+    "costs",
 ]
 
 PROMISED = """
@@ -37,7 +38,7 @@ patterns.causal patterns.window patterns.prefix patterns.documents patterns.sink
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
 convert.to_sdpa_mask convert.to_pyg convert.to_varlen convert.to_window tiling.tiles algebra.closure analyse.diff draw.mask
 expressions.parse attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays
-FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule
+FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule RefusalError costs.Costs
 """.split()  # noqa: SIM905
 
 

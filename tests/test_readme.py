@@ -33,7 +33,7 @@ def test_it_is_short_and_holds_two_commands():
 def test_its_numbers_hold():
     """The checks are counted, the model is weighed."""
     checks = [check for check in ga.verify.checks(device="cpu") if "skip" not in check.run.__qualname__]
-    assert f"runs {len(checks)} named checks" in TEXT
+    assert f"has {len(checks)} named checks" in TEXT
     assert f"{len(GRAPHS)} graphs" in TEXT
     model, _ = ga.model.load_trained()
     parameters = sum(p.numel() for p in model.parameters())

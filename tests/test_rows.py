@@ -47,7 +47,10 @@ def assert_same(found, wanted):
         assert torch.allclose(x, true, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", SMALL)
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Forward and gradients in float64 and float32 within the rule."""
