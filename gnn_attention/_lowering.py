@@ -20,7 +20,7 @@ from gnn_attention._tile_parts import Runs, cells_at, divided, left_over
 from gnn_attention.costs import Work, costs
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["PLANS", "WORK", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan"]
+__all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan"]
 
 BLOCK = 64  # tokens on the side of a tile
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
@@ -51,6 +51,14 @@ def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
     """One of ``PLANS`` as tensors on a device and integers."""
     found: Packed = kept(_packed_plan, graph, kind, device)
     return found
+
+
+def mask_bytes(graph: TokenGraph) -> int:
+    """What the masks of :func:`tiles_plan` take at most while they are made, for a listed graph; those of a rule repeat."""
+    if graph._listed is None:
+        return 0
+    runs, _ = divided(graph, BLOCK, 0.0)
+    return int((~runs.full).sum()) * BLOCK**2
 
 
 def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:

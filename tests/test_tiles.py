@@ -332,3 +332,13 @@ def test_the_table_of_backends_names_them():
         assert backend.name == name
         assert backend.bytes_needed is not None
         assert "tiles" in backend.supports
+
+
+def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
+    """A thin list of edges has a mask in nearly every tile."""
+    q = torch.randn(1, 1, 130, 4)
+    graph = ga.convert.from_edge_index(torch.tensor([[0, 70, 129], [5, 129, 0]]), 130, 130)
+    monkeypatch.setattr(tiles, "MASK_LIMIT", 2 * 64 * 64)
+    with pytest.raises(ga.RefusalError, match=r"masks of its many thinly filled tiles would need .* use backend='rows'"):
+        ga.attend(q, q, q, graph, backend="tiles")
+    assert ga.attend(q, q, q, graph, backend="rows").shape == q.shape

@@ -12,12 +12,15 @@ import torch
 
 from gnn_attention import _fused, _nonfinite, edges
 from gnn_attention._call import Call
-from gnn_attention._lowering import packed_plan
+from gnn_attention._lowering import mask_bytes, packed_plan
 from gnn_attention._pieces import Packed, unpacked
 from gnn_attention._rectangle_formula import formula
 from gnn_attention._shapes import Tensor
+from gnn_attention.graph import kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
+
+MASK_LIMIT = 2**32  # bytes
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -28,7 +31,13 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 def refusal(call: Call) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
-    return None
+    needed: int = kept(mask_bytes, call.graph)
+    if needed <= MASK_LIMIT:
+        return None
+    return (
+        f"the masks of its many thinly filled tiles would need {needed / 2**30:.1f} GiB, the limit is "
+        f"{MASK_LIMIT / 2**30:.0f} GiB; use backend='rows'"
+    )
 
 
 def bytes_needed(call: Call) -> int:
