@@ -1,17 +1,20 @@
 """The README tells the truth: its code runs, its numbers hold, its two commands are there."""
 
 import doctest
+import json
 import re
 from pathlib import Path
 
 import torch
 
 import gnn_attention as ga
+from gnn_attention import bench
 from gnn_attention.model import TRAINED
 from gnn_attention.verify.cases import GRAPHS
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
+RECORDS = README.parent / "tests" / "records"
 
 
 def test_its_code_runs():
@@ -41,6 +44,13 @@ def test_its_numbers_hold():
     assert f"induction score of {induction:.2f}" in TEXT
     assert f"previous-token head of {previous:.2f}" in TEXT
     assert f"{parameters / 1e3:.0f} k parameters, {TRAINED.stat().st_size / 1e6:.1f} MB" in TEXT
+
+
+def test_its_benchmark_is_the_newest_record():
+    """The table is what the record says, and the text names the record."""
+    newest = max(RECORDS.glob("*-bench-attention.json"))
+    assert bench.table.table(json.loads(newest.read_text(encoding="utf-8"))) in TEXT
+    assert f"`tests/records/{newest.name}`" in TEXT
 
 
 def test_its_files_exist():

@@ -50,11 +50,12 @@ def _attention(args: argparse.Namespace) -> dict[str, Any]:
     names = None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
     allocators = attention.ALLOCATORS if args.allocator == "both" else (args.allocator,)
     settings = Settings.quick() if args.quick else Settings()
-    for option, unit in (("memory", "GiB"), ("budget", "seconds")):
+    for option, unit in (("memory", "GiB"), ("budget", "seconds"), ("slowest", "seconds")):
         if getattr(args, option) is not None and not getattr(args, option) > 0:
             raise ValueError(f"--{option} must be above 0 {unit}, got {getattr(args, option)}")
     settings = settings if args.memory is None else replace(settings, memory=args.memory * 2**30)
     settings = settings if args.budget is None else replace(settings, budget=args.budget)
+    settings = settings if args.slowest is None else replace(settings, slowest=args.slowest)
     return run_attention(names, args.quick, allocators, not args.no_peers, settings, _progress())
 
 
@@ -69,7 +70,7 @@ def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
 SUITES = {
     "attention": Suite(
         "attention workloads, ours beside every peer (the default)",
-        frozenset({"workloads", "quick", "plots", "allocator", "memory", "budget", "no_peers"}),
+        frozenset({"workloads", "quick", "plots", "allocator", "memory", "budget", "slowest", "no_peers"}),
         _attention,
         table.report,
     ),
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
     parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="attention: for each method and pass (default 3)")
+    parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 14)")
     parser.add_argument("--tokens", type=int, default=graphs.MILLION, help="graphs: tokens of each (default 1,000,000)")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")

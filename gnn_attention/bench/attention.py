@@ -55,23 +55,30 @@ def run_attention(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """All chosen workloads as one record. ValueError for an unknown workload, OSError where this is not Linux."""
+    """All chosen workloads as one record, after Ctrl-C those that were measured.
+
+    ValueError for an unknown workload, OSError where this is not Linux.
+    """
     chosen = select(workloads, quick)
     process.forget_peak()  # OSError before anything is measured
     settings = settings or (Settings.quick() if quick else Settings())
     start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
     variables = {allocator: process.environment(allocator) for allocator in allocators}
+    pairs = [(a, w) for a in allocators for w in chosen if w.family != "x" or a == allocators[0]]  # the crossover once
     with tempfile.TemporaryDirectory() as kernels:  # compiled by one child, used by the next, shared with nobody else
-        for allocator in allocators:
-            for workload in chosen:
-                if workload.family != "x" or allocator == allocators[0]:  # the crossover once
-                    (progress or _silent)(f"{workload.title} ({allocator})")
-                    own = {**variables[allocator], "TORCHINDUCTOR_CACHE_DIR": kernels}
-                    measured.append(_in_a_child(workload, allocator, settings, with_peers, threads, own))
+        try:
+            for allocator, workload in pairs:
+                (progress or _silent)(f"{workload.title} ({allocator})")
+                own = {**variables[allocator], "TORCHINDUCTOR_CACHE_DIR": kernels}
+                measured.append(_in_a_child(workload, allocator, settings, with_peers, threads, own))
+        except KeyboardInterrupt:
+            if not measured:
+                raise
     record = {
         "bench": "attention",
         "schema": 1,
         "quick": quick,
+        "interrupted": len(measured) < len(pairs),
         **process.record_of_the_machine(),
         "took_s": round(time.perf_counter() - start, 1),
         "settings": asdict(settings),
