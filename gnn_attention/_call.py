@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gnn_attention import _checks
-from gnn_attention._shapes import Float, Tensor
+from gnn_attention._shapes import Bool, Float, Tensor
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
 
@@ -80,6 +80,16 @@ class Call:
         h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(1, -1, *lead)
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
+
+    @property
+    def heard(self) -> Bool[Tensor, "..."]:
+        """The receivers with in-edges, broadcastable to lse."""
+        return (self.graph.in_degree() > 0).to(self.q.device)
+
+    @property
+    def is_plain(self) -> bool:
+        """No score_mod, bias or dropout."""
+        return self.score_mod is None and self.bias is None and not self.dropout
 
     def by_graph(self, run: Callable[[Call], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """``run`` on the call, or where the graph differs by sample or head on each of them apart, with the results joined."""

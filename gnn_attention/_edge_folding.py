@@ -31,11 +31,13 @@ def worth_folding(edges: Edges, slices: int) -> bool:
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
     """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; kept while the list lives."""
     known = _kept.setdefault(edges.ptr, {})
-    if (slices, kv_slices) not in known:
+    found = known.get((slices, kv_slices))
+    if found is None:  # other threads may come and go meanwhile
+        found = _fold(edges, slices, kv_slices)
         if len(known) >= MOST_KEPT:
-            del known[next(iter(known))]
-        known[slices, kv_slices] = _fold(edges, slices, kv_slices)
-    return replace(known[slices, kv_slices], fresh=edges.fresh)
+            known.pop(next(iter(list(known)), (0, 0)), None)
+        known[slices, kv_slices] = found
+    return replace(found, fresh=edges.fresh)
 
 
 def flat(x: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple
     if not plan.complete:
         out.zero_()
         lse.fill_(-torch.inf)
-    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), q, k, v)
+    dense = any(not isinstance(piece, Edges) for piece in plan.pieces)
+    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), q, k, v) if dense else (q, k, v)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             _edge_kernels.forward(q, k, v, piece, scale, out, lse)
@@ -103,7 +104,7 @@ def _backward(
     for total in grads if several or not plan.pieces else ():
         total.zero_()
     delta = (grad_out.to(wide) * out).sum(-1) - grad_lse if any(isinstance(p, Edges) for p in plan.pieces) else grad_lse
-    padded = _for_dense_backward(grad_out, grad_lse, q, k, v, out)
+    padded = _for_dense_backward(grad_out, grad_lse, q, k, v, out) if several else []
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             _edge_kernels.backward(grad_out, delta, q, k, v, lse, piece, scale, grads[0], grads[1], grads[2], several)

@@ -11,19 +11,22 @@ from typing import NamedTuple
 
 import torch
 
+from gnn_attention._cover import CELLS, cover
 from gnn_attention._edge_lowering import edges_of, sorted_edges
 from gnn_attention._kernel_masks import to_varlen
 from gnn_attention._pieces import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed
 from gnn_attention._rectangle_lowering import number_of_rectangles, rectangles
 from gnn_attention._shapes import Int, Tensor
+from gnn_attention._tile_masks import tile_boxes
 from gnn_attention._tile_parts import Runs, cells_at, divided, left_over
 from gnn_attention.costs import Work, costs
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan"]
+__all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan", "whole_rows_plan"]
 
 BLOCK = 64  # tokens on the side of a tile
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
+LONG = 512  # tokens of full tiles in a row that are worth a rectangle of their own, to be merged with the rest of the row
 LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
 
 
@@ -44,7 +47,13 @@ def rows_plan(graph: TokenGraph) -> Plan:
     return Plan((edges_of(graph, torch.device("cpu")),), complete=True)
 
 
-PLANS = {"tiles": tiles_plan, "mixed": mixed_plan, "rows": rows_plan}
+def whole_rows_plan(graph: TokenGraph) -> Plan:
+    """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits at once."""
+    found: Plan = kept(_whole_rows_plan, graph)
+    return found
+
+
+PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
 def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
@@ -54,11 +63,16 @@ def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
 
 
 def mask_bytes(graph: TokenGraph) -> int:
-    """What the masks of :func:`tiles_plan` take at most while they are made, for a listed graph; those of a rule repeat."""
-    if graph._listed is None:
-        return 0
+    """What the masks of :func:`tiles_plan` take at most while they are made.
+
+    Of a rule those count that must be visited pair by pair; the others repeat a few.
+    """
     runs, _ = divided(graph, BLOCK, 0.0)
-    return int((~runs.full).sum()) * BLOCK**2
+    partial = runs.at(~runs.full)
+    if graph._listed is not None:
+        return len(partial.row) * BLOCK**2
+    pieces = cover(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
+    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
 
 
 def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
@@ -67,7 +81,7 @@ def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
-    held = sum(piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles))
+    held = sum(piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles) and piece.fresh)
     return Plan(tuple(pieces), complete=held == graph.num_dst or any(isinstance(p, Edges) and p.fresh for p in pieces))
 
 
@@ -80,14 +94,35 @@ def _tiles_plan(graph: TokenGraph) -> Plan:
     documents = kept(_documents, graph)
     if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
         return _plan([_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph)
+    apart, beside, alone = _long_runs(_cheapest(graph)[0])
+    pieces = [*rectangles(graph, alone), *rectangles(graph, apart)]
+    return _plan([*pieces, *(replace(piece, fresh=False) for piece in rectangles(graph, beside))], graph)
+
+
+def _whole_rows_plan(graph: TokenGraph) -> Plan:
+    """As :func:`tiles_plan`, with all in-edges of a receiver in one rectangle."""
+    if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
+        return tiles_plan(graph)
     return _plan(list(rectangles(graph, _cheapest(graph)[0])), graph)
+
+
+def _long_runs(runs: Runs) -> tuple[Runs, Runs, Runs]:
+    """Long full runs beside partial tiles, what else their rows hold, and all other rows.
+
+    So no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens together.
+    """
+    long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & torch.isin(runs.row, runs.row[~runs.full])
+    theirs = torch.isin(runs.row, runs.row[long])
+    return runs.at(long), runs.at(theirs & ~long), runs.at(~theirs)
 
 
 def _mixed_plan(graph: TokenGraph) -> Plan:
     if not graph.num_dst or not graph.num_src:
         return Plan((), complete=False)
     dense, sparse = divided(graph, BLOCK, LEAST_FILL)
-    pieces: list[Piece] = list(rectangles(graph, dense))
+    apart, beside, alone = _long_runs(dense)
+    pieces: list[Piece] = [*rectangles(graph, alone), *rectangles(graph, apart)]
+    pieces += [replace(piece, fresh=False) for piece in rectangles(graph, beside)]
     rest = left_over(graph, sparse)
     if rest.shape[1]:
         listed, _ = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gnn_attention._shapes import Bool, Int, Tensor
 
 __all__ = ["Edges", "Gathered", "Masks", "Packed", "Piece", "Plan", "Rectangles", "Strided", "packed", "unpacked"]
@@ -30,6 +32,10 @@ class Strided:
     def part(self, first: int, stop: int) -> Strided:
         """Groups ``first .. stop - 1``."""
         return Strided(self.start + first * self.stride, self.stride, stop - first, self.size)
+
+    def band(self, first: int, stop: int) -> Strided:
+        """Of every group the tokens ``first .. stop - 1``."""
+        return Strided(self.start + first, self.stride, self.count, stop - first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,10 @@ class Gathered:
     def part(self, first: int, stop: int) -> Gathered:
         """Groups ``first .. stop - 1``."""
         return Gathered(self.index[first:stop])
+
+    def band(self, first: int, stop: int) -> Gathered:
+        """Of every group the tokens ``first .. stop - 1``."""
+        return Gathered(self.index[:, first:stop])
 
 
 Groups = Strided | Gathered
@@ -87,6 +97,26 @@ class Rectangles:
     def cells(self) -> int:
         """Pairs visited."""
         return self.dst.count * self.dst.size * self.src.size
+
+    def bands(self, size: int) -> Iterator[Rectangles]:
+        """The same rectangles, at most ``size`` receivers of each at a time; senders stay, but for those after a causal band."""
+        if self.dst.size <= size:
+            yield self
+            return
+        for first in range(0, self.dst.size, size):
+            stop = min(first + size, self.dst.size)
+            src = self.src.band(0, stop) if self.causal else self.src
+            yield Rectangles(
+                self.dst.band(first, stop), src, self._masks_of_band(first, stop), fresh=self.fresh, silent=self.silent
+            )
+
+    def _masks_of_band(self, first: int, stop: int) -> Masks | None:
+        if self.masks is not None:
+            return Masks(self.masks.table[:, first:stop], self.masks.which)
+        if not self.causal:
+            return None
+        table = torch.ones(1, stop - first, stop, dtype=torch.bool).tril(first)
+        return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
 
     def parts(self, count: int) -> Iterator[Rectangles]:
         """At most ``count`` rectangles at a time."""

@@ -66,7 +66,8 @@ def _parts(plan: Plan, call: Call) -> Iterator[Rectangles]:
     most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
     for piece in plan.pieces:
         assert isinstance(piece, Rectangles)
-        yield from piece.parts(max(1, most // (piece.dst.size * piece.src.size)))
+        for band in piece.bands(max(1, most // piece.src.size)):
+            yield from band.parts(max(1, most // (band.dst.size * band.src.size)))
 
 
 def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
@@ -107,16 +108,21 @@ def _tokens(groups: Groups, device: torch.device) -> Int[Tensor, "groups size"]:
 
 def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receivers senders"]:
     if part.masks is not None:
-        return part.masks.table.index_select(0, part.masks.which)
+        return part.masks.table.to(device).index_select(0, part.masks.which.to(device))
     every = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=device)
     return (every.tril() if part.causal else every).expand(part.dst.count, -1, -1)
 
 
 def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the dense backend)."""
+    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the dense backend).
+
+    Of its own rectangle, or of another if that has none, as a part of a rectangle may.
+    """
     cell = mask.flatten(1).to(torch.uint8).argmax(1)
     row, column = (cell // mask.shape[2]).unsqueeze(1), (cell % mask.shape[2]).unsqueeze(1)
-    some_dst, some_src = dst.gather(1, row).unsqueeze(2), src.gather(1, column).unsqueeze(2)
+    own = mask.flatten(1).any(1)
+    lender = torch.where(own, torch.arange(len(own), device=own.device), own.to(torch.uint8).argmax())
+    some_dst, some_src = (ends[lender].unsqueeze(2) for ends in (dst.gather(1, row), src.gather(1, column)))
     return torch.where(mask, dst.unsqueeze(2), some_dst), torch.where(mask, src.unsqueeze(1), some_src)
 
 

@@ -132,7 +132,7 @@ def list_backends() -> dict[str, str]:
     """The names of the backends on this machine, with what each supports.
 
     >>> sorted(list_backends())
-    ['dense', 'mixed', 'reference', 'rows', 'tiles']
+    ['dense', 'flex', 'mixed', 'reference', 'rows', 'tiles']
     """
     return {name: backend.supports for name, backend in BACKENDS.items()}
 

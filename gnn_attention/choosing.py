@@ -1,7 +1,8 @@
 """Which backend ``backend="auto"`` takes: the one with the least estimated time among those that hold the call, and why.
 
 A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles, edges, nodes) is
-counted without building anything, and weighed with the constants of :mod:`gnn_attention.costs`; once for each graph.
+counted without building anything, and weighed with the constants of :mod:`gnn_attention.costs`; once for each graph. ``flex``,
+which compiles before it runs, is taken only when it is asked for by name.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, .
 
 
 def _kind(call: Call) -> str:
-    if call.score_mod is not None or call.bias is not None or call.dropout:
+    if not call.is_plain:
         return WRITTEN_OUT
     return WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
 
@@ -145,7 +146,7 @@ def _extra(backend: Backend, call: Call) -> int:
 def _reason(choice: str, call: Call) -> str:
     graph = call.graph
     if graph.num_dst * graph.num_src <= SMALL:
-        return "so few pairs are quickest in one dense call"
+        return "so few pairs are quickest in one dense call" if choice == "dense" else "the others do not hold it"
     if choice == "dense" and dense.bytes_needed(call) == 0:
         return "one SDPA call without a mask"
     visited = {

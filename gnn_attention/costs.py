@@ -82,11 +82,13 @@ def costs() -> Costs:
     >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.02
     True
     """
-    path = path_of_costs()
-    if not path.is_file():
+    try:
+        path = path_of_costs()
+        said = path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError):  # no such file, or nobody's home
         return Costs()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["costs"]
+        found = json.loads(said)["costs"]
         return Costs(**{part.name: _positive(found[part.name]) for part in fields(Costs)})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "softmax", "weights_from_lse"]
 
@@ -87,19 +87,25 @@ def weights_from_lse(
 
 
 def add_sinks(
-    out: Float[Tensor, "batch heads dst dim"], lse: Float[Tensor, "batch heads dst"], sink_logits: Float[Tensor, " heads"]
+    out: Float[Tensor, "batch heads dst dim"],
+    lse: Float[Tensor, "batch heads dst"],
+    sink_logits: Float[Tensor, " heads"],
+    heard: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
     """A result with one more logit for each head in its softmax, without a value: ``lse' = log(e^lse + e^sink)``.
 
-    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges keeps 0 and -inf (DESIGN section 2.2).
+    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges, which is not ``heard`` (broadcastable to lse), keeps 0
+    and -inf (DESIGN section 2.2).
 
-    >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1))
+    >>> heard = torch.tensor([True, False])
+    >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1), heard)
     >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
     ([0.5, 0.0], [0.6931, -inf])
     """
-    nothing = lse == -torch.inf
+    sinks = sink_logits.to(lse.dtype).view(1, -1, 1)
+    nothing = ~heard | ((lse == -torch.inf) & (sinks == -torch.inf))
     before = lse.masked_fill(nothing, 0.0)
-    after = torch.logaddexp(before, sink_logits.to(lse.dtype).view(1, -1, 1))
+    after = torch.logaddexp(before, sinks)
     kept = (before - after).exp().masked_fill(nothing, 0.0)
     return (out * kept.unsqueeze(-1)).to(out.dtype), after.masked_fill(nothing, -torch.inf)
 

@@ -13,7 +13,6 @@ import datetime
 import hashlib
 import math
 import platform
-import resource
 import shlex
 import sys
 import sysconfig
@@ -368,6 +367,8 @@ def _measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, recipe: Re
 
 def _peak_memory() -> int:
     """The most that this process ever held, in MB."""
+    import resource  # not on Windows
+
     unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 

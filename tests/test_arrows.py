@@ -72,6 +72,7 @@ ALLOWED_INSIDE = {
     "torch._inductor.exc",
     "torch._dynamo.exc",
     "torch.utils._triton",
+    "resource",
 }  # loaded when asked for
 
 

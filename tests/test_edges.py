@@ -342,7 +342,7 @@ class TestAddSinks:
             weights, lse = edges.softmax(logits, dst, num_dst, sink)
             out = torch.zeros(3, 2, num_dst, 4, dtype=torch.float64).index_add(2, dst, weights.unsqueeze(-1) * values)
             results.append((out, lse))
-        out, lse = edges.add_sinks(*results[0], sink_logits)
+        out, lse = edges.add_sinks(*results[0], sink_logits, torch.tensor([True, True, False, True, False]))
         assert torch.allclose(out, results[1][0], rtol=1e-12, atol=0)
         assert torch.allclose(lse, results[1][1], rtol=1e-13, atol=0)
         assert out[:, :, [2, 4]].abs().max() == 0
@@ -351,15 +351,23 @@ class TestAddSinks:
     def test_gradients(self):
         """Right where somebody is heard, finite and 0 where nobody is."""
         sinks, out, lse = (seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_(), seeded(1, 2, 3, seed=2))
-        assert torch.autograd.gradcheck(edges.add_sinks, (out, lse.requires_grad_(), sinks))
+        assert torch.autograd.gradcheck(edges.add_sinks, (out, lse.requires_grad_(), sinks, torch.tensor(True)))
         deaf = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
         sinks = torch.tensor([0.3, -INF], dtype=torch.float64, requires_grad=True)
-        result, result_lse = edges.add_sinks(out, deaf, sinks)
+        result, result_lse = edges.add_sinks(out, deaf, sinks, torch.tensor(False))
         found = torch.autograd.grad(result.sum() + result_lse.sum(), (out, deaf, sinks))
         assert [part.abs().max().item() for part in found] == [0.0, 0.0, 0.0]
 
+    def test_in_edges_that_weigh_nothing(self):
+        """They leave the sink alone in the softmax; and nothing at all if the sink weighs nothing too."""
+        lse = torch.full((1, 2, 1), -INF)
+        out, found = edges.add_sinks(torch.zeros(1, 2, 1, 1), lse, torch.tensor([0.5, -INF]), torch.tensor(True))
+        assert out.flatten().tolist() == [0.0, 0.0]
+        assert found.flatten().tolist() == [0.5, -INF]
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_outputs_stay_half(self, dtype):
-        out, lse = edges.add_sinks(torch.ones(1, 2, 3, 4, dtype=dtype), torch.zeros(1, 2, 3), torch.zeros(2, dtype=dtype))
+        sinks = torch.zeros(2, dtype=dtype)
+        out, lse = edges.add_sinks(torch.ones(1, 2, 3, 4, dtype=dtype), torch.zeros(1, 2, 3), sinks, torch.tensor(True))
         assert (out.dtype, lse.dtype) == (dtype, torch.float32)
         assert bool((out == 0.5).all())

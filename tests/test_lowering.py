@@ -232,3 +232,15 @@ def test_documents_are_chosen_where_they_are_cheaper(lengths):
     cheaper = costs().seconds(by_length, heads=8) <= costs().seconds(by_tiles, heads=8)
     assert any(piece.causal for piece in tiles_plan(graph).pieces) == cheaper
     assert WORK["tiles"](graph) == (by_length if cheaper else by_tiles)
+
+
+@pytest.mark.parametrize("name", ["strict_causal", "prefix"])
+@pytest.mark.parametrize("kind", ["tiles", "mixed"])
+def test_masks_of_a_nearly_causal_graph_grow_with_its_length(kind, name):
+    """Not with its pairs: long full runs stand apart from the tiles that need a mask."""
+
+    def held(n):
+        graph = patterns.strict_causal(n) if name == "strict_causal" else patterns.prefix(n, 100)
+        return sum(x.numel() for x in packed_plan(kind, graph, CPU)[0] if x.dtype == torch.bool)
+
+    assert held(8192) < 3 * held(4096) < 4096 * 4096 // 4

@@ -342,3 +342,21 @@ def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
     with pytest.raises(ga.RefusalError, match=r"masks of its many thinly filled tiles would need .* use backend='rows'"):
         ga.attend(q, q, q, graph, backend="tiles")
     assert ga.attend(q, q, q, graph, backend="rows").shape == q.shape
+
+
+@pytest.mark.parametrize("graph", [patterns.causal(1024), patterns.full(1024), patterns.strict_causal(1024)], ids=lambda g: g.name)
+def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
+    """As many at a time as there may be, and what comes of it is the same."""
+    q, k, v = qkv(1024, 1024, dtype=torch.float32)
+
+    def run():
+        return ga.attend(q, k, v, graph, score_mod=score_mods.softcap(3.0), backend=TILES)
+
+    wanted = gradients(whole := run(), [q, k, v])
+    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", 2**20)
+    with Largest() as made:
+        out = run()
+        found = gradients(out, [q, k, v])
+    assert largest([out], [whole]) < 1e-6
+    assert largest(found, wanted) < 1e-5
+    assert made.numbers < q.shape[0] * q.shape[1] * 1024 * 1024 // 8

@@ -31,8 +31,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if _nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
     q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
-    hears_anyone = (call.graph.in_degree() > 0).to(call.q.device)
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), hears_anyone)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
 

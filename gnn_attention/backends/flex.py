@@ -51,8 +51,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         return _run_finite(call)
     q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    hears_anyone = (call.graph.in_degree() > 0).to(call.q.device)
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), hears_anyone)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
 
 
@@ -183,7 +182,7 @@ def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     out, lse = out[:, :, : call.graph.num_dst, :value_dim], None if lse is None else lse[:, :, : call.graph.num_dst]
     if call.sink_logits is None or lse is None:
         return out, lse
-    return _with_sinks(out, lse, call.sink_logits.to(lse.dtype).view(1, -1, 1))
+    return edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
@@ -194,14 +193,6 @@ def _filled(x: Tensor, may_add_token: bool) -> Tensor:
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
     channels = 0 if x.device.type == "cpu" else max(0, FEWEST_CHANNELS - x.shape[3])
     return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
-
-
-def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """One more logit in every softmax, without a value; a receiver without in-edges has none."""
-    deaf = lse == -torch.inf
-    known = lse.masked_fill(deaf, 0.0)
-    share = torch.sigmoid(known - sinks).unsqueeze(-1)
-    return (out * share).to(out.dtype), torch.logaddexp(known, sinks).masked_fill(deaf, -torch.inf)
 
 
 def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:

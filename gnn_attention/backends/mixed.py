@@ -6,17 +6,20 @@ Both parts are pieces of one plan, merged by log-sum-exp inside one operator wit
 from __future__ import annotations
 
 from gnn_attention import _fused, edges
-from gnn_attention._call import Call
-from gnn_attention._lowering import packed_plan
+from gnn_attention._call import Call, one_of
+from gnn_attention._lowering import mixed_work, packed_plan
 from gnn_attention._shapes import Tensor
+from gnn_attention.graph import kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
+
+MOST_EDGES = 2**28  # that a list holds within some GiB
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     out, lse = call.by_graph(_run)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:
@@ -24,7 +27,10 @@ def refusal(call: Call) -> str | None:
     for name, given in (("a score_mod", call.score_mod), ("a bias", call.bias), ("dropout", call.dropout or None)):
         if given is not None:
             return f"{name} is not held by both kinds of pieces; use backend='tiles' or 'rows'"
-    return None
+    edges_left: int = kept(mixed_work, one_of(call.graph, 0, 0)).edges
+    if edges_left <= MOST_EDGES:
+        return None
+    return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"
 
 
 def bytes_needed(call: Call) -> int:

@@ -29,9 +29,8 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    plain = call.score_mod is None and call.bias is None and not call.dropout
-    out, lse = call.by_graph(_run_plain if plain else _run_written_out)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+    out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:

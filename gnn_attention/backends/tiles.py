@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from gnn_attention import _fused, _nonfinite, edges
-from gnn_attention._call import Call
+from gnn_attention._call import Call, one_of
 from gnn_attention._lowering import mask_bytes, packed_plan
 from gnn_attention._pieces import Packed, unpacked
 from gnn_attention._rectangle_formula import formula
@@ -25,13 +25,13 @@ MASK_LIMIT = 2**32  # bytes
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    out, lse = call.by_graph(_run_plain if _is_plain(call) else _run_written_out)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits)
+    out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
-    needed: int = kept(mask_bytes, call.graph)
+    needed: int = kept(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
         return None
     return (
@@ -42,11 +42,7 @@ def refusal(call: Call) -> str | None:
 
 def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out logits."""
-    return 2**26 if _is_plain(call) else 2**28
-
-
-def _is_plain(call: Call) -> bool:
-    return call.score_mod is None and call.bias is None and not call.dropout
+    return 2**26 if call.is_plain else 2**28
 
 
 def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
@@ -54,13 +50,12 @@ def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
-    plan = packed_plan("tiles", call.graph, call.q.device)
+    plan = packed_plan("whole rows", call.graph, call.q.device)
     if _nonfinite.surely_finite(call.q, call.k, call.v):
         return formula(call, unpacked(*plan))
     q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = formula(replace(call, q=q, k=k, v=v), unpacked(*plan))
-    anyone = (call.graph.in_degree() > 0).to(q.device)
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), anyone)
+    bad = _nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), call.heard)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 

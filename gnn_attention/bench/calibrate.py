@@ -121,4 +121,4 @@ def text(record: dict[str, Any]) -> str:
         lines.append(f"{part.name:<24}{record['costs'][part.name]:>12.2f}{getattr(Costs(), part.name):>12.2f}")
     lines += ["", f"{'case':<24}{'ms':>12}{'predicted':>12}"]
     lines += [f"{c['case']:<24}{c['seconds'] * 1e3:>12.3f}{c['predicted'] * 1e3:>12.3f}" for c in record["cases"]]
-    return "\n".join([*lines, "", f"kept in {record['file']}, which backend='auto' reads from now on"])
+    return "\n".join([*lines, "", f"kept in {record['file']}, which backend='auto' reads in processes to come"])
