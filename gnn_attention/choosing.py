@@ -52,7 +52,7 @@ def explain(graph: TokenGraph, heads: int, dim: int) -> Explanation:
     The costs are those of one sample, of ``graph.batch`` samples for a graph that differs by them.
 
     >>> from gnn_attention import patterns
-    >>> explain(patterns.window(512, 16), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
+    >>> explain(patterns.window(512, 64), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
     ('tiles', 'dense')
     """
     heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)

@@ -344,7 +344,9 @@ def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
     assert ga.attend(q, q, q, graph, backend="rows").shape == q.shape
 
 
-@pytest.mark.parametrize("graph", [patterns.causal(1024), patterns.full(1024), patterns.strict_causal(1024)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph", [patterns.causal(1024), patterns.full(1024), patterns.strict_causal(1024)], ids=lambda g: g.name
+)
 def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
     """As many at a time as there may be, and what comes of it is the same."""
     q, k, v = qkv(1024, 1024, dtype=torch.float32)
