@@ -22,7 +22,7 @@ from gnn_attention.edges import accumulation_dtype
 
 __all__ = ["backward", "forward"]
 
-REACH = 20.0  # exp(+-20) is far from both ends of float32
+REACH = 8.0  # exp(+-8) is far from both ends of float32, and the exponent has few roundings
 
 
 @torch.no_grad()
@@ -217,12 +217,13 @@ def _backward_head(
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
     """Turn logits into ``mass`` and return a factor for each receiver, so that its weights are ``mass * factor``.
 
-    As in :func:`_shift`, each receiver's own lse decides whether it needs a shift.
+    As in :func:`_shift` a receiver's own numbers decide: its lse is at most REACH + log(in-degree) if its logits are small.
     """
     if _all_small(logits):
         logits.exp_()
         return (-lse).exp_()
-    shift = lse.masked_fill(lse.abs() <= 2 * REACH, 0.0)
+    degree = (work.edges.ptr[1:] - work.edges.ptr[:-1]).to(lse.dtype)
+    shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
     logits.sub_(work.by_edge(shift, work.second.values())).exp_()
     return (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
 

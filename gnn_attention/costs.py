@@ -57,7 +57,7 @@ class Costs:
     masked_pair: float = 1.75
     plain_pair: float = 1.75
 
-    def seconds(self, work: Work, heads: int, dim: float = 64.0) -> float:
+    def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
         """The estimate for a forward pass with this many heads (times samples), of ``dim`` channels."""
         wide = dim / 64.0
         part = work.weighted_cells * self.cell + work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
