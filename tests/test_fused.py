@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_attention as ga
 from gnn_attention import _fused, patterns
-from gnn_attention._lowering import PLANS, packed_plan
+from gnn_attention._lowering import WORK, packed_plan
 from gnn_attention.verify import oracle
 
 CPU = torch.device("cpu")
-NAMES = sorted(PLANS)
+NAMES = sorted(WORK)
 BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
 BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h + b), 9, heads=4, batch=2)
 
