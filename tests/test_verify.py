@@ -32,7 +32,7 @@ def test_all_checks_hold_on_the_cpu():
     report = verify.run(device="cpu")
     assert report.ok, str(report)
     assert {r.group for r in report.results} == {"attend", "layer", "forms", "rules", "trained"}
-    assert {r.backend for r in report.results} == {"walk", *BACKENDS}
+    assert {r.backend for r in report.results} == {"walk", *(name for name, b in BACKENDS.items() if not b.compiled)}
     assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
     assert len(report.results) - len(report.skipped) > 4000
 
