@@ -423,6 +423,7 @@ def star(n, relay=0):
 class TestLongOrDeep:
     """What visiting every edge in every layer would take hours for, or memory that there is not."""
 
+    @pytest.mark.slow
     def test_dense_and_deep(self):
         """Half of the tokens all hear each other, the others stand in a line: one more of them is heard in every layer."""
         graph = TokenGraph.from_rule(lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048)
@@ -445,6 +446,7 @@ class TestLongOrDeep:
         assert found.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
         assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3, residual)) == n // 2 + 1
 
+    @pytest.mark.slow
     def test_layers_where_the_edges_cannot_be_listed(self):
         n = 200_000
         assert analyse.layers_between(patterns.window(n, 4096), 0, n - 1) == -(-(n - 1) // 4095)

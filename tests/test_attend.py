@@ -594,6 +594,7 @@ def test_compiled_calls_keep_the_nan_rule(backend):
     assert out.isnan().any(-1).any(0).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 3
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("backend", ["dense", "reference", "auto"])
 def test_compiled_calls_serve_other_sizes(backend):

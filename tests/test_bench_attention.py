@@ -247,6 +247,7 @@ class TestMeasureProblem:
         about, cases = attention.measure_problem(posed, some, replace(TINY, **changes), threads=1)
         return about, {(case["method"], case["pass"]): case for case in cases}
 
+    @pytest.mark.slow
     def test_every_case_is_measured_or_says_why_not(self, in_this_process, monkeypatch):
         posed = problem(patterns.window(70, 9))
         some = [

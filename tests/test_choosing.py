@@ -197,6 +197,7 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
     assert {kind: flops[kind] for kind in visited} == {kind: 4 * 3 * 16 * cells for kind, cells in visited.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("name", TAKEN)
 def test_estimates_are_positive_and_grow_with_heads(name, heads):

@@ -171,6 +171,7 @@ class TestMain:
         )
         assert (done.returncode, done.stdout) == (0, f"{patterns.causal(2)}\n")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("arguments", [["graphs"], ["draw", "causal(2)"]])
     def test_a_reader_that_has_seen_enough_is_no_error(self, arguments):
         """``gnn-attention graphs | head``: nobody reads the other end of the pipe."""

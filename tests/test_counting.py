@@ -32,6 +32,7 @@ def odd(b, h, dst, src):
     return (torch.sin((7 * dst + 3 * src + h + b).double()) > 0.3) | (src == h)
 
 
+@pytest.mark.slow
 class TestZoo:
     @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
     def test_degrees_and_lists(self, row):

@@ -122,6 +122,7 @@ def test_float32_weights_do_not_suffer_from_large_logits():
     assert torch.allclose(found.double(), wanted, rtol=3e-7, atol=0)
 
 
+@pytest.mark.slow
 @each_operator
 def test_derivatives(name):
     """First and second, by finite differences in float64."""
@@ -130,6 +131,7 @@ def test_derivatives(name):
     assert torch.autograd.gradgradcheck(lambda *xs: call(name, *xs), given)
 
 
+@pytest.mark.slow
 @each_operator
 def test_what_torch_is_told_is_true(name):
     """Schema, autograd registration, shapes without values, and tracing with dynamic shapes."""

@@ -8,11 +8,11 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask
 
 from gnn_attention import TokenGraph, _flex_masks, attend, patterns, score_mods
-from gnn_attention.backends import Backend, flex
+from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
-FLEX = Backend("flex", flex.run, "", flex.refusal, flex.bytes_needed)
+FLEX = BACKENDS["flex"]
 DIM, VALUE_DIM = 6, 5
 CPU = torch.device("cpu")
 ALIKE = [name for name, case in GRAPHS.items() if not case.varies]
@@ -126,6 +126,7 @@ def test_lse_and_sinks_where_they_are_given(name, monkeypatch):
 # -- right ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_graphs_of_every_structure_and_length_share_one_kernel():
     """Right on all of them, and compiled once."""
@@ -138,6 +139,7 @@ def test_graphs_of_every_structure_and_length_share_one_kernel():
     assert compiled() - before == 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_score_mods_are_told_absolute_positions_and_share_kernels():
     """A relative bias on other rows, another table and another length of graph: one kernel."""

@@ -62,6 +62,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_every_length_of_every_graph(graph, name):
@@ -113,6 +114,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_memory_layout(layout, name):
@@ -246,6 +248,7 @@ def test_a_nan_that_nobody_hears(where, value, name):
 # -- compilers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_without_breaks_graphs_of_equal_size_in_turn(name):
@@ -311,6 +314,7 @@ def test_exported_saved_and_loaded(name):
     assert largest([loaded(*inputs)], [dense(*inputs, graph)]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_opcheck_of_both_operators(name, dtype):

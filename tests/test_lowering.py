@@ -53,6 +53,7 @@ def test_a_plan_is_its_graph(name, kind):
     assert again.complete == plan.complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 def test_the_zoo(kind):
     """Every builder and every graph of the checks."""
@@ -99,6 +100,7 @@ def numel(plan):
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
+@pytest.mark.slow
 def test_simple_graphs_have_small_plans(graph, most_pieces, most_numbers):
     """Far below tokens x tokens."""
     plan = tiles_plan(graph)

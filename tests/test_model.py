@@ -292,6 +292,7 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
         lm.load(path)
 
 
+@pytest.mark.slow
 def test_a_model_compiles_without_being_given_a_graph() -> None:
     """Its causal graph is made in between; other lengths and a graph of one's own are served too."""
     torch.compiler.reset()

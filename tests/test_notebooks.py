@@ -121,6 +121,7 @@ def test_no_absolute_paths(source: Path) -> None:
         assert not ABSOLUTE.search(text)
 
 
+@pytest.mark.slow
 @each_notebook
 def test_runs_and_prints_what_is_committed(source: Path) -> None:
     fresh, old = run(source), committed(source)

@@ -45,6 +45,7 @@ def check_flags(piece, graph):
     assert bool(heard[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0.0, 0.25])
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("name", PLAIN)
@@ -53,7 +54,8 @@ def test_cells_and_edges_are_the_graph(name, block, least):
     check(PLAIN[name], block, least)
 
 
-@pytest.mark.parametrize("block", [7, pytest.param(4, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [4, 7, 64])
 def test_the_zoo(block):
     """Every builder and every graph of the checks."""
     for graph in SMALL.values():
@@ -74,6 +76,7 @@ def test_random_graphs(num_dst, num_src, block, least, density, seed):
     check(ga.TokenGraph.from_rule(lambda b, h, dst, src: mask[dst, src], num_dst, num_src), block, least)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=6), st.integers(0, 90), st.integers(0, 40), sizes, st.booleans())
 def test_random_mixtures(lengths, w, s, start, turned):

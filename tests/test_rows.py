@@ -6,12 +6,12 @@ import torch
 import gnn_attention as ga
 from gnn_attention import _edge_folding, patterns, score_mods
 from gnn_attention._call import Call
-from gnn_attention.backends import Backend, reference, rows
+from gnn_attention.backends import BACKENDS, Backend, reference, rows
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import DTYPES, Settings
 
-ROWS = Backend("rows", rows.run, "", rows.refusal, rows.bytes_needed)
+ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
 SMALL = [name for name in GRAPHS if "97" not in name]
 

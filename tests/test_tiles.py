@@ -7,14 +7,14 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import _rectangle_formula, patterns, score_mods
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, mixed, tiles
+from gnn_attention.backends import BACKENDS, RefusalError, tiles
 from gnn_attention.verify import oracle
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import Settings
 
-TILES = Backend("tiles", tiles.run, "", tiles.refusal)
-MIXED = Backend("mixed", mixed.run, "", mixed.refusal)
+TILES = BACKENDS["tiles"]
+MIXED = BACKENDS["mixed"]
 SMALL = [name for name in GRAPHS if "97" not in name]
 SHAPES = {
     "window and sinks": patterns.window(150, 20) | patterns.sinks(150, 2),

@@ -35,6 +35,7 @@ def check(graph, block):
 
 
 class TestKinds:
+    @pytest.mark.slow
     @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
     def test_the_zoo(self, row):
         graph = row.build(row.sizes[-1])

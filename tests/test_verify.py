@@ -139,6 +139,7 @@ def test_a_subtly_wrong_backend_is_caught_by_a_rule(mistake):
     assert {failure.group for failure in report.failures} == {"rules"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_backend_of_your_own_is_caught(mistake):
     """A third party's backend runs the same checks; one mistake makes them fail."""
@@ -180,7 +181,7 @@ def test_checks_are_usable_one_by_one(check):
 def test_error_rule():
     """2 units for outputs, 3 for gradients, where a unit is the yardstick or half an ulp; a NaN never passes."""
     true = torch.ones(3, dtype=torch.float64)
-    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3})
+    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {})
 
     def passes(out_error, gradient_error):
         return judge((true + out_error).float(), {"x": (true + gradient_error).float()}, truth).passed
@@ -265,6 +266,7 @@ def test_command_prints_a_table_and_json(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_json_without_a_file_goes_to_stdout(capsys):
     """Only JSON there; the table goes to stderr."""
     assert main(few("--json")) == 0
@@ -273,6 +275,7 @@ def test_json_without_a_file_goes_to_stdout(capsys):
     assert "all held" in captured.err
 
 
+@pytest.mark.slow
 def test_command_exits_1_on_any_failure(monkeypatch, capsys):
     """A broken backend in the table is found by the command."""
     monkeypatch.setitem(BACKENDS, "dense", replace(wrong(MISTAKES["scale dropped"]), name="dense"))
@@ -294,3 +297,12 @@ def test_every_feature_and_graph_reaches_the_checks():
     for graph in GRAPHS:
         for feature in FEATURES:
             assert f"{graph}, {feature}, inputs x5" in names
+
+
+def test_the_fused_stick_is_for_gradients_of_backends_that_recompute():
+    """And for nothing else: outputs, the walk and all other backends keep the plain one."""
+    true = torch.ones(3, dtype=torch.float64)
+    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {"out": 9e-3, "x": 9e-3})
+    assert truth.for_backend(BACKENDS["tiles"]).yardstick == {"out": 1e-3, "x": 9e-3}
+    for other in (None, BACKENDS["dense"], BACKENDS["reference"], Backend("mine", BACKENDS["tiles"].run)):
+        assert truth.for_backend(other).yardstick == {"out": 1e-3, "x": 1e-3}

@@ -37,6 +37,8 @@ class Backend:
     ``refusal(call)`` names the reason why it cannot hold a call, or returns None. An object of this class can be passed to
     ``attend(..., backend=...)`` and to ``verify.run(backends=[...])``: that is how to try, and check, one of your own.
     ``compiled`` says that a first call takes seconds: on a CPU, ``verify`` leaves it out unless it is named.
+    ``recomputes`` says that gradients come from weights computed again from lse, as in every fused kernel: ``verify`` then holds
+    them against the errors of SDPA's fused kernel, too.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Backend:
     refusal: Callable[[Call], str | None] = _never
     bytes_needed: Callable[[Call], int] | None = None
     compiled: bool = False
+    recomputes: bool = False
 
 
 BACKENDS = {
@@ -63,6 +66,7 @@ BACKENDS = {
             "every graph and option; dense kernels on the tiles that hold edges: for structured and block-sparse graphs",
             tiles.refusal,
             tiles.bytes_needed,
+            recomputes=True,
         ),
         Backend(
             "rows",
@@ -70,6 +74,7 @@ BACKENDS = {
             "every graph and option; edge by edge in time and memory of the edges: for irregular graphs",
             rows.refusal,
             rows.bytes_needed,
+            recomputes=True,
         ),
         Backend(
             "mixed",
@@ -77,6 +82,7 @@ BACKENDS = {
             "every graph, without score_mod, bias and dropout; tiles where they are well filled, rows for all other edges",
             mixed.refusal,
             mixed.bytes_needed,
+            recomputes=True,
         ),
         Backend(
             "flex",
@@ -85,6 +91,7 @@ BACKENDS = {
             flex.refusal,
             flex.bytes_needed,
             compiled=True,
+            recomputes=True,
         ),
         Backend(
             "reference",

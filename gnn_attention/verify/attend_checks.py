@@ -14,7 +14,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase
-from gnn_attention.verify.check import DIM, DTYPES, ORDERS, VALUE_DIM, Check, Settings, bound, skip, verdict
+from gnn_attention.verify.check import DIM, DTYPES, FUSED_ORDERS, ORDERS, VALUE_DIM, Check, Settings, bound, skip, verdict
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 
 __all__ = ["attend_checks"]
@@ -61,14 +61,16 @@ class _AttendCase:
     def truth(self) -> Truth:
         out, gradients = self._oracle()
         if self.dtype == torch.float64:
-            return Truth(out, gradients, {})
-        return Truth(out, gradients, worst_errors(map(self._yardstick, range(ORDERS)), out, gradients))
+            return Truth(out, gradients, {}, {})
+        plain = worst_errors((self._yardstick(n, widened=False) for n in range(ORDERS)), out, gradients)
+        fused = worst_errors((self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)), out, gradients)
+        return Truth(out, gradients, plain, fused)
 
-    def _yardstick(self, number: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
         """SDPA in the dtype under test, computed in the given order; the plain formula where SDPA cannot express the feature."""
         device, graph = self.settings.device, self.graph_case.graph
         inputs = self.inputs(self.dtype, device)
-        order = oracle.Order.draw(number, BATCH, graph.num_dst, graph.num_src, DIM, device)
+        order = oracle.Order.draw(number, BATCH, graph.num_dst, graph.num_src, DIM, device, widened)
         q, k, v, mask = inputs["q"], inputs["k"], inputs["v"], self.graph_case.mask.to(device)
         sinks, modify = inputs.get("sink_logits"), partial(self.feature.dense, self.graph_case, inputs)
         if self.feature.additive:
@@ -92,7 +94,7 @@ class _AttendCase:
             inputs["q"], inputs["k"], inputs["v"], self.graph_case.graph, scale=self.feature.scale, backend=backend, **options
         )
         gradients = gradients_of(out, self.direction.to(self.settings.device), inputs)
-        return verdict(out, gradients, self.truth)
+        return verdict(out, gradients, self.truth.for_backend(backend))
 
 
 def attend_checks(settings: Settings) -> Iterator[Check]:

@@ -16,7 +16,21 @@ from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.report import Result
 
-__all__ = ["DIM", "DTYPES", "FORMS", "GPU_ONLY", "ORDERS", "VALUE_DIM", "WIDTH", "Check", "Settings", "bound", "skip", "verdict"]
+__all__ = [
+    "DIM",
+    "DTYPES",
+    "FORMS",
+    "FUSED_ORDERS",
+    "GPU_ONLY",
+    "ORDERS",
+    "VALUE_DIM",
+    "WIDTH",
+    "Check",
+    "Settings",
+    "bound",
+    "skip",
+    "verdict",
+]
 
 DTYPES = {
     "float64": torch.float64,
@@ -37,6 +51,7 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
 ORDERS = 8  # in which the yardstick is taken
+FUSED_ORDERS = 4  # in which that of the fused kernel is taken
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,20 @@ from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, GRAPHS, HEADS, KV_HEADS, GraphCase
-from gnn_attention.verify.check import DIM, DTYPES, FORMS, ORDERS, VALUE_DIM, WIDTH, Check, Settings, bound, skip, verdict
+from gnn_attention.verify.check import (
+    DIM,
+    DTYPES,
+    FORMS,
+    FUSED_ORDERS,
+    ORDERS,
+    VALUE_DIM,
+    WIDTH,
+    Check,
+    Settings,
+    bound,
+    skip,
+    verdict,
+)
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 
 __all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names"]
@@ -72,7 +85,7 @@ class _LayerCase:
         layer = MessagePassingAttention(self.heads.to(device), backend=backend)
         out = layer((x_src, x_dst), self.graph_case.graph)
         gradients = gradients_of(out, direction, inputs | plain_names(self.heads))
-        return verdict(out, gradients, self.truth)
+        return verdict(out, gradients, self.truth.for_backend(backend))
 
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
@@ -99,19 +112,24 @@ def layer_truth(
     out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], mask, heads.scale, modify)
     gradients = gradients_of(out, direction.double().cpu(), inputs | weights)
     if direction.dtype == torch.float64:
-        return Truth(out, gradients, {})
+        return Truth(out, gradients, {}, {})
     tensors = [x.detach().to(device) for x in (x_src, x_dst, direction, mask)]
     added = None if table is None else table.to(device)
-    attempts = (_layer_yardstick(number, heads.to(device), tensors, added) for number in range(ORDERS))
-    return Truth(out, gradients, worst_errors(attempts, out, gradients))
+    plain, fused = (
+        worst_errors((_layer_yardstick(n, widened, heads.to(device), tensors, added) for n in range(count)), out, gradients)
+        for count, widened in ((ORDERS, False), (FUSED_ORDERS, True))
+    )
+    return Truth(out, gradients, plain, fused)
 
 
-def _layer_yardstick(number: int, heads: Any, tensors: list[Tensor], table: Tensor | None) -> tuple[Tensor, Mapping[str, Tensor]]:
+def _layer_yardstick(
+    number: int, widened: bool, heads: Any, tensors: list[Tensor], table: Tensor | None
+) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given order."""
     x_src, x_dst, direction, mask = tensors
     inputs = {"x_src": x_src.clone().requires_grad_(), "x_dst": x_dst.clone().requires_grad_()}
     dim = heads.receive(x_dst[:, :1].detach()).shape[-1]
-    order = oracle.Order.draw(number, len(x_dst), x_dst.shape[1], x_src.shape[1], dim, str(x_dst.device))
+    order = oracle.Order.draw(number, len(x_dst), x_dst.shape[1], x_src.shape[1], dim, str(x_dst.device), widened)
     q = heads.receive(inputs["x_dst"][order.sample][:, order.dst])
     k, v = heads.send(inputs["x_src"][order.sample][:, order.src])
     added = None if table is None else order.pairs(table)
@@ -125,7 +143,7 @@ def _run_converted(case: _LayerCase, form: str, backend: Backend) -> Mapping[str
     x_src, x_dst, direction = (x.clone() for x in case._drawn)
     inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
     out = MessagePassingAttention(FORMS[form](case.heads), backend=backend)((x_src, x_dst), case.graph_case.graph)
-    return verdict(out, gradients_of(out, direction, inputs), case.truth)
+    return verdict(out, gradients_of(out, direction, inputs), case.truth.for_backend(backend))
 
 
 def form_checks(settings: Settings) -> Iterator[Check]:

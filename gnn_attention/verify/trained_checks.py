@@ -70,7 +70,7 @@ class _TrainedCase:
         layer = MessagePassingAttention(self.heads.to(device), relative_bias(self.table.to(device)), backend=backend)
         out = layer((x_src, x_dst), self.graph)
         inputs = {"x_src": x_src, "x_dst": x_dst} | plain_names(self.heads)
-        return verdict(out, gradients_of(out, self.direction.to(device), inputs), self.truth)
+        return verdict(out, gradients_of(out, self.direction.to(device), inputs), self.truth.for_backend(backend))
 
 
 def trained_checks(settings: Settings) -> Iterator[Check]:
