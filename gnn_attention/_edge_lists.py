@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "positions"]
+__all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "mask", "positions"]
 
 
 def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
@@ -42,6 +42,12 @@ def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
         src, dst = wanted[:, missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {name}")
     return order[place]
+
+
+def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """Bool ``[dst, src]``, True at every edge."""
+    cells = torch.zeros(num_dst * num_src, dtype=torch.bool, device=edges.device)
+    return cells.index_fill_(0, edges[1] * num_src + edges[0], True).view(num_dst, num_src)
 
 
 MOST_CELLS = 2**24  # of a dense matrix: 64 MB

@@ -343,6 +343,8 @@ class TokenGraph:
         return _counting.same(self.rule, rule, repr(self), self._shape)
 
     def _dense(self, device: torch.device) -> Tensor:
+        if self._listed is not None:
+            return _edge_lists.mask(self._listed.to(device), self.num_dst, self.num_src)
         return self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device))
 
     def _squeeze(self, per_head: Tensor) -> Tensor:
