@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from gnn_attention import _checks, expressions, patterns
 from gnn_attention._shapes import Tensor
-from gnn_attention.backends import BACKENDS
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.bytepair import BytePair
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores, previous_token_scores, save
@@ -145,7 +145,7 @@ def train(
     minutes: float | None = None,
     out: Path | None = None,
     progress: bool | None = None,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
 ) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """A trained model, its vocabulary and a report of how it was made and what it reached.
 
@@ -156,7 +156,7 @@ def train(
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
         progress: a line on stderr every two seconds; None means only when it is a terminal.
-        backend: what attends, a name of ``list_backends()`` or "auto".
+        backend: what attends, a name of ``list_backends()``, "auto" or one of your own.
 
     The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises ValueError for a
     corpus shorter than one window.

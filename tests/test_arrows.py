@@ -55,7 +55,7 @@ ROWS = [
     ["verify.attend_checks", "verify.layer_checks", "verify.rule_checks"],
     ["verify.trained_checks"],
     ["verify", "bench.process", "bench.measure", "bench.workloads", "commands"],
-    ["bench.graphs", "bench.methods", "bench.calibrate"],
+    ["bench.graphs", "bench.methods", "bench.calibrate", "bench.training"],
     ["bench.checked", "bench.summary"],
     ["bench.targets", "bench.table", "bench.plots"],
     ["bench.attention"],

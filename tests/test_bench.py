@@ -59,7 +59,7 @@ class TestCommand:
         assert main(["bench", "graphs", "--tokens", tokens]) == 2
         assert "tokens must be at least 1" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("suite", [[], ["attention"], ["graphs"]])
+    @pytest.mark.parametrize("suite", [[], ["attention"], ["graphs"], ["training"]])
     def test_a_missing_folder_is_said_before_anything_is_measured(self, suite, capsys, tmp_path):
         assert main(["bench", *suite, "--json", str(tmp_path / "missing" / "record.json")]) == 2
         assert "expected a folder that exists" in capsys.readouterr().err
@@ -68,7 +68,9 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["graphs", "--quick"], "--quick belongs to bench attention, not to bench graphs"),
-            (["attention", "--tokens", "5"], "--tokens belongs to bench graphs, not to bench attention"),
+            (["attention", "--tokens", "5"], "--tokens belongs to bench training and graphs, not to bench attention"),
+            (["training", "--steps", "0"], "steps must be at least 1, got 0"),
+            (["training", "--tokens", "3"], "length must be at least 8, got 3"),
             (["--workloads", "b,z"], "there is no workload 'z'; give letters (a, b, "),
             (["--memory", "0"], "--memory must be above 0 GiB, got 0.0"),
             (["--plots", "no/such/folder"], "--plots no/such/folder: expected a folder that exists"),
@@ -81,7 +83,13 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         ("arguments", "suite"),
-        [([], "attention"), (["attention"], "attention"), (["graphs"], "graphs"), (["--calibrate"], "calibrate")],
+        [
+            ([], "attention"),
+            (["attention"], "attention"),
+            (["graphs"], "graphs"),
+            (["training"], "training"),
+            (["--calibrate"], "calibrate"),
+        ],
     )
     def test_every_suite_is_reached(self, arguments, suite, capsys, monkeypatch):
         made = bench.Suite("", bench.SUITES[suite].options, lambda args: {"suite": suite}, lambda record: f"text of {record}")

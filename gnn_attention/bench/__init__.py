@@ -1,8 +1,9 @@
-"""Time and memory, measured here and now: ``gnn-attention bench [attention | graphs | calibrate]``.
+"""Time and memory, measured here and now: ``gnn-attention bench [attention | training | graphs | calibrate]``.
 
-``attention`` (what runs without a name) times every backend of ours beside every peer that is installed; ``graphs`` builds,
-counts and tiles graphs of a million tokens. Figures are what this machine gave; ratios travel better. A further suite is a
-module with a function that measures and one that writes, and one row of ``SUITES``.
+``attention`` (what runs without a name) times every backend of ours beside every peer that is installed; ``training`` trains the
+shipped model on long windows, with ours and with SDPA; ``graphs`` builds, counts and tiles graphs of a million tokens. Figures
+are what this machine gave; ratios travel better. A further suite is a module with a function that measures and one that writes,
+and one row of ``SUITES``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention import _checks
-from gnn_attention.bench import attention, calibrate, graphs, plots, table, targets, workloads
+from gnn_attention.bench import attention, calibrate, graphs, plots, table, targets, training, workloads
 from gnn_attention.bench.attention import run_attention
 from gnn_attention.bench.graphs import run_graphs
 from gnn_attention.bench.measure import Settings
+from gnn_attention.bench.training import run_training
 
 __all__ = [
     "SUITES",
@@ -30,8 +32,10 @@ __all__ = [
     "run",
     "run_attention",
     "run_graphs",
+    "run_training",
     "table",
     "targets",
+    "training",
     "workloads",
 ]
 
@@ -60,7 +64,13 @@ def _attention(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _graphs(args: argparse.Namespace) -> dict[str, Any]:
-    return run_graphs(args.tokens, not args.no_peers, _progress())
+    return run_graphs(graphs.MILLION if args.tokens is None else args.tokens, not args.no_peers, _progress())
+
+
+def _training(args: argparse.Namespace) -> dict[str, Any]:
+    tokens = training.LENGTH if args.tokens is None else args.tokens
+    steps = training.STEPS if args.steps is None else args.steps
+    return run_training(tokens, steps, not args.no_peers, _progress())
 
 
 def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,6 +83,12 @@ SUITES = {
         frozenset({"workloads", "quick", "plots", "allocator", "memory", "budget", "slowest", "no_peers"}),
         _attention,
         table.report,
+    ),
+    "training": Suite(
+        "the shipped model trained on long windows, ours beside SDPA (about 10 minutes)",
+        frozenset({"tokens", "steps", "no_peers"}),
+        _training,
+        training.text,
     ),
     "graphs": Suite(
         "build, count and tile graphs of a million tokens",
@@ -97,7 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="attention: for each method and pass (default 3)")
     parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 14)")
-    parser.add_argument("--tokens", type=int, default=graphs.MILLION, help="graphs: tokens of each (default 1,000,000)")
+    sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
+    parser.add_argument("--tokens", type=int, help=sizes)
+    parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
     parser.set_defaults(run=lambda args: run(args, parser))
