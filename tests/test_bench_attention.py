@@ -363,6 +363,19 @@ class TestMethods:
         assert refused["reference"] == "the reference is not timed above 20000 edges"
         assert refused["dense"] is None
 
+    def test_a_backend_far_behind_is_not_timed(self):
+        """Tiles that hold an edge or two; of a graph that is quick either way, everything is timed."""
+        scattered = patterns.random_senders(20_000, 4, causal=False)
+        for graph, names, behind in (
+            (scattered, ["tiles", "rows", "flex"], {"tiles", "flex"}),
+            (patterns.random_senders(500, 4, causal=False), ["tiles", "rows", "flex"], set()),
+            (patterns.causal(4096), ["dense", "tiles", "rows"], set()),
+        ):
+            posed = Problem(graph, tuple(torch.empty(1, 8, graph.num_dst, 64, device="meta") for _ in range(3)), torch.empty(0))
+            refused = {method.name: method.refusal(posed) for method in methods.ours(names) if method.refusal}
+            assert {name for name, reason in refused.items() if reason} == behind
+            assert all("which auto takes: not timed" in refused[name] for name in behind)
+
     def test_a_peer_that_is_not_installed_is_missing(self):
         assert Method("absent", _never, modules=("json", "no_such_package")).missing().startswith("no_such_package is not")
         assert Method("present", _never, modules=("json",)).missing() is None

@@ -105,7 +105,7 @@ def _in_a_child(
         "threads": threads,
     }
     try:
-        result: dict[str, Any] = process.in_a_process(__name__, "measure_workload", arguments, variables)
+        result: dict[str, Any] = process.in_a_process(__name__, "measure_workload", arguments, variables, timeout=1800)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         methods = [method.name for method in (*ours(), *peers(workload.peers if with_peers else ()))]
         failed = {"workload": workload.name, "allocator": allocator, "status": "failed", "reason": process.one_line(error)}

@@ -22,6 +22,7 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.bench.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, SPARSE, Problem
+from gnn_attention.choosing import explain
 from gnn_attention.layer import MessagePassingAttention
 
 __all__ = ["AUTO", "PEERS", "Method", "Prepared", "ours", "peers"]
@@ -29,6 +30,7 @@ __all__ = ["AUTO", "PEERS", "Method", "Prepared", "ours", "peers"]
 AUTO = "auto"
 MOST_REFERENCE_EDGES = 20_000  # the reference is the lesson, not a competitor
 MOST_DENSE_CELLS = 8192**2  # beyond, "SDPA mask" stands for the dense backend, which is the same kernel
+WORTH_A_WAIT, MOST_TIMES_AUTO = 0.5, 12  # seconds, and times the estimate of auto, above which a backend of ours is not timed
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,17 @@ def _refusal(backend: Backend, problem: Problem) -> str | None:
     without_mask = problem.graph.is_full() or problem.graph.is_causal()
     if backend.name == "dense" and problem.cells > MOST_DENSE_CELLS and not without_mask:
         return f"the dense backend is not timed above {MOST_DENSE_CELLS} pairs: 'SDPA mask' is the same kernel"
-    return backend.refusal(_as_call(problem))
+    return backend.refusal(_as_call(problem)) or _far_behind(backend, problem)
+
+
+def _far_behind(backend: Backend, problem: Problem) -> str | None:
+    """Why a backend is not worth minutes: the cost model has it far behind the one that auto takes. flex visits what tiles do."""
+    said = explain(problem.graph, problem.heads, problem.dim)
+    seconds = {name: estimate for name, _, _, estimate in said.rows}
+    mine, best = seconds["tiles" if backend.name == "flex" else backend.name], seconds[said.choice]
+    if mine is None or best is None or mine < WORTH_A_WAIT or mine < MOST_TIMES_AUTO * best:
+        return None
+    return f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {said.choice}, which auto takes: not timed"
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
