@@ -165,3 +165,18 @@ class TestTable:
         files = plots.save(WINDOW, tmp_path)
         assert sorted(file.name for file in files) == ["b-memory_mb.svg", "b-seconds.svg"]
         assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_targets_in_a_line():
+    """Met, missed and never measured, in the order of the record."""
+    keys = ("workload", "pass", "sense", "bound", "words", "value", "met")
+    made = (
+        ("b2048", "both", "at least", 60, "times faster than A", 50.0, False),
+        ("a2048", "forward", "at most", 1.05, "of B", 1.0, True),
+        ("a8192", "both", "at most", 1.05, "of B", 1.123, False),
+        ("b131072", "both", "at most", 19, "of B", None, None),
+    )
+    rows = [dict(zip(keys, row, strict=True)) for row in made]
+    said = "1 of 3 targets met, missed: b2048 both 50 (at least 60 times faster than A); a8192 both 1.12 (at most 1.05 of B)."
+    assert table.kept_targets({"targets": rows}) == said
+    assert table.kept_targets({"targets": rows[1:2]}) == "1 of 1 targets met."

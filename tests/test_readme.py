@@ -47,9 +47,11 @@ def test_its_numbers_hold():
 
 
 def test_its_benchmark_is_the_newest_record():
-    """The table is what the record says, and the text names the record."""
+    """The table and the targets are what the record says, and the text names the record."""
     newest = max(RECORDS.glob("*-bench-attention.json"))
-    assert bench.table.table(json.loads(newest.read_text(encoding="utf-8"))) in TEXT
+    record = json.loads(newest.read_text(encoding="utf-8"))
+    assert bench.table.table(record) in TEXT
+    assert bench.table.kept_targets(record) in " ".join(TEXT.split())
     assert f"`tests/records/{newest.name}`" in TEXT
 
 

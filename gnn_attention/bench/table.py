@@ -8,7 +8,7 @@ from typing import Any
 from gnn_attention.bench.methods import AUTO, PEERS
 from gnn_attention.bench.summary import Record, case_of
 
-__all__ = ["report", "table"]
+__all__ = ["kept_targets", "report", "table"]
 
 PASSES = ("forward", "both")
 SHORT = {"out of memory by estimate": "out of memory", "too slow by estimate": "too slow"}
@@ -23,6 +23,14 @@ def table(record: Record, allocator: str = "default") -> str:
     names = [name for name in PEERS if any(case["method"] == name for case in record["cases"])]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{name}: time, memory" for name in names)]
     return _markdown(head, ([*_own(record, w, allocator), *(_peer(record, w, name, allocator) for name in names)] for w in shown))
+
+
+def kept_targets(record: Record) -> str:
+    """In a line: how many targets are met, of those that were measured, and each that is not, with what was measured."""
+    measured = [row for row in record["targets"] if row["met"] is not None]
+    missed = [_target(row) for row in measured if not row["met"]]
+    each = "; ".join(f"{name} {which} {value} ({promised})" for name, which, promised, value, _ in missed)
+    return f"{len(measured) - len(missed)} of {len(measured)} targets met" + (f", missed: {each}." if missed else ".")
 
 
 def _own(record: Record, workload: Record, allocator: str) -> list[str]:
