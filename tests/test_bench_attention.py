@@ -2,7 +2,9 @@
 
 import json
 import math
+import time
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -171,6 +173,10 @@ FAULTS = {
 
 
 class TestTiming:
+    def test_a_long_call_is_timed_once(self):
+        settings = Settings(budget=1.0, fewest=3, most=9, long=2.0)
+        assert [measure._planned(estimate, settings).wanted for estimate in (0.01, 1.9, 2.1)] == [9, 3, 1]
+
     def test_slow_methods_take_part_in_few_rounds_evenly(self):
         settings = Settings(budget=1.0, fewest=2, most=10, shortest=0.0)
         timings = timed_rounds(
@@ -247,6 +253,16 @@ class TestMeasureProblem:
         about, cases = attention.measure_problem(posed, some, replace(TINY, **changes), threads=1)
         return about, {(case["method"], case["pass"]): case for case in cases}
 
+    def test_what_proves_too_slow_is_not_timed(self, in_this_process, monkeypatch):
+        """It was checked all the same."""
+        some = [*methods.ours(["dense"]), Method("sleeps", lambda posed: Prepared(partial(_sleeping, posed.graph)))]
+        _, cases = self.run(problem(patterns.window(40, 8)), some, monkeypatch, slowest=0.2)
+        found = cases["sleeps", "forward"]
+        assert (found["status"], found["reason"]) == ("too slow by estimate", "a call took 0.3 s, the limit is 0.2")
+        assert found["output_error"] <= 2.0
+        assert "seconds" not in found
+        assert cases["dense", "forward"]["status"] == "measured"
+
     @pytest.mark.slow
     def test_every_case_is_measured_or_says_why_not(self, in_this_process, monkeypatch):
         posed = problem(patterns.window(70, 9))
@@ -274,7 +290,7 @@ class TestMeasureProblem:
         assert said["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
         assert said["hungry"] == ("out of memory by estimate", "1024.0 GiB, the limit is 14.0")
         assert cases["hungry", "both"]["bytes"] == 2**40
-        assert said["slow"] == ("too slow by estimate", "60 s a call, the limit is 14")
+        assert said["slow"] == ("too slow by estimate", "60 s a call, the limit is 20")
         assert said["wrong"][0] == "wrong"
         assert cases["wrong", "forward"]["output_error"] > 2
         assert "seconds" not in cases["wrong", "forward"]
@@ -331,6 +347,11 @@ class TestMeasureProblem:
 
         case = attention._Case(Method("big", lambda posed: Prepared(run), keeps=True), both=False)
         assert 60 < attention._peak_of(case, posed, 1) < 80
+
+
+def _sleeping(graph, q, k, v):
+    time.sleep(0.3)
+    return attend(q, k, v, graph)
 
 
 def _never(posed):

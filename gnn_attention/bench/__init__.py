@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
     parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="attention: for each method and pass (default 3)")
-    parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 14)")
+    parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)")
     sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")

@@ -164,7 +164,7 @@ def measure_problem(
         _weigh(case, problem, threads)
     torch.set_num_threads(threads)
     measured_limits, guard = limits(), Guard(settings.fraction, settings.patience, settings.allowance)
-    _check(cases, problem)
+    _check(cases, problem, settings.slowest)
     for both in (False, True):
         _time([case for case in cases if case.open and case.both == both], problem, settings, guard, measured_limits)
     about = {"edges": problem.graph.num_edges, "heads": problem.heads, "dim": problem.dim, "layer": problem.layer is not None}
@@ -236,8 +236,8 @@ def _bound(prepared: Prepared, problem: Problem, both: bool) -> Callable[[], obj
     return lambda: torch.autograd.grad(prepared.call(*inputs), wanted, problem.grad_out)
 
 
-def _check(cases: Sequence[_Case], problem: Problem) -> None:
-    """Hold every open case against float64, note its first call, and estimate its time from the next one."""
+def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
+    """Hold every open case against float64, note its first call, and estimate its time from the next one if that is bearable."""
     if not any(case.open for case in cases):
         return
     checked, prepared = Checked(problem), dict[str, Prepared]()
@@ -254,11 +254,11 @@ def _check(cases: Sequence[_Case], problem: Problem) -> None:
             case.close("failed", process.one_line(error))
             continue
         errors = {"output_error": verdict.output, "gradient_error": verdict.gradient, "first_s": first}
-        if verdict.passed:
-            case.found |= errors
-        else:
+        if not verdict.passed:
             case.close("wrong", str(verdict))
-            case.found |= errors
+        elif case.estimate > slowest:
+            case.close("too slow by estimate", f"a call took {case.estimate:.2g} s, the limit is {slowest:.2g}")
+        case.found |= errors
 
 
 def _seconds_of(call: Callable[[], object]) -> float:

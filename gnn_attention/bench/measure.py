@@ -27,8 +27,8 @@ class Settings:
     """How long to measure: ``budget`` seconds for a method and pass, ``fewest`` to ``most`` samples of at least ``shortest``.
 
     A sample is taken again up to ``retries`` times when the guard found the machine busy; ``patience`` seconds are waited for
-    calm before each, ``allowance`` seconds in all for a workload. A method that needs more than ``slowest`` seconds or
-    ``memory`` bytes by estimate is left out.
+    calm before each, ``allowance`` seconds in all for a workload. A call of more than ``long`` seconds is timed once. A method
+    that needs more than ``slowest`` seconds or ``memory`` bytes is left out.
     """
 
     budget: float = 3.0
@@ -39,7 +39,8 @@ class Settings:
     patience: float = 0.5
     allowance: float = 20.0
     fraction: float = 0.8
-    slowest: float = 14.0
+    long: float = 4.0
+    slowest: float = 20.0
     memory: float = 14 * 2**30
 
     @classmethod
@@ -152,7 +153,8 @@ def timed_rounds(
 def _planned(estimate: float, settings: Settings) -> Timing:
     calls = max(1, math.ceil(settings.shortest / max(estimate, 1e-7)))
     wanted = int(settings.budget / max(calls * estimate, 1e-7))
-    return Timing(calls, min(max(wanted, settings.fewest), settings.most))
+    fewest = settings.fewest if estimate <= settings.long else 1
+    return Timing(calls, min(max(wanted, fewest), settings.most))
 
 
 def _takes_part(number: int, wanted: int, rounds: int) -> bool:

@@ -30,7 +30,7 @@ __all__ = ["AUTO", "PEERS", "Method", "Prepared", "ours", "peers"]
 AUTO = "auto"
 MOST_REFERENCE_EDGES = 20_000  # the reference is the lesson, not a competitor
 MOST_DENSE_CELLS = 8192**2  # beyond, "SDPA mask" stands for the dense backend, which is the same kernel
-WORTH_A_WAIT, MOST_TIMES_AUTO = 0.5, 12  # seconds, and times the estimate of auto, above which a backend of ours is not timed
+WORTH_A_WAIT, MOST_TIMES_AUTO = 1.0, 2.0  # seconds, and times the estimate of auto, above which a backend of ours is not timed
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +267,10 @@ def _sparse_bytes(problem: Problem, both: bool) -> float:
     return problem.graph.num_edges * (800.0 if both else 400.0)
 
 
+def _sparse_seconds(problem: Problem, both: bool) -> float:
+    return problem.graph.num_edges * problem.heads * (320e-9 if both else 55e-9)
+
+
 def _not_causal(problem: Problem) -> str | None:
     return None if problem.graph.is_causal() else "the graph is not causal"
 
@@ -278,7 +282,7 @@ PEERS = {
         Method(MASKED, _sdpa_mask, bytes_needed=_mask_bytes, seconds_needed=_mask_seconds),
         Method(FLEX, _flex, backward="FlexAttention has no backward pass on a CPU", keeps=True),
         Method(PYG, _transformer_conv, modules=("torch_geometric.nn",), bytes_needed=_message_bytes),
-        Method(SPARSE, _torch_sparse, bytes_needed=_sparse_bytes),
+        Method(SPARSE, _torch_sparse, bytes_needed=_sparse_bytes, seconds_needed=_sparse_seconds),
         Method(
             EAGER,
             _eager,
