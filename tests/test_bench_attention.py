@@ -442,7 +442,7 @@ class TestEndToEnd:
     def test_the_crossover_is_measured_once(self, monkeypatch):
         seen = []
 
-        def noting(module, function, arguments, variables):
+        def noting(module, function, arguments, variables, timeout):
             seen.append((arguments["name"], arguments["allocator"], variables["THP_MEM_ALLOC_ENABLE"]))
             raise RuntimeError("enough")
 
