@@ -17,8 +17,13 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 if TYPE_CHECKING:
-    from gnn_attention import analyse, bench, catalogue, draw, expressions, model, verify
+    from gnn_attention import analyse, bench, cache, catalogue, draw, expressions, foreign, minilm, model, tasks, trace, verify
+    from gnn_attention.auditor import audit
+    from gnn_attention.foreign import heads_of
+    from gnn_attention.huggingface import use_graph
+    from gnn_attention.latent_heads import LatentHeads
     from gnn_attention.layer import MessagePassingAttention
+    from gnn_attention.lazy_heads import LazyHeads
 
 __version__ = "0.1.0"
 
@@ -26,6 +31,8 @@ __all__ = [
     "Backend",
     "FactoredHeads",
     "FactoredMatrix",
+    "LatentHeads",
+    "LazyHeads",
     "MergedHeads",
     "MessagePassingAttention",
     "RefusalError",
@@ -34,8 +41,10 @@ __all__ = [
     "algebra",
     "analyse",
     "attend",
+    "audit",
     "backends",
     "bench",
+    "cache",
     "catalogue",
     "convert",
     "costs",
@@ -43,23 +52,39 @@ __all__ = [
     "edges",
     "explain",
     "expressions",
+    "foreign",
+    "heads_of",
     "list_backends",
+    "minilm",
     "model",
     "patterns",
     "rotary",
     "score_mods",
+    "tasks",
     "tiling",
+    "trace",
+    "use_graph",
     "verify",
 ]
 
 _ON_DEMAND = {
+    "LatentHeads": ("gnn_attention.latent_heads", "LatentHeads"),
+    "LazyHeads": ("gnn_attention.lazy_heads", "LazyHeads"),
     "MessagePassingAttention": ("gnn_attention.layer", "MessagePassingAttention"),
     "analyse": ("gnn_attention.analyse", None),
+    "audit": ("gnn_attention.auditor", "audit"),
     "bench": ("gnn_attention.bench", None),
+    "cache": ("gnn_attention.cache", None),
     "catalogue": ("gnn_attention.catalogue", None),
     "draw": ("gnn_attention.draw", None),
     "expressions": ("gnn_attention.expressions", None),
+    "foreign": ("gnn_attention.foreign", None),
+    "heads_of": ("gnn_attention.foreign", "heads_of"),
+    "minilm": ("gnn_attention.minilm", None),
     "model": ("gnn_attention.model", None),
+    "tasks": ("gnn_attention.tasks", None),
+    "trace": ("gnn_attention.trace", None),
+    "use_graph": ("gnn_attention.huggingface", "use_graph"),
     "verify": ("gnn_attention.verify", None),
 }
 

@@ -1,4 +1,4 @@
-"""The command line: ``gnn-attention verify | bench | graphs | draw | train`` (also ``python -m gnn_attention``).
+"""The command line: ``gnn-attention verify | audit | bench | graphs | draw | generate | train | reach``.
 
 Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnn_attention import __version__, bench, commands, training, verify
+from gnn_attention import __version__, _audit_command, bench, commands, generation, tasks, training, verify
 from gnn_attention.backends import BACKENDS
 from gnn_attention.verify.cases import GRAPHS
 from gnn_attention.verify.check import DTYPES
@@ -42,12 +42,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
     added = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_verify(added)
+    _audit_command.add_audit(added)
     bench.add_arguments(added.add_parser("bench", help="time and memory of graphs of a million tokens, beside peers"))
     commands.add_graphs(added)
     commands.add_draw(added)
+    generation.add_generate(added)
     train = added.add_parser("train", help="train the small language model on the standard library's sources")
     training.add_arguments(train)
     train.set_defaults(run=training.run)
+    reach = added.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
+    tasks.add_arguments(reach)
+    reach.set_defaults(run=tasks.run)
     return parser
 
 

@@ -13,7 +13,7 @@ from gnn_attention._shapes import Bool, Float, Tensor
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
 
-__all__ = ["Call", "one_of"]
+__all__ = ["Call", "made_of", "one_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +55,13 @@ class Call:
         """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
         _check_tensors(q, k, v)
         _check_graph(graph, q, k)
+        scale = _checked_scale(scale, q)
         return cls(
-            q=q,
+            q=_for_positive_scale(q, scale),
             k=k,
             v=v,
             graph=graph,
-            scale=_checked_scale(scale, q),
+            scale=abs(scale) or 1.0,
             score_mod=_checked_score_mod(score_mod),
             bias=_checked_bias(bias, graph, q),
             sink_logits=_checked_sinks(sink_logits, q),
@@ -128,6 +129,13 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     return part
 
 
+def made_of(graph: TokenGraph, parts: list[list[TokenGraph]]) -> TokenGraph:
+    """``graph``, told the graph of each sample and head that it was made of, with whatever is worked out about them already."""
+    graph._parts[:] = parts
+    graph._memo[(_keep_parts,)] = True
+    return graph
+
+
 def _keep_parts(graph: TokenGraph) -> bool:
     """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the whole graph."""
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
@@ -176,6 +184,11 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
     if not abs(scale) < math.inf:
         raise ValueError(f"scale must be finite, got {scale!r}")
     return float(scale)
+
+
+def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
+    """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN of -inf."""
+    return q if scale > 0 else -q if scale < 0 else q * 0.0
 
 
 def _checked_scores(changed: object, score: Tensor) -> Tensor:

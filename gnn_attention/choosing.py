@@ -110,10 +110,10 @@ def _too_large(call: Call) -> str | None:
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
-    """What one head visits; of a graph that differs by head or sample, its first stands for all."""
-    graph = one_of(graph, 0, 0)
+    """What one head visits; of a graph that differs by head or sample, its first stands for all but the mask."""
     if name == "dense":
         return _dense_work(graph)
+    graph = one_of(graph, 0, 0)
     lower = _lowering.WORK.get(name)
     work: Work | None = None if lower is None else kept(lower, graph)
     return work

@@ -21,10 +21,13 @@ from torch_geometric.utils.sparse import set_sparse_value
 from gnn_attention import _checks, convert, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
+from gnn_attention._traced_edges import TracedEdges, is_edge_list
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.lazy_heads import LazyHeads
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 __all__ = ["MessagePassingAttention"]
@@ -36,10 +39,16 @@ class MessagePassingAttention(MessagePassing):
     ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three forms.
 
     Args:
-        heads: :class:`StandardHeads`, :class:`FactoredHeads` or :class:`MergedHeads`; they hold all parameters.
+        heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`: the weights.
+            :class:`LazyHeads` become standard ones of the right widths at the first call, for ``to_hetero``.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
         backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes through ``attend``.
+            While an explainer of PyG masks the edges, or somebody has hooked one of the three functions, the layer walks
+            whatever its backend, as PyG's own layers leave their fused path then: only the walk has messages.
+
+    Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every backend; an
+    ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the walk.
 
     Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three functions.
 
@@ -51,14 +60,14 @@ class MessagePassingAttention(MessagePassing):
 
     def __init__(
         self,
-        heads: StandardHeads | FactoredHeads | MergedHeads,
+        heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads,
         score_mod: ScoreMod | None = None,
         dropout: float = 0.0,
         backend: str | Backend | None = None,
     ) -> None:
         """ValueError for a dropout outside [0, 1)."""
         super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
-        self.heads: StandardHeads | FactoredHeads | MergedHeads = heads
+        self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mod
         self.dropout = _checks.probability("dropout", dropout)
         self.backend = backend
@@ -72,9 +81,10 @@ class MessagePassingAttention(MessagePassing):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],
-        g: Any,
+        g: Any = None,
         bias: Tensor | None = None,
         return_attention_weights: bool | None = None,
+        edge_index: Any = None,
     ) -> Any:
         """The update of every receiver (add it to its state for a residual stream).
 
@@ -84,13 +94,17 @@ class MessagePassingAttention(MessagePassing):
             bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a batch).
             return_attention_weights: as everywhere in PyG, any bool asks for ``(update, (g's edges, weights))`` with the weights
                 before dropout, ``[E, heads]`` for ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
+            edge_index: PyG's name for g, for calls by keyword.
 
         Raises:
-            ValueError, TypeError, IndexError: states and graph that do not fit; NotImplementedError: the walk (backend None)
-                over a graph that differs by head or sample.
+            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit; NotImplementedError: the walk
+                (backend None) over a graph that differs by head or sample.
         """
         x_src, x_dst = _pair(x)
+        g = _one_graph(g, edge_index)
         graph = self._as_graph(g, x_src, x_dst)
+        if isinstance(self.heads, LazyHeads):
+            self.heads.meet(x_dst.shape[-1], x_src.shape[-1])
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
@@ -98,7 +112,10 @@ class MessagePassingAttention(MessagePassing):
         k, v = self.heads.send(x_src, self._positions(graph.src_offset, x_src))
         wants_weights = isinstance(return_attention_weights, bool)
         call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias)
-        y, weights = self._walk(call, batched) if self.backend is None else self._attend(call, self.backend, wants_weights)
+        if self.backend is None or self._is_watched():
+            y, weights = self._walk(call, batched)
+        else:
+            y, weights = self._attend(call, self.backend, wants_weights)
         if not batched:
             y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(-1, self.heads.num_heads)
         return (y, _with_edges(g, graph, weights)) if wants_weights else y
@@ -118,7 +135,8 @@ class MessagePassingAttention(MessagePassing):
         """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there is one."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
-                f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; use backend='auto'"
+                f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
+                "use backend='auto', without hooks and explainers, which need the walk"
             )
         wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
         q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
@@ -147,6 +165,20 @@ class MessagePassingAttention(MessagePassing):
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
+    def _is_watched(self) -> bool:
+        """True while somebody waits for messages: one of PyG's explainers, or a hook on what only the walk calls."""
+        return bool(
+            self.explain
+            or self._propagate_forward_pre_hooks
+            or self._propagate_forward_hooks
+            or self._message_forward_pre_hooks
+            or self._message_forward_hooks
+            or self._aggregate_forward_pre_hooks
+            or self._aggregate_forward_hooks
+            or self._edge_update_forward_pre_hooks
+            or self._edge_update_forward_hooks
+        )
+
     def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: object) -> Tensor:
         """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
         assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
@@ -162,10 +194,15 @@ class MessagePassingAttention(MessagePassing):
                 f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}"
             )
         num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
-        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+        graph = g if isinstance(g, TokenGraph) else self._listed_graph(g, num_dst, num_src)
         if (graph.num_src, graph.num_dst) != (num_src, num_dst):
             raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
         return graph
+
+    def _listed_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
+        if self.backend is None and torch.compiler.is_compiling() and is_edge_list(g):
+            return TracedEdges.of(g, num_dst, num_src)
+        return convert.from_pyg(g, num_dst, num_src)
 
     def _positions(self, offset: int, x: Tensor) -> Tensor:
         return torch.arange(offset, offset + x.shape[-2], device=x.device)
@@ -184,6 +221,14 @@ def _pair(x: Any) -> tuple[Tensor, Tensor]:
         got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, tuple | list) else type(x).__name__
         raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}")
     return pair
+
+
+def _one_graph(g: Any, edge_index: Any) -> Any:
+    """The graph, by whichever of its two names it came."""
+    if (g is None) == (edge_index is None):
+        got = "none" if g is None else "both g and edge_index"
+        raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
+    return edge_index if g is None else g
 
 
 def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:

@@ -21,10 +21,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gnn_attention import _checks, patterns, weights
+from gnn_attention import _checks, algebra, patterns, weights
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.bytepair import BytePair
+from gnn_attention.cache import KeyValueCache
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
@@ -168,6 +169,43 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.unembedding(self.norm(state))
         return logits
 
+    def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Float[Tensor, "batch tokens vocabulary"]:
+        """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed for them alone.
+
+        A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the model itself and
+        :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError for ``backend=None`` and
+        while a block or its attention is hooked (edges cut or muted, for one), since neither is called here.
+
+        >>> model, tokens = LanguageModel(Config(vocabulary_size=300)), torch.tensor([[1, 2, 3, 4]])
+        >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
+        >>> parts = [model.proceed(chunk, cache) for chunk in tokens.split(2, dim=1)]
+        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), atol=1e-5)
+        True
+        """
+        tokens, _ = self._checked(tokens, cache.graph)
+        if cache.layers != len(self.blocks):
+            raise ValueError(f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}")
+        if not self.can_proceed():
+            raise NotImplementedError(
+                "the walk (backend=None) and hooks on blocks or attention layers need all tokens at once: "
+                "use backend='auto' and remove the hooks, or call the model without a cache"
+            )
+        state = self.embedding(tokens)
+        with cache.all_or_nothing():
+            for number, (block, layer) in enumerate(zip(self._blocks, self.layers, strict=True)):
+                heard = block.attention_norm(state)
+                state = state + cache.update(layer.heads, heard, number, layer.score_mod, backend=layer.backend or "auto")
+                state = state + block.compute(state)
+        logits: Tensor = self.unembedding(self.norm(state))
+        return logits
+
+    def can_proceed(self) -> bool:
+        """False where only a full pass gives what is asked for: the walk, or hooks on a block or its attention."""
+        if any(layer.backend is None or layer._is_watched() for layer in self.layers):
+            return False
+        passed_by: list[nn.Module] = [*self._blocks, *self.layers]
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
+
     def states(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
     ) -> list[Float[Tensor, "batch tokens width"]]:
@@ -214,22 +252,55 @@ class LanguageModel(nn.Module):
 
 
 @torch.no_grad()
-def generate(model: LanguageModel, tokens: Int[Tensor, " tokens"], count: int, temperature: float = 1.0, seed: int = 0) -> Tensor:
+def generate(
+    model: LanguageModel,
+    tokens: Int[Tensor, " tokens"],
+    count: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    graph: TokenGraph | None = None,
+    cache: KeyValueCache | None = None,
+) -> Int[Tensor, " tokens_and_more"]:
     """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the likeliest.
 
-    Raises ValueError for no tokens to begin with or a negative temperature.
+    ``graph`` says who hears whom, the tokens to come included: causal unless given. Each token is computed once, in a
+    :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else all of them for each);
+    ``cache`` is one that goes on, whose tokens come before these.
+
+    Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will be there, or a
+    cache of another graph.
     """
     if not len(tokens) or not temperature >= 0:
         raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {temperature!r}")
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(_checks.size("count", count)):
-        logits = model(tokens[None])[0, -1]
-        if temperature:
-            drawn = torch.multinomial((logits / temperature).softmax(-1).cpu(), 1, generator=generator).to(tokens.device)
+    count = _checks.size("count", count)
+    graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)
+    generator, new = torch.Generator().manual_seed(seed), tokens
+    for _ in range(count):
+        if cache is None:
+            logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, -1]
         else:
-            drawn = logits.argmax(-1, keepdim=True)
-        tokens = torch.cat([tokens, drawn])
+            logits = model.proceed(new[None], cache)[0, -1]
+        if temperature:
+            new = torch.multinomial((logits / temperature).softmax(-1).cpu(), 1, generator=generator).to(tokens.device)
+        else:
+            new = logits.argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, new])
     return tokens
+
+
+def _graph_and_cache(
+    model: LanguageModel, count: int, graph: TokenGraph | None, cache: KeyValueCache | None
+) -> tuple[TokenGraph, KeyValueCache | None]:
+    """The graph of ``count`` further tokens, and the cache they go through; None for a model that cannot."""
+    if cache is not None:
+        cache.check_graph(cache.graph if graph is None else graph)
+        graph, count = cache.graph, cache.length + count
+    graph = patterns.causal(count) if graph is None else graph
+    if graph.num_dst < count:
+        raise ValueError(f"graph must have the {count} tokens that there will be in the end, got {graph!r}")
+    if cache is None and model.can_proceed():
+        cache = KeyValueCache(graph, model.config.num_layers)
+    return graph, cache
 
 
 # -- in and out of a file ---------------------------------------------------------------------------------------------

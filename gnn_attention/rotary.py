@@ -18,6 +18,7 @@ class Rotary:
 
     A dot product of two turned vectors depends on their distance alone: ``(R_p q) . (R_s k) = q . R_(s - p) k``.
     ``interleaved=False`` pairs channel i with i + dim/2 (Llama, GPT-NeoX), True pairs 2i with 2i + 1 (RoFormer, GPT-J).
+    ``frequencies``, an angle per token for each pair, take the place of the powers of ``base`` (Llama 3's and YaRN's are none).
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -27,11 +28,16 @@ class Rotary:
 
     base: float = 10000.0
     interleaved: bool = False
+    frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """ValueError for a base that is not positive and finite."""
+        """ValueError for a base that is not positive and finite, or a frequency that is not finite."""
         if not 0 < self.base < math.inf:
             raise ValueError(f"base must be positive and finite, got {self.base!r}")
+        if self.frequencies is not None:
+            object.__setattr__(self, "frequencies", tuple(float(frequency) for frequency in self.frequencies))
+            if not all(map(math.isfinite, self.frequencies)):
+                raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 
     def turn(self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]) -> Float[Tensor, "*lead tokens dim"]:
         """``x`` with the token on row t turned for ``positions[t]``; angles in float32 or better. ValueError for an odd dim."""
@@ -53,6 +59,12 @@ class Rotary:
     def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         if dim % 2:
             raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {dim}")
-        frequency = self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
-        angle = positions.to(torch.float64).unsqueeze(-1) * frequency
+        angle = positions.to(torch.float64).unsqueeze(-1) * self._of_each_pair(dim, positions.device)
         return angle.cos(), angle.sin()
+
+    def _of_each_pair(self, dim: int, device: torch.device) -> Tensor:
+        if self.frequencies is None:
+            return self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+        if len(self.frequencies) != dim // 2:
+            raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {len(self.frequencies)}")
+        return torch.tensor(self.frequencies, dtype=torch.float64, device=device)

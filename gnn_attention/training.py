@@ -259,7 +259,7 @@ class _Fit:
         return {
             "steps": len(self.losses),
             "tokens_seen": seen,
-            "seconds": round(seconds, 1),
+            "seconds": round(seconds, 3),
             "peak_memory_mb": _peak_memory(),
             "losses": [_rounded(loss) for loss in self.losses[:_LOSSES_KEPT]],
             "history": self.history,

@@ -635,3 +635,13 @@ def test_a_call_changes_nothing_it_was_given():
     assert all(torch.equal(a, b) for a, b in zip(before, (q, k, v), strict=True))
     assert graph == patterns.window(9, 3)
     assert math.isclose(float(graph.num_edges), 9 * 3 - 3)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "mixed", "reference"])
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_need_not_be_positive(scale, backend):
+    """Causal kernels put -inf in before they scale: 0 would make NaN of it, a negative number +inf."""
+    q, k, v = (torch.randn(1, 2, 7, 4, dtype=torch.float64) for _ in range(3))
+    past = torch.ones(7, 7).tril().bool()
+    expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)

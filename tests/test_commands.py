@@ -151,7 +151,7 @@ class TestDraw:
 
 
 class TestMain:
-    @pytest.mark.parametrize("command", ["verify", "graphs", "draw", "train"])
+    @pytest.mark.parametrize("command", ["verify", "audit", "bench", "graphs", "draw", "generate", "train", "reach"])
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])

@@ -31,6 +31,16 @@ PUBLIC = [
     "catalogue",
     "bench",
     "costs",
+    "foreign",
+    "latent_heads",
+    "lazy_heads",
+    "minilm",
+    "tasks",
+    "cache",
+    "generation",
+    "huggingface",
+    "auditor",
+    "trace",
 ]
 
 PROMISED = """
@@ -38,7 +48,9 @@ patterns.causal patterns.window patterns.prefix patterns.documents patterns.sink
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
 convert.to_sdpa_mask convert.to_pyg convert.to_varlen convert.to_window tiling.tiles algebra.closure analyse.diff draw.mask
 expressions.parse attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays
-FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule RefusalError costs.Costs
+FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule RefusalError
+costs.Costs audit use_graph heads_of foreign.score_mod_of foreign.layer_of LatentHeads LazyHeads trace.cut trace.mute
+tasks.neighbours_match cache.KeyValueCache cache.PatternMessageCache
 """.split()  # noqa: SIM905
 
 

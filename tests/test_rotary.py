@@ -134,7 +134,40 @@ class TestLayouts:
             assert torch.allclose(Rotary().turn(x, positions), expected, rtol=0, atol=1e-14)
 
 
+class TestFrequencies:
+    def test_each_pair_turns_by_its_own(self):
+        """Any frequencies, zero and negative ones too, against complex numbers: one pair at a time."""
+        x, positions, frequencies = seeded(3, 6), torch.tensor([0, 3, 100]), (0.5, 0.0, -2.0)
+        for interleaved in (False, True):
+            turned = Rotary(interleaved=interleaved, frequencies=frequencies).turn(x, positions)
+            for i, frequency in enumerate(frequencies):
+                pair = [2 * i, 2 * i + 1] if interleaved else [i, i + 3]
+                angles = positions * torch.tensor(frequency, dtype=torch.float64)
+                expected = torch.view_as_complex(x[:, pair].contiguous()) * torch.polar(torch.ones_like(angles), angles)
+                assert torch.allclose(turned[:, pair], torch.view_as_real(expected), rtol=0, atol=1e-13)
+
+    def test_the_powers_of_the_base_are_the_default(self):
+        x, positions = seeded(4, 8), torch.arange(4)
+        written = Rotary(frequencies=tuple(100.0 ** (-2 * i / 8) for i in range(4)))
+        assert torch.allclose(written.turn(x, positions), Rotary(base=100.0).turn(x, positions), rtol=0, atol=1e-14)
+
+    def test_a_list_becomes_a_value(self):
+        rotary = Rotary(frequencies=[1, 0.5])
+        assert rotary == pickle.loads(pickle.dumps(rotary)) == Rotary(frequencies=(1.0, 0.5))
+        assert hash(rotary) == hash(Rotary(frequencies=(1.0, 0.5)))
+        assert rotary != Rotary()
+
+
 class TestRefusals:
+    def test_a_frequency_for_each_pair(self):
+        with pytest.raises(ValueError, match="frequencies must be one for each of 3 pairs of channels, got 2"):
+            Rotary(frequencies=(1.0, 0.5)).turn(torch.zeros(2, 6), torch.arange(2))
+
+    @pytest.mark.parametrize("wrong", [math.nan, math.inf])
+    def test_frequencies_that_are_none(self, wrong):
+        with pytest.raises(ValueError, match="frequencies must be finite, got"):
+            Rotary(frequencies=(1.0, wrong))
+
     def test_odd_dimensions(self):
         with pytest.raises(ValueError, match="rotary turns pairs of channels: head_dim must be even, got 3"):
             Rotary().turn(torch.zeros(2, 3), torch.arange(2))

@@ -25,18 +25,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import EdgeConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, edges, patterns
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, edges, patterns, trace
 from gnn_attention import model as lm
+from gnn_attention.cache import PatternMessageCache
 
 NOT_YET = {
     "S0.11": "needs the notebooks: practical applications, illustrations, experimental results",
     "S1.7": "needs the drawings: the value and output projections merge into the message projection",
     "S1.13": 'needs the notebooks and the explorer, whose example sentence is "Llamas do not output words"',
-    "S1.14": "needs the cache of patterns and messages",
     "S1.25": "needs the reading of heads: an edit of a state inside a subspace",
     "S1.26": "needs the notebooks: alternative decompositions at equal parameters",
-    "S4.1": "needs the trace: one run told in four vocabularies",
-    "S4.17": "needs the trace: the seven steps of the protocol under their names",
     "S4.21": "needs a normaliser other than softmax: an MLP is attention to static nodes with GeLU in its place",
 }
 # What a tested seed asks for beyond its numbers, and is not there yet.
@@ -55,7 +53,6 @@ STILL_TO_COME = {
     "S4.11": "the drawing with the residual streams at the centre",
     "S4.12": "the viewer of attention patterns",
     "S4.15": "training at equal data in a notebook",
-    "S4.19": "the phases marked in the trace",
     "S4.20": "the program in a notebook",
     "S4.23": "the picture of an alignment",
 }
@@ -409,6 +406,18 @@ def test_S1_12_llama_3_8b_dimensions():
     assert str(rotary).startswith("StandardHeads(4096, num_heads=32, head_dim=128, num_kv_heads=8")
     with pytest.raises(ValueError, match=r"cannot hold rotary.*pattern_matrix\(distance\)"):
         FactoredHeads.of(rotary, side="sender")
+
+
+def test_S1_14_cache_a_message():
+    """First, we project the input token to produce its pattern and message vectors, and add these to the cache."""
+    heads, x = heads_with(), drawn(6, 12)
+    cache, whole = PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(6)), patterns.causal(6).mask()
+    for t in range(6):
+        cache.append(x[None, t : t + 1])
+        P, M = cache.senders()
+        close(P[0], torch.stack([x[: t + 1] @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
+        close(M[0], torch.stack([x[: t + 1] @ V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)]))
+        close(cache.attend(x[None, t : t + 1])[0, 0], update_of(heads, x, whole)[t])
 
 
 def test_S1_15_patterns_of_the_key_side(way):
@@ -794,6 +803,21 @@ def test_S3_8_no_output_matrix(way):
 # -- S4: all you need to know -----------------------------------------------------------------------------------------
 
 
+def test_S4_1_four_perspectives_on_one_run():
+    """A soft search, routed information, two coupled transforms, a message exchange: the same numbers under four names."""
+    heads, x = heads_with(), drawn(5, 12)
+    call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
+    told = [call.told(view) for view in ("search", "routing", "transforms", "message exchange")]
+    close(told[0]["query"][0], x @ heads.W_Q)
+    close(told[0]["value"][0], x @ heads.W_V)
+    weights = listening(x @ heads.W_Q, x @ heads.W_K, LISTED.mask())
+    names = ("soft result ranking", "attention matrix", "column-probability matrix", "listening distribution")
+    for view, name in zip(told, names, strict=True):
+        close(table_of(view[name].mT, LISTED)[0], weights)
+    for view, name in zip(told, ("interpretation", "information written", "mixture of updates", "state update"), strict=True):
+        close(view[name][0], update_of(heads, x, LISTED.mask()))
+
+
 def test_S4_2_a_sequence_model():
     """An embedding block, transformer blocks (attention, MLP), each an additive update, and an unembedding block."""
     model, tokens = model_with(), torch.tensor([[3, 1, 4, 1, 5]])
@@ -1017,6 +1041,28 @@ def test_S4_16_the_mask_is_an_adjacency_matrix():
     assert ((before - after).abs().amax(1) > 1e-6).tolist() == [i in G.successors(2) for i in range(5)]
 
 
+def test_S4_17_the_protocol():
+    """The seven steps of the message exchange under their names; the channel overlap exists off the edges too."""
+    heads, x = heads_with(), drawn(5, 12)
+    call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
+    q, k, v, scale = x @ heads.W_Q, x @ heads.W_K, x @ heads.W_V, heads.head_dim**-0.5
+    src, dst = LISTED.edge_index
+    wanted = {
+        "receiving channel": q,
+        "sending channel": k,
+        "channel overlap": (q @ k.mT)[:, dst, src].mT * scale,
+        "listening distribution": listening(q, k, LISTED.mask())[:, dst, src].mT,
+        "outgoing message": v,
+        "mixed incoming message": listening(q, k, LISTED.mask()) @ v,
+        "state update": update_of(heads, x, LISTED.mask()),
+    }
+    told = call.told("message exchange")
+    assert list(told) == list(wanted)
+    for name, tensor in told.items():
+        close(tensor[0], wanted[name])
+    close(call.overlap()[0], q @ k.mT * scale)  # the whole matrix, "masking will be applied in the next step"
+
+
 def test_S4_18_limited_bandwidth():
     """A sender has one key and one message for all its receivers; multiple attention heads in parallel ameliorate that."""
     heads, x, graph, seen = heads_with(), drawn(8, 12), patterns.full(8), []
@@ -1050,6 +1096,11 @@ def test_S4_19_communication_and_computation():
     close(model.blocks[1].compute(states[3]), states[4] - states[3])
     close(model.blocks[1].communicate(states[2], patterns.causal(5)), states[3] - states[2])
     close(model.blocks[1](states[2], patterns.causal(5)), states[4])
+    run = trace.record(model, tokens)
+    assert [phase.name for phase in run.phases] == phases[:4]
+    for phase, before, after in zip(run.phases, states, states[1:], strict=False):
+        close(phase.before, before)
+        close(phase.before + phase.update, after)
 
 
 def test_S4_20_a_program_on_a_graph(way):

@@ -1,0 +1,364 @@
+"""Tiny models of many Hugging Face families, from configs alone, with sharpened attention; and how two attentions are compared.
+
+Freshly initialised weights give logits so small that all weights are nearly equal: a dropped softcap, bias or window would hardly
+be seen. So q and k are made larger, and sinks and position biases are drawn anew.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY, TOKENS, BATCH = 64, 12, 3
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+PICTURES = {**{k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}}
+PICTURES |= {"image_size": 16, "patch_size": 4, "num_channels": 3}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A config class, a model class, their sizes, and what goes in."""
+
+    config: str
+    model: str
+    sizes: dict[str, Any] = field(default_factory=lambda: GROUPED)
+    inputs: str = "text"
+    padded: bool = True  # takes a 2-D mask of padding
+    default: bool = False  # in the default run, not among the slow tests
+
+
+ENCODER_DECODER = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+}
+HYBRID = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES = {
+    "gpt2": Family(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "bos_token_id": 1,
+            "eos_token_id": None,
+        },
+    ),
+    "llama": Family("LlamaConfig", "LlamaForCausalLM", default=True),
+    "mistral": Family("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": 5}, default=True),
+    "gemma": Family("GemmaConfig", "GemmaForCausalLM"),
+    "gemma2": Family(
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**GROUPED, "sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+        default=True,
+    ),
+    "gemma3": Family(
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**GROUPED, **HYBRID, "query_pre_attn_scalar": 8},
+    ),
+    "gemma4": Family(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GROUPED,
+            **HYBRID,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 0,
+        },
+    ),
+    "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM"),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {**GROUPED, **EXPERTS, **HYBRID},
+        default=True,
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            **SMALL,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+        default=True,
+    ),
+    "llama4": Family(
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 5,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+    ),
+    "opt": Family("OPTConfig", "OPTForCausalLM", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", SMALL),
+    "phi": Family("PhiConfig", "PhiForCausalLM", {**SMALL, "num_key_value_heads": 2}),
+    "phi3": Family("Phi3Config", "Phi3ForCausalLM", {**SMALL, "num_key_value_heads": 2, "sliding_window": 5}),
+    "olmo2": Family("Olmo2Config", "Olmo2ForCausalLM", {**SMALL, "num_key_value_heads": 2}),
+    "mixtral": Family("MixtralConfig", "MixtralForCausalLM", {**GROUPED, **EXPERTS}),
+    "cohere2": Family("Cohere2Config", "Cohere2ForCausalLM", {**GROUPED, **HYBRID}),
+    "granite": Family("GraniteConfig", "GraniteForCausalLM", {**SMALL, "num_key_value_heads": 2}),
+    "stablelm": Family("StableLmConfig", "StableLmForCausalLM", {**SMALL, "num_key_value_heads": 2}),
+    "diffllama": Family("DiffLlamaConfig", "DiffLlamaForCausalLM", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "bert": Family("BertConfig", "BertForMaskedLM", SMALL),
+    "roberta": Family("RobertaConfig", "RobertaForMaskedLM", SMALL),
+    "distilbert": Family(
+        "DistilBertConfig",
+        "DistilBertForMaskedLM",
+        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+    ),
+    "modernbert": Family(
+        "ModernBertConfig",
+        "ModernBertForMaskedLM",
+        {
+            **SMALL,
+            "local_attention": 4,
+            "global_attn_every_n_layers": 2,
+            "num_hidden_layers": 3,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+        default=True,
+    ),
+    "vit": Family("ViTConfig", "ViTModel", PICTURES, "pixels", padded=False),
+    "dinov2": Family("Dinov2Config", "Dinov2Model", PICTURES, "pixels", padded=False),
+    "siglip": Family("SiglipVisionConfig", "SiglipVisionModel", PICTURES, "pixels", padded=False),
+    "clip_vision": Family("CLIPVisionConfig", "CLIPVisionModel", PICTURES, "pixels", padded=False),
+    "swin": Family(
+        "SwinConfig",
+        "SwinModel",
+        {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+        "pixels",
+        padded=False,
+        default=True,
+    ),
+    "clip": Family(
+        "CLIPConfig",
+        "CLIPModel",
+        {
+            "text_config": {**SMALL, "eos_token_id": 63, "projection_dim": 16},
+            "vision_config": {**PICTURES, "projection_dim": 16},
+            "projection_dim": 16,
+        },
+        "both",
+    ),
+    "t5": Family(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 12,
+            "decoder_start_token_id": 1,
+            "pad_token_id": 0,
+            "eos_token_id": None,
+        },
+        "pair",
+        default=True,
+    ),
+    "bart": Family("BartConfig", "BartForConditionalGeneration", ENCODER_DECODER, "pair"),
+    "whisper": Family(
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {
+            **{k: v for k, v in ENCODER_DECODER.items() if k not in ("max_position_embeddings", "forced_eos_token_id")},
+            "num_mel_bins": 8,
+            "max_source_positions": 16,
+            "max_target_positions": 64,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+        "sound",
+        padded=False,
+    ),
+}
+
+OF_SIZE = {
+    1: "n_group topk_group num_shared_experts n_shared_experts first_k_dense_replace",
+    2: "n_layer n_layers num_layers encoder_layers decoder_layers expand",
+    4: "n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts n_routed_experts rotary_dim",
+    5: "attention_chunk_size sliding_window",
+    8: "d_kv qk_rope_head_dim hidden_size_per_layer_input query_pre_attn_scalar",
+    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim global_head_dim",
+    32: "n_embd d_model dim embedding_size word_embed_proj_dim",
+    48: "d_ff hidden_dim ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
+    64: "n_positions vocab_size_per_layer_input",
+}
+GENERIC = {**GROUPED, **EXPERTS, "moe_num_experts": 4, "v_head_dim": 12, "num_kv_shared_layers": 0}
+GENERIC |= {key: size for size, keys in OF_SIZE.items() for key in keys.split()}
+SWEPT = {  # model types that the generic sizes make small, by what they are
+    "CAUSAL_LM": """
+        afmoe apertus arcee aria_text beam bert-generation biogpt bitnet blenderbot-small camembert cohere
+        cohere2_moe cwm doge electra ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma3n_text glm
+        glm4 glm4_moe gpt_bigcode granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hy_v3
+        hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jetmoe kolibri1 laguna lfm2 lfm3
+        marian mbart mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral3 modernbert-decoder
+        moshi nanochat nemotron_h olmo olmo3 olmo_hybrid olmoe pegasus persimmon phimoe plbart qwen2_moe
+        qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open starcoder2 vaultgemma
+    """,
+    "MASKED_LM": """
+        albert data2vec-text electra ernie eurobert gte jina_embeddings_v3 layoutlm nomic_bert
+        roberta-prelayernorm roc_bert ultrabert xlm-roberta
+    """,
+    "SEQ_TO_SEQ_CAUSAL_LM": """
+        blenderbot blenderbot-small longt5 m2m_100 marian mbart mt5 nllb-moe pegasus pegasus_x plbart
+        seamless_m4t seamless_m4t_v2 switch_transformers umt5
+    """,
+}
+
+DRAWN_LARGER = r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
+NORMS = r"\.[qk]_(norm|layernorm)\.weight$"
+DRAWN = r"(sinks|relative_attention_bias\.weight|relative_position_bias_table)$"
+
+
+def build(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A model of the family, in eval mode, with sharpened attention; ``changes`` go to the config."""
+    family = FAMILIES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, family.config)(**{**family.sizes, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, family.model)(config).eval()
+    sharpen(model)
+    return model
+
+
+def build_generic(kind: str, model_type: str) -> Any:
+    """A small model of any type, from the sizes that its config knows; every kind of layer that it has, once or twice."""
+    classes = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+    name, config = classes[model_type], transformers.CONFIG_MAPPING[model_type]
+    usual = config()
+    sizes = {key: value for key, value in GENERIC.items() if getattr(usual, key, None) is not None or key == "sliding_window"}
+    sizes |= {key: value for key, value in GENERIC.items() if key.endswith("token_id") and hasattr(usual, key)}
+    sizes = {key: value for key, value in sizes.items() if hasattr(usual, key)}
+    kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or []))
+    if kinds:
+        sizes |= {"layer_types": (kinds * 2)[: max(2, len(kinds))], "num_hidden_layers": max(2, len(kinds))}
+    torch.manual_seed(0)
+    model = getattr(transformers, name if isinstance(name, str) else name[0])(config(**sizes)).eval()
+    sharpen(model)
+    return model
+
+
+@torch.no_grad()
+def sharpen(model: torch.nn.Module) -> None:
+    """q and k such that logits are of size 2 or more, and sinks and position biases of the size of a logit."""
+    for name, parameter in model.named_parameters():
+        if re.search(DRAWN_LARGER, "." + name):
+            parameter.mul_(0.24 / parameter.std())
+        if re.search(NORMS, "." + name):
+            parameter.fill_(2.0)
+        if re.search(DRAWN, name):
+            parameter.normal_()
+
+
+def inputs(name: str, pad: str | None = None, seed: int = 1) -> dict[str, Any]:
+    """Inputs of a family; ``pad``: "left", "right" or None. Rows of a batch have 12, 8 and 5 tokens then."""
+    family, draw = FAMILIES[name], torch.Generator().manual_seed(seed)
+    text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
+    mask = torch.ones_like(text)
+    if pad is not None:
+        lengths = torch.tensor([[TOKENS], [8], [5]])
+        place = torch.arange(TOKENS)
+        mask = ((place < lengths) if pad == "right" else (place >= TOKENS - lengths)).long()
+        text = text.masked_fill(mask == 0, 0)
+    pixels = torch.randn(BATCH, 3, 16, 16, generator=draw)
+    answer = torch.randint(3, VOCABULARY - 1, (BATCH, 7), generator=draw)
+    said = {"input_ids": text} if pad is None else {"input_ids": text, "attention_mask": mask}
+    return {
+        "text": said,
+        "pixels": {"pixel_values": pixels},
+        "both": {**said, "pixel_values": pixels},
+        "pair": {**said, "decoder_input_ids": answer},
+        "sound": {"input_features": torch.randn(BATCH, 8, 32, generator=draw), "decoder_input_ids": answer},
+    }[family.inputs]
+
+
+def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.Tensor:
+    """What the model says, at the positions that hold a token, as ``[positions, channels]``."""
+    out = model(**given, **more)
+    found = {"logits": out.get("logits"), "state": out.get("last_hidden_state"), "both": out.get("logits_per_image")}
+    values = next(value for value in found.values() if value is not None)
+    if FAMILIES[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
+        return values[given["attention_mask"].bool()]
+    return values.flatten(0, -2)
+
+
+def difference(name: str, model: Any, given: dict[str, Any]) -> float:
+    """The largest difference between eager and this library's attention, in units of the largest number that is said."""
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = result(name, model, given)
+        model.set_attn_implementation("gnn_attention")
+        return float((result(name, model, given) - expected).abs().max() / expected.abs().max())
+
+
+def gradients(name: str, model: Any, given: dict[str, Any], **more: Any) -> dict[str, torch.Tensor]:
+    """Of a fixed linear function of what the model says, by parameter."""
+    model.zero_grad()
+    said = result(name, model, given, **more)
+    weight = torch.randn(said.shape, generator=torch.Generator().manual_seed(2))
+    (said * weight).sum().backward()
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest difference of gradients, in units of the largest entry of each parameter's, or of a thousandth of all."""
+    assert found.keys() == expected.keys()
+    floor = 1e-3 * max(float(g.abs().max()) for g in expected.values())
+    return max(float((found[k] - g).abs().max()) / max(float(g.abs().max()), floor) for k, g in expected.items())

@@ -1,0 +1,818 @@
+"""Layers of foreign models against the models themselves: their own forward pass is run, and each attention module's input
+and output are caught on the way. Tiny models of drawn weights, sharpened so that a wrong scale, bias, norm or turn shows.
+
+float32 is held against transformers' eager attention. In float64 eager stops at float32 precision (softmax, norms and angles
+are computed in it), so there the modules run with an attention, norms and angles of this file, in plain float64.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+import gnn_attention as ga
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, TokenGraph, foreign, patterns
+from gnn_attention._foreign_layouts import FAMILIES
+from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.rotary import Rotary
+
+TOKENS, OTHERS = 9, 7  # receivers, and senders of another text
+
+# -- the models -------------------------------------------------------------------------------------------------------
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+LATENT = {
+    **{name: value for name, value in LLAMA.items() if name != "head_dim"},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+    "first_k_dense_replace": 2,
+}
+LLAMA3_TURNS = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_TURNS = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def causal(layer: int, num_dst: int, num_src: int) -> TokenGraph:
+    return patterns.causal(num_dst)
+
+
+def everyone(layer: int, num_dst: int, num_src: int) -> TokenGraph:
+    return patterns.cross(num_dst, num_src)
+
+
+def window_first(layer: int, num_dst: int, num_src: int) -> TokenGraph:
+    """Gemma's layers: a window, then everything before."""
+    return patterns.window(num_dst, 4) if layer == 0 else patterns.causal(num_dst)
+
+
+def windows(layer: int, num_dst: int, num_src: int) -> TokenGraph:
+    return patterns.window(num_dst, 4)
+
+
+def ids(length: int = TOKENS) -> Tensor:
+    return torch.randint(3, 50, (2, length), generator=torch.Generator().manual_seed(length))
+
+
+def states(length: int, width: int = 32) -> Tensor:
+    return torch.randn(2, length, width, generator=torch.Generator().manual_seed(length))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, what goes in, and for each part the path of its attention and the graph that the model's mask is."""
+
+    config: str
+    sizes: dict[str, Any]
+    parts: dict[str, tuple[str, Callable[[int, int, int], TokenGraph]]]
+    model: str = ""
+    inputs: Callable[[], dict[str, Tensor]] = lambda: {"input_ids": ids()}
+    output: str = ""  # the module below the attention whose output is the update, where it is another
+    positions: bool = False  # turned by position: no merged form
+
+    def made(self, dtype: torch.dtype) -> nn.Module:
+        """The model, its attention sharpened, its biases and norms drawn."""
+        torch.manual_seed(0)
+        kind = getattr(transformers, self.model or self.config.replace("Config", "Model"))
+        config = getattr(transformers, self.config)(**self.sizes)
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
+        for name, parameter in model.named_parameters():
+            if "attn" in name.lower() or "attention" in name.lower():
+                spread = 1.5 / 32**0.5 if parameter.dim() == 2 else 0.4
+                parameter.data = torch.randn_like(parameter) * (1.5 if "relative" in name else spread) + norm_offset(name)
+        return model.to(dtype)
+
+
+def norm_offset(name: str) -> float:
+    return 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+
+
+BERT = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 50, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
+T5 = {
+    "d_model": 32,
+    "d_kv": 6,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 50,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 6,
+}
+WHISPER = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "num_mel_bins": 8,
+    "max_source_positions": OTHERS,
+    "max_target_positions": 16,
+    "vocab_size": 50,
+    **{f"{mark}_token_id": number for number, mark in enumerate(("pad", "bos", "eos", "decoder_start"))},
+    "begin_suppress_tokens": None,
+}
+SELF = {"self": ("layers.{}.self_attn", causal)}
+
+CASES = {
+    "gpt2": Case("GPT2Config", GPT2, {"self": ("h.{}.attn", causal)}),
+    "gpt2, cross": Case(
+        "GPT2Config",
+        {**GPT2, "add_cross_attention": True, "scale_attn_by_inverse_layer_idx": True},
+        {"self": ("h.{}.attn", causal), "cross": ("h.{}.crossattention", everyone)},
+        inputs=lambda: {"input_ids": ids(), "encoder_hidden_states": states(OTHERS)},
+    ),
+    "opt": Case(
+        "OPTConfig",
+        {**BERT, "ffn_dim": 40, "max_position_embeddings": 32, "word_embed_proj_dim": 32},
+        {"decoder": ("decoder.layers.{}.self_attn", causal)},
+    ),
+    "bert": Case("BertConfig", BERT, {"encoder": ("encoder.layer.{}.attention", everyone)}, output="output.dense"),
+    "bert, cross": Case(
+        "BertConfig",
+        {**BERT, "is_decoder": True, "add_cross_attention": True},
+        {"encoder": ("encoder.layer.{}.attention", causal), "cross": ("encoder.layer.{}.crossattention", everyone)},
+        inputs=lambda: {"input_ids": ids(), "encoder_hidden_states": states(OTHERS)},
+        output="output.dense",
+    ),
+    "vit": Case(
+        "ViTConfig",
+        {**BERT, "image_size": 8, "patch_size": 4, "num_channels": 1},
+        {"self": ("layers.{}.attention", everyone)},
+        inputs=lambda: {"pixel_values": states(8, 8).unsqueeze(1)},
+    ),
+    "t5": Case(
+        "T5Config",
+        T5,
+        {
+            "encoder": ("encoder.block.{}.layer.0.SelfAttention", everyone),
+            "decoder": ("decoder.block.{}.layer.0.SelfAttention", causal),
+            "cross": ("decoder.block.{}.layer.1.EncDecAttention", everyone),
+        },
+        inputs=lambda: {"input_ids": ids(OTHERS), "decoder_input_ids": ids()},
+    ),
+    "whisper": Case(
+        "WhisperConfig",
+        WHISPER,
+        {
+            "encoder": ("encoder.layers.{}.self_attn", everyone),
+            "decoder": ("decoder.layers.{}.self_attn", causal),
+            "cross": ("decoder.layers.{}.encoder_attn", everyone),
+        },
+        inputs=lambda: {"input_features": states(8, 2 * OTHERS), "decoder_input_ids": ids()},
+    ),
+    "llama": Case("LlamaConfig", LLAMA, SELF, positions=True),
+    "llama, biases": Case("LlamaConfig", {**LLAMA, "attention_bias": True}, SELF, positions=True),
+    "llama, scaled turns": Case("LlamaConfig", {**LLAMA, "rope_parameters": LLAMA3_TURNS}, SELF, positions=True),
+    "llama, linear": Case(
+        "LlamaConfig",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+        SELF,
+        positions=True,
+    ),
+    "llama, yarn": Case("LlamaConfig", {**LLAMA, "rope_parameters": YARN_TURNS}, SELF, positions=True),
+    "mistral": Case("MistralConfig", {**LLAMA, "sliding_window": 4}, {"self": (SELF["self"][0], windows)}, positions=True),
+    "qwen2": Case("Qwen2Config", {key: value for key, value in LLAMA.items() if key != "head_dim"}, SELF, positions=True),
+    "qwen3": Case("Qwen3Config", LLAMA, SELF, positions=True),
+    "gemma": Case("GemmaConfig", {**LLAMA, "num_key_value_heads": 1}, SELF, positions=True),
+    "gemma2": Case(
+        "Gemma2Config",
+        {**LLAMA, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0, "sliding_window": 4},
+        {"self": (SELF["self"][0], window_first)},
+        positions=True,
+    ),
+    "gemma3": Case(
+        "Gemma3TextConfig",
+        {
+            **LLAMA,
+            "query_pre_attn_scalar": 3,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+        {"self": (SELF["self"][0], window_first)},
+        positions=True,
+    ),
+    "deepseek": Case("DeepseekV3Config", LATENT, SELF, positions=True),
+    "deepseek, halves": Case(
+        "DeepseekV3Config",
+        {**LATENT, "q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
+        SELF,
+        positions=True,
+    ),
+    "deepseek, yarn": Case(
+        "DeepseekV3Config",
+        {**LATENT, "rope_parameters": {**YARN_TURNS, "mscale": 0.5, "mscale_all_dim": 1.0}},
+        SELF,
+        positions=True,
+    ),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+PLAIN = {name: case for name, case in CASES.items() if not case.positions}
+
+# -- what the model itself does ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """One call of an attention module: states of receivers and senders, and the update."""
+
+    x_dst: Tensor
+    x_src: Tensor
+    update: Tensor
+
+
+def watch(case: Case, model: nn.Module, dtype: torch.dtype) -> dict[tuple[str, int], Seen]:
+    """The model's forward pass, seen from each of its attention modules."""
+    calls: dict[tuple[str, int], dict[str, Tensor]] = {}
+    hooks = []
+    for part, (path, _) in case.parts.items():
+        for layer in range(2):
+            call = calls[part, layer] = {}
+            module = model.get_submodule(path.format(layer))
+
+            def before(module, args, kwargs, call=call):
+                given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+                given = {**given.get("kwargs", {}), **given}
+                call["x_dst"] = given["hidden_states"]
+                others = (given.get(name) for name in ("key_value_states", "encoder_hidden_states"))
+                call["x_src"] = next((other for other in others if other is not None), given["hidden_states"])
+
+            def after(module, args, output, call=call):
+                call["update"] = output[0] if isinstance(output, tuple) else output
+
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append((module.get_submodule(case.output) if case.output else module).register_forward_hook(after))
+    with torch.no_grad():
+        model(**{name: value.to(dtype) if value.is_floating_point() else value for name, value in case.inputs().items()})
+    for hook in hooks:
+        hook.remove()
+    return {place: Seen(**call) for place, call in calls.items()}
+
+
+CAUGHT: list[tuple[Tensor, Tensor, float]] = []  # queries, keys and scale of each call of the plain attention
+
+
+def plain_attention(module, query, key, value, mask, scaling, softcap=None, position_bias=None, **others):
+    """Attention in the dtype it is given, softmax included, with whatever the families ask of it."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    CAUGHT.append((query, key, scaling))
+    logits = query @ key.mT * scaling
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    logits = logits if position_bias is None else logits + position_bias
+    logits = logits if mask is None else logits + mask
+    return (torch.softmax(logits, dim=-1) @ value).transpose(1, 2), None
+
+
+transformers.AttentionInterface.register("plain_float64", plain_attention)
+transformers.AttentionMaskInterface.register("plain_float64", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+
+
+class ExactTurns(nn.Module):
+    """Angles in float64: of the powers of the base where they are the default, else of the model's own frequencies."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.turns = {}
+        parameters = rotary.config.rope_parameters
+        nested = parameters if "rope_type" not in parameters else {None: parameters}
+        for kind, given in nested.items():
+            prefix = f"{kind}_" if kind else ""
+            frequencies = getattr(rotary, f"{prefix}inv_freq").double()
+            if given["rope_type"] == "default":
+                frequencies = given["rope_theta"] ** -(torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies))
+            self.turns[kind] = frequencies, getattr(rotary, f"{prefix}attention_scaling")
+
+    def forward(self, x, position_ids, layer_type=None):
+        frequencies, stretch = self.turns[layer_type]
+        angles = (position_ids.unsqueeze(-1).double() * frequencies).repeat(1, 1, 2)
+        return angles.cos() * stretch, angles.sin() * stretch
+
+
+class ExactNorm(nn.Module):
+    """RMSNorm without a detour through float32."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        gemma = "Gemma" in type(norm).__name__
+        self.weight, self.eps = norm.weight + gemma, norm.eps if gemma else norm.variance_epsilon
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def made_exact(model: nn.Module) -> nn.Module:
+    """The same model with attention, attention norms and angles in float64 throughout."""
+    model.config._attn_implementation = "plain_float64"
+    for module in list(model.modules()):
+        if hasattr(module, "config") and not isinstance(module, ExactTurns):
+            module.config._attn_implementation = "plain_float64"
+        for name in ("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm"):
+            if getattr(module, name, None) is not None:
+                setattr(module, name, ExactNorm(getattr(module, name)))
+    if hasattr(model, "rotary_emb"):
+        model.rotary_emb = ExactTurns(model.rotary_emb)
+    return model
+
+
+def places(case: Case) -> list[tuple[str, int]]:
+    return [(part, layer) for part in case.parts for layer in range(2)]
+
+
+def through_the_graph(case: Case, layer: MessagePassingAttention, part: str, number: int, seen: Seen) -> Tensor:
+    graph = case.parts[part][1](number, seen.x_dst.shape[1], seen.x_src.shape[1])
+    with torch.no_grad():
+        return layer((seen.x_src, seen.x_dst), graph)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def worst(case: Case, dtype: torch.dtype, change: Callable[[Any], Any] = lambda layer: layer) -> float:
+    """The largest error over all parts and layers, relative to the largest update."""
+    model = case.made(dtype)
+    layers = {place: change(foreign.layer_of(model, place[1], place[0])) for place in places(case)}
+    seen = watch(case, made_exact(model) if dtype == torch.float64 else model, dtype)
+    return max(error(through_the_graph(case, layer, *place, seen[place]), seen[place].update) for place, layer in layers.items())
+
+
+# -- equal ------------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_equals_the_models_own_attention_in_float32(case):
+    assert worst(case, torch.float32) < 1e-5
+
+
+@each_case
+def test_equals_the_models_arithmetic_in_float64(case):
+    assert worst(case, torch.float64) < 1e-10
+
+
+def test_every_family_has_a_case():
+    """Each row of the table is run by some case above (torch's own below)."""
+    seen = {"MultiheadAttention"}
+    for case in CASES.values():
+        seen |= {type(module).__name__ for module in case.made(torch.float32).modules()}
+    assert set(FAMILIES) <= seen
+
+
+@pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN)
+def test_factored_and_merged_forms_follow(case):
+    """Without rotary positions all three forms hold every family, its scale folded in."""
+    for form in (FactoredHeads.of, MergedHeads.of, lambda heads: MergedHeads.of(heads, side="sender")):
+
+        def reformed(layer, form=form):
+            return MessagePassingAttention(form(layer.heads), layer.score_mod, backend="auto")
+
+        assert worst(case, torch.float64, reformed) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "gemma2", "deepseek"])
+@pytest.mark.parametrize("backend", [None, "reference", "dense", "rows", "tiles"])
+def test_every_backend_runs_them(name, backend):
+    def by(layer):
+        layer.backend = backend
+        return layer
+
+    assert worst(CASES[name], torch.float64, by) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, scaled turns", "gemma"])
+def test_pattern_matrix_of_a_distance_gives_the_models_logits(name):
+    """x_dst W_P(dst - src) x_src, scaled, is the model's own q . k after it has turned both."""
+    case, place = CASES[name], ("self", 1)
+    model = case.made(torch.float64)
+    heads = foreign.heads_of(model, 1)
+    CAUGHT.clear()
+    seen = watch(case, made_exact(model), torch.float64)[place]
+    query, key, scaling = CAUGHT[1]
+    wanted = query @ key.mT * scaling
+    for dst, src in [(0, 0), (8, 1), (5, 4), (2, 6)]:
+        W_P = heads.pattern_matrix(dst - src)
+        logits = torch.einsum("bi,hij,bj->bh", seen.x_dst[:, dst], W_P.full(), seen.x_src[:, src]) * heads.scale
+        assert torch.allclose(logits, wanted[:, :, dst, src], rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="give distance = dst - src"):
+        heads.pattern_matrix()
+    with pytest.raises(ValueError, match=r"cannot hold rotary: .*pattern_matrix\(distance\)"):
+        MergedHeads.of(heads)
+
+
+def test_pattern_matrix_of_latents_gives_the_models_logits():
+    case = CASES["deepseek"]
+    model = case.made(torch.float64)
+    heads = foreign.heads_of(model, 0)
+    CAUGHT.clear()
+    made_exact(model)
+    attention = model.layers[0].self_attn
+    seen = watch(case, model, torch.float64)["self", 0]
+    query, key, scaling = CAUGHT[0]
+    with torch.no_grad():
+        u = attention.q_a_layernorm(attention.q_a_proj(seen.x_dst))
+        latent, k_R = attention.kv_a_proj_with_mqa(seen.x_src).split([12, 4], dim=-1)
+        heard = torch.cat([attention.kv_a_layernorm(latent), k_R], dim=-1)
+        for dst, src in [(0, 0), (8, 1), (2, 6)]:
+            W_P = heads.pattern_matrix(dst - src)
+            logits = torch.einsum("bi,hij,bj->bh", u[:, dst], W_P.full(), heard[:, src]) * heads.scale
+            assert torch.allclose(logits, (query @ key.mT * scaling)[:, :, dst, src], rtol=0, atol=1e-10)
+
+
+def test_gradients_reach_the_states_as_in_the_model():
+    """GPT-2's first layer: the gradient of the states through the graph is that through the module."""
+    case = CASES["gpt2"]
+    model = made_exact(case.made(torch.float64))
+    attention, layer = model.h[0].attn, foreign.layer_of(model, 0)
+    mask = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
+    gradients = []
+    for update in (lambda x: attention(x, attention_mask=mask)[0], lambda x: layer(x, patterns.causal(TOKENS))):
+        x = states(TOKENS).double().requires_grad_()
+        (update(x) * states(TOKENS).double().flip(0)).sum().backward()
+        gradients.append(x.grad)
+    assert torch.allclose(*gradients, rtol=0, atol=1e-10)
+
+
+# -- and would not be, if ---------------------------------------------------------------------------------------------
+
+
+def swapped(layer: MessagePassingAttention) -> MessagePassingAttention:
+    heads = layer.heads
+    heads.W_Q, heads.W_K = heads.W_K, heads.W_Q
+    return layer
+
+
+def rescaled(layer: MessagePassingAttention) -> MessagePassingAttention:
+    with torch.no_grad():
+        for name in ("W_Q", "W_UQ", "b_Q"):
+            if getattr(layer.heads, name, None) is not None:
+                getattr(layer.heads, name).mul_(math.sqrt(2.0))
+    return layer
+
+
+def turned_by(**arguments: Any) -> Callable[[Any], Any]:
+    def changed(layer):
+        layer.heads.rotary = Rotary(**arguments)
+        return layer
+
+    return changed
+
+
+def unbent(layer: MessagePassingAttention) -> MessagePassingAttention:
+    layer.score_mod = None
+    return layer
+
+
+def mirrored(layer: MessagePassingAttention) -> MessagePassingAttention:
+    if layer.score_mod is not None:
+        layer.score_mod = ga.score_mods.relative_bias(layer.score_mod.table.flip(-1))
+    return layer
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    """A bias at zero, a norm at rest."""
+
+    def changed(layer):
+        nn.init.constant_(layer.heads.get_parameter(name), float("norm" in name))
+        return layer
+
+    return changed
+
+
+FAULTS = [
+    ("gpt2", swapped),
+    ("gpt2", rescaled),
+    *(("gpt2", without(name)) for name in ("b_Q", "b_V", "b_O")),
+    ("gpt2, cross", rescaled),
+    ("opt", swapped),
+    ("opt", without("b_Q")),
+    ("bert", swapped),
+    ("bert", rescaled),
+    ("bert", without("b_V")),
+    ("vit", swapped),
+    ("vit", without("b_O")),
+    ("t5", rescaled),
+    ("t5", unbent),
+    ("t5", mirrored),
+    ("whisper", swapped),
+    ("whisper", without("b_Q")),
+    ("llama", turned_by(base=9000.0)),
+    ("llama", turned_by(interleaved=True)),
+    ("llama, biases", without("b_K")),
+    ("llama, scaled turns", turned_by()),
+    ("llama, linear", turned_by()),
+    ("llama, yarn", turned_by()),
+    ("llama, yarn", rescaled),
+    ("mistral", rescaled),
+    ("qwen2", without("b_K")),
+    ("qwen3", without("q_norm.weight")),
+    ("qwen3", without("k_norm.weight")),
+    ("gemma", rescaled),
+    ("gemma2", rescaled),
+    ("gemma2", unbent),
+    ("gemma3", without("q_norm.weight")),
+    ("gemma3", turned_by(base=100.0)),
+    ("deepseek", rescaled),
+    ("deepseek", turned_by()),
+    ("deepseek", without("kv_norm.weight")),
+    ("deepseek", without("q_norm.weight")),
+    ("deepseek, halves", turned_by(interleaved=True)),
+    ("deepseek, halves", without("b_KR")),
+    ("deepseek, yarn", rescaled),
+]
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTS)
+def test_a_fault_would_show(name, fault):
+    """Negative controls: each fault is a hundred times what the float32 comparison allows."""
+    assert worst(CASES[name], torch.float32, fault) > 1e-3
+
+
+def test_another_graph_would_show():
+    """Mistral on the full causal graph and BERT on half of its edges are not what they were."""
+    for name, graph in (("mistral", causal), ("bert", causal)):
+        case = CASES[name]
+        (part, (path, _)), *_ = case.parts.items()
+        other = Case(**{**vars(case), "parts": {part: (path, graph)}})
+        assert worst(other, torch.float32) > 1e-2
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "qwen3", "deepseek"])
+def test_weights_are_copies(name):
+    """Neither side sees the other's training: no memory is shared, gradients stay where they belong."""
+    case = CASES[name]
+    model = case.made(torch.float32)
+    part = next(iter(case.parts))
+    layer = foreign.layer_of(model, 0, part)
+    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    assert not own & {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in layer.parameters())
+    x, graph = states(TOKENS), patterns.causal(TOKENS)
+    before = layer(x, graph)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(layer(x, graph), before)
+    before.sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_weights_come_over_bit_by_bit():
+    """Where the scale is 1 / sqrt(head_dim) nothing is folded in; of T5, whose scale is 1, sqrt(head_dim) is."""
+    model = CASES["llama"].made(torch.float32)
+    heads, attention = foreign.heads_of(model, 1), model.layers[1].self_attn
+    assert (heads.num_heads, heads.num_kv_heads, heads.head_dim) == (4, 2, 6)
+    assert torch.equal(heads.W_Q[3], attention.q_proj.weight[18:24].T)
+    assert torch.equal(heads.W_K[1], attention.k_proj.weight[6:12].T)
+    assert torch.equal(heads.W_V[0], attention.v_proj.weight[0:6].T)
+    assert torch.equal(heads.W_O[2], attention.o_proj.weight[:, 12:18].T)
+    model = CASES["t5"].made(torch.float64)
+    heads = foreign.heads_of(model, 0, "encoder")
+    W_Q = model.encoder.block[0].layer[0].SelfAttention.q.weight[6:12].T
+    assert torch.allclose(heads.W_Q[1], W_Q * math.sqrt(6), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays(dtype):
+    for name in ("gpt2", "qwen3", "deepseek"):
+        heads = foreign.heads_of(CASES[name].made(dtype), 0)
+        assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
+
+
+def test_no_random_numbers_are_drawn():
+    models = [CASES[name].made(torch.float32) for name in ("gpt2", "qwen3", "deepseek")]
+    torch.manual_seed(3)
+    for model in models:
+        foreign.layer_of(model, 0)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+# -- score_mods -------------------------------------------------------------------------------------------------------
+
+
+def test_score_mod_of_t5_is_its_first_layers_bias():
+    """In every layer of a stack, for distances of either sign and beyond the last bucket; none between two texts."""
+    model = CASES["t5"].made(torch.float64)
+    for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        first = stack.block[0].layer[0].SelfAttention
+        wanted = first.compute_bias(20, 20)[0]
+        dst, src = torch.arange(20).unsqueeze(1), torch.arange(20)
+        for layer in (0, 1):
+            mod = foreign.score_mod_of(model, layer, part)
+            for head in range(4):
+                found = mod(torch.zeros(20, 20, dtype=torch.float64), torch.tensor(0), torch.tensor(head), dst, src)
+                assert torch.equal(found, wanted[head])
+    assert foreign.score_mod_of(model, 1, "cross") is None
+
+
+def test_score_mod_of_gemma2_is_its_softcap():
+    model = CASES["gemma2"].made(torch.float32)
+    assert foreign.score_mod_of(model, 0) == ga.score_mods.softcap(2.0)
+    model.layers[0].self_attn.attn_logit_softcapping = None
+    assert foreign.score_mod_of(model, 0) is None
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_is_found_in_whatever_holds_it():
+    """The model, a model around it, the layer's attention itself."""
+    lm = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    wanted = lm.model.layers[1].self_attn.v_proj.weight
+    for model, layer in (
+        (lm, 1),
+        (lm.model, 1),
+        (lm.model.layers, 1),
+        (lm.model.layers[1], None),
+        (lm.model.layers[1].self_attn, 0),
+    ):
+        heads = foreign.heads_of(nn.Sequential(model) if model is lm else model, layer)
+        assert torch.equal(heads.W_V.mT.flatten(0, 1), wanted)
+
+
+def test_torch_attention_wherever_it_stands():
+    """Encoder, decoder and cross-attention of nn.Transformer; a module by itself; parts of nn.TransformerDecoder."""
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 4, 2, 3, 20, dropout=0.0, batch_first=True).double().eval()
+    for number, (part, attention) in enumerate(
+        [
+            ("encoder", model.encoder.layers[1].self_attn),
+            ("decoder", model.decoder.layers[1].self_attn),
+            ("cross", model.decoder.layers[1].multihead_attn),
+        ]
+    ):
+        nn.init.normal_(attention.in_proj_bias)
+        x, y = states(TOKENS, 16).double(), states(OTHERS, 16).double() + number
+        wanted, _ = attention(x, y, y, need_weights=False)
+        for layer in (foreign.layer_of(model, 1, part), foreign.layer_of(attention)):
+            assert torch.allclose(layer((y, x), patterns.cross(TOKENS, OTHERS)), wanted, rtol=0, atol=1e-12)
+    assert torch.equal(
+        foreign.heads_of(model.decoder, 2).W_V, foreign.heads_of(model.decoder.layers[2].self_attn).W_V
+    )  # "cross" aside there is one part
+    assert torch.equal(foreign.heads_of(nn.Sequential(nn.Linear(2, 2), attention)).W_V, foreign.heads_of(attention).W_V)
+
+
+def test_weights_as_they_act():
+    """A parametrised projection counts by its effective weight."""
+    model = CASES["llama"].made(torch.float32)
+    attention = model.layers[0].self_attn
+
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    parametrize.register_parametrization(attention.q_proj, "weight", Doubled())
+    heads = foreign.heads_of(model, 0)
+    assert torch.equal(heads.W_Q[0], 2 * attention.q_proj.parametrizations.weight.original[:6].T)
+    assert heads.W_Q.is_leaf
+
+
+class Adapted(nn.Linear):
+    """Does more than its weight says."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+class LlamaAttention(nn.Module):
+    """Not the one of transformers."""
+
+
+def adapted() -> nn.Module:
+    model = CASES["llama"].made(torch.float32)
+    model.layers[0].self_attn.k_proj = Adapted(32, 12)
+    return model
+
+
+def older() -> nn.Module:
+    model = CASES["opt"].made(torch.float32)
+    del model.decoder.layers[0].self_attn.out_proj
+    return model
+
+
+def dynamic(kind: str) -> Callable[[], nn.Module]:
+    def made():
+        model = CASES["llama"].made(torch.float32)
+        model.config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+        return model
+
+    return made
+
+
+def made(name: str) -> Callable[[], nn.Module]:
+    return lambda: CASES[name].made(torch.float32)
+
+
+def gpt_neo() -> nn.Module:
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]], "vocab_size": 50}
+    return transformers.GPTNeoModel(transformers.GPTNeoConfig(**sizes))
+
+
+REFUSED = [
+    (lambda: "gpt2", (0,), TypeError, r"model must be a torch\.nn\.Module, got str"),
+    (
+        gpt_neo,
+        (0,),
+        NotImplementedError,
+        r"GPTNeoModel is of no known family; its attention is of the kind GPTNeoAttention, GPTNeo",
+    ),
+    (
+        gpt_neo,
+        (0,),
+        NotImplementedError,
+        r"Known: torch\.nn\.MultiheadAttention, GPT-2, OPT, BERT, .*, DeepSeek-V3\. StandardHeads\.from",
+    ),
+    (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear is of no known family, which seems to have no attention"),
+    (LlamaAttention, (), NotImplementedError, "LlamaAttention is of no known family"),
+    (made("gpt2"), (), ValueError, "the model has 2 layers with attention: give layer, one of 0, 1"),
+    (made("gpt2"), (2,), IndexError, "layer must be one of 0, 1, got 2"),
+    (made("gpt2"), (-1,), IndexError, "layer must be one of 0, 1, got -1"),
+    (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 3),
+        (4,),
+        IndexError,
+        r"layer must be one of 0 \.\. 2, got 4",
+    ),
+    (made("gpt2"), (1.0,), TypeError, r"layer must be an integer, got 1\.0"),
+    (made("gpt2"), (0, "middle"), ValueError, "part must be one of 'encoder', 'decoder', 'self', 'cross', got 'middle'"),
+    (made("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
+    (made("t5"), (0,), ValueError, "attends in several parts: give part, one of 'encoder', 'decoder', 'cross'"),
+    (lambda: made("gpt2")().h[0].attn, (1,), ValueError, "model is one GPT2Attention: give it without layer and part"),
+    (
+        lambda: nn.ModuleDict({"a": made("gpt2")(), "b": made("llama")()}),
+        (0,),
+        ValueError,
+        r"ModuleDict has several lists of layers, 'a\.h', 'b\.layers': give the one you mean, such as model\.get_sub",
+    ),
+    (lambda: nn.ModuleList([made("gpt2")()]), (0,), ValueError, "layer 0 holds 2 attention modules: give the one you mean"),
+    (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, .* got .*Adapted; merge adapters"),
+    (older, (0,), NotImplementedError, r"OPT: transformers\..*OPTAttention is built otherwise than transformers 5\.23 has it"),
+    (dynamic("dynamic"), (0,), NotImplementedError, "rope_type 'dynamic' turns otherwise at another length; known: default, lin"),
+    (dynamic("longrope"), (0,), NotImplementedError, "rope_type 'longrope' turns otherwise"),
+    (lambda: made("llama, yarn")().layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its frequencies outside the att"),
+]
+
+
+@pytest.mark.parametrize(("model", "arguments", "error", "match"), REFUSED)
+def test_what_is_refused(model, arguments, error, match):
+    with pytest.raises(error, match=match):
+        foreign.heads_of(model(), *arguments)
+
+
+def test_a_lonely_t5_layer_has_lost_its_bias():
+    model = CASES["t5"].made(torch.float32)
+    with pytest.raises(ValueError, match="T5 keeps its relative position bias in the first layer alone"):
+        foreign.score_mod_of(model.encoder.block[1].layer[0].SelfAttention)
+    assert foreign.score_mod_of(model.decoder.block[1].layer[1].EncDecAttention) is None
+    assert foreign.score_mod_of(model.encoder.block[0].layer[0].SelfAttention).table.shape == (4, 13)
+
+
+def test_what_comes_back():
+    """The public names, the kinds of heads, the backend."""
+    model = CASES["deepseek"].made(torch.float32)
+    assert isinstance(ga.heads_of(model, 0), LatentHeads)
+    assert isinstance(ga.heads_of(nn.MultiheadAttention(8, 2)), StandardHeads)
+    assert foreign.layer_of(model, 0, backend=None).backend is None
+    assert foreign.layer_of(model, 0).backend == "auto"

@@ -1,0 +1,208 @@
+"""Latent heads against the paper's own, unabsorbed formula: keys and values written out for each head, in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, attend, convert, patterns
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.rotary import Rotary
+
+SIZES = {"width": 12, "num_heads": 4, "content_dim": 5, "rotary_dim": 6, "latent_dim": 7, "value_dim": 3}
+KINDS = {
+    "plain": {},
+    "query latent": {"query_dim": 8},
+    "biases": {"query_dim": 8, "bias": True},
+    "interleaved": {"rotary": Rotary(base=50.0, interleaved=True)},
+    "frequencies": {"rotary": Rotary(frequencies=(1.0, 0.3, 0.01)), "bias": True},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(kind: dict) -> LatentHeads:
+    """Heads whose every number is drawn, norms and biases too."""
+    heads = LatentHeads(**SIZES, **kind).double()
+    for seed, (name, parameter) in enumerate(heads.named_parameters()):
+        spread = 0.5 if parameter.dim() == 1 else 1.3 * parameter.shape[-2] ** -0.5
+        parameter.data = seeded(*parameter.shape, seed=seed) * spread + ("norm" in name)
+    return heads
+
+
+def normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def turned(x: Tensor, rotary: Rotary) -> Tensor:
+    """Each token's channels by the rotation matrix of its position."""
+    return torch.stack([x[..., t, :] @ rotary.matrix(t, x.shape[-1]) for t in range(x.shape[-2])], dim=-2)
+
+
+def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
+    """DeepSeek-V2, equations 9 to 19: each head with keys and values of its own."""
+
+    def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+        return y if bias is None else y + bias
+
+    u = x_dst if heads.W_DQ is None else normed(plus(x_dst @ heads.W_DQ, heads.b_DQ), heads.q_norm)
+    c = normed(plus(x_src @ heads.W_DKV, heads.b_DKV), heads.kv_norm)
+    k_R = turned(plus(x_src @ heads.W_KR, heads.b_KR), heads.rotary)
+    update = torch.zeros_like(x_dst)
+    for h in range(heads.num_heads):
+        q = torch.cat([u @ heads.W_UQ[h], turned(u @ heads.W_QR[h], heads.rotary)], dim=-1)
+        k = torch.cat([c @ heads.W_UK[h], k_R], dim=-1)
+        logits = (q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])).masked_fill(~mask, -math.inf)
+        weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)  # a receiver without in-edges
+        update = update + weights @ (c @ heads.W_UV[h]) @ heads.W_O[h]
+    return plus(update, heads.b_O)
+
+
+@each_kind
+@pytest.mark.parametrize("backend", [None, "reference", "dense", "auto"])
+def test_the_absorbed_form_is_the_papers_formula(kind, backend):
+    heads, x, graph = made(kind), seeded(2, 9, 12), patterns.strict_causal(9)
+    found = MessagePassingAttention(heads, backend=backend)(x, graph)
+    assert torch.allclose(found, written_out(heads, x, x, graph.mask()), rtol=0, atol=1e-12)
+
+
+def test_senders_of_another_text():
+    graph = convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
+    heads, x_src, x_dst = made(KINDS["biases"]), seeded(2, 7, 12), seeded(2, 5, 12, seed=1)
+    for backend in (None, "auto"):
+        found = MessagePassingAttention(heads, backend=backend)((x_src, x_dst), graph)
+        assert torch.allclose(found, written_out(heads, x_dst, x_src, graph.mask()), rtol=0, atol=1e-12)
+        assert torch.equal(found[:, 2], heads.b_O.expand(2, -1))  # hears nobody
+
+
+@each_kind
+def test_gradients_are_those_of_the_formula(kind):
+    heads, graph, gradients = made(kind), patterns.window(9, 4), []
+    for update in (
+        lambda x: MessagePassingAttention(heads, backend="auto")(x, graph),
+        lambda x: written_out(heads, x, x, graph.mask()),
+    ):
+        x = seeded(2, 9, 12).requires_grad_()
+        heads.zero_grad()
+        (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
+        gradients.append({"x": x.grad} | {name: parameter.grad.clone() for name, parameter in heads.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], rtol=0, atol=1e-11), name
+
+
+@pytest.mark.parametrize("fault", ["swap", "scale", "norm", "turn"])
+def test_the_formula_would_show_a_fault(fault):
+    """Negative controls: each of these is far from the formula."""
+    heads, x, graph = made(KINDS["query latent"]), seeded(2, 9, 12), patterns.causal(9)
+    expected = written_out(heads, x, x, graph.mask())
+    if fault == "swap":
+        heads.W_UK.data = heads.W_UK.data.flip(0)
+    elif fault == "scale":
+        heads.W_UQ.data *= 1.2
+    elif fault == "norm":
+        heads.kv_norm.weight.data += 0.2
+    else:
+        heads.rotary = Rotary(base=10.0)
+    assert (MessagePassingAttention(heads)(x, graph) - expected).abs().max() > 1e-3
+
+
+def test_one_latent_for_all_heads():
+    """What a cache keeps of a token: one key, latent_dim + rotary_dim wide, which begins with the value."""
+    heads = made(KINDS["biases"])
+    keys, values = heads.send(seeded(2, 9, 12))
+    assert keys.shape == (2, 1, 9, 7 + 6)
+    assert torch.equal(keys[..., :7], values)
+    assert torch.equal(values.squeeze(1), heads.latents(seeded(2, 9, 12)))
+    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim, heads.width, heads.source_width) == (1, 11, 7, 12, 12)
+    assert heads.scale == 11**-0.5
+
+
+def test_a_new_token_is_a_new_row():
+    """Decoding: kept keys and latents and the positions of new rows give what the whole pass gives."""
+    heads, x, graph = made(KINDS["query latent"]), seeded(2, 9, 12), patterns.window(9, 4)
+    whole = MessagePassingAttention(heads, backend="auto")(x, graph)
+    kept = [heads.send(x[:, t : t + 1], torch.tensor([t])) for t in range(9)]
+    keys, values = (torch.cat(parts, dim=-2) for parts in zip(*kept, strict=True))
+    z = attend(heads.receive(x[:, 5:], torch.arange(5, 9)), keys, values, graph.rows(5, 9), scale=heads.scale)
+    assert torch.allclose(heads.collect(z), whole[:, 5:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
+    """The key/value cache decodes with them as with any heads, and holds (latent_dim + rotary_dim) + latent_dim a token."""
+    heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
+    cache = KeyValueCache(graph)
+    updates = torch.cat([cache.update(heads, part) for part in x.split(chunk, dim=1)], dim=1)
+    assert torch.allclose(updates, MessagePassingAttention(heads, backend="auto")(x, graph), rtol=0, atol=1e-12)
+    keys, values = cache.senders()
+    assert keys.shape[1:] == (1, len(cache.positions), 13)
+    assert values.shape[1:] == (1, len(cache.positions), 7)
+
+
+@each_kind
+def test_pattern_and_message_matrix(kind):
+    """Logits and updates out of the matrices alone: patterns on latents for a distance, messages from latents."""
+    heads, x = made({**kind, "bias": False}), seeded(1, 9, 12)
+    graph = patterns.full(9)
+    q, (k, _) = heads.receive(x), heads.send(x)
+    logits = q @ k.mT
+    u = x if heads.W_DQ is None else normed(x @ heads.W_DQ, heads.q_norm)
+    heard = torch.cat([heads.latents(x), x @ heads.W_KR], dim=-1)
+    for dst, src in [(0, 0), (7, 2), (2, 7), (8, 8)]:
+        W_P = heads.pattern_matrix(dst - src)
+        assert W_P.shape == (4, u.shape[-1], 13)
+        assert W_P.rank().max() <= heads.head_dim
+        assert torch.allclose((u[:, dst] @ W_P.full() @ heard[0, src]).flatten(), logits[0, :, dst, src], rtol=0, atol=1e-12)
+    weights = torch.softmax(logits * heads.scale, dim=-1)
+    update = (weights @ heads.latents(x).unsqueeze(1) @ heads.message_matrix().full()).sum(1)
+    assert torch.allclose(update, MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
+
+
+def test_wrong_heads_for_merged_forms():
+    """A norm stands between x and the latent: there is no matrix on x alone."""
+    for form in (FactoredHeads, MergedHeads):
+        with pytest.raises(TypeError, match="needs StandardHeads, got LatentHeads"):
+            form.of(made({}))
+
+
+def test_copies_and_fresh_numbers():
+    heads, x = made(KINDS["biases"]), seeded(2, 9, 12)
+    for other in (copy.deepcopy(heads), pickle.loads(pickle.dumps(heads))):
+        assert torch.equal(other.receive(x), heads.receive(x))
+    heads.reset_parameters()
+    assert not heads.b_O.any()
+    assert torch.equal(heads.kv_norm.weight, torch.ones(7, dtype=torch.float64))
+    assert 0.5 < heads.W_DKV.std() * 12**0.5 < 1.5
+    assert repr(heads).startswith("LatentHeads(\n  12, num_heads=4, head_dim=11, latent_dim=7")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"rotary_dim": 5}, ValueError, "rotary_dim must be even, got 5"),
+        ({"width": 0}, ValueError, "width must be at least 1, got 0"),
+        ({"latent_dim": 2.0}, TypeError, "latent_dim must be an integer, got 2.0"),
+        ({"query_dim": 0}, ValueError, "query_dim must be at least 1, got 0"),
+    ],
+)
+def test_wrong_sizes(change, error, match):
+    with pytest.raises(error, match=match):
+        LatentHeads(**{**SIZES, **change})
+
+
+def test_wrong_states():
+    heads = LatentHeads(**SIZES)
+    for call in (heads.receive, heads.send):
+        with pytest.raises(ValueError, match=r"x must be \[B, T, 12\] in torch.float32"):
+            call(torch.zeros(1, 4, 11))
+        with pytest.raises(ValueError, match=r"in torch\.float64; convert one of them"):
+            call(torch.zeros(1, 4, 12, dtype=torch.float64))

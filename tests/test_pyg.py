@@ -1,0 +1,693 @@
+"""torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers; and a task of its own."""
+
+import io
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex, transforms
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.datasets import InfectionDataset
+from torch_geometric.datasets.graph_generator import ERGraph
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, PGExplainer
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import (
+    DeepGCNLayer,
+    HeteroConv,
+    Linear,
+    Sequential,
+    TransformerConv,
+    global_mean_pool,
+    to_hetero,
+)
+from torch_geometric.testing import assert_module
+from torch_geometric.utils import k_hop_subgraph
+
+import gnn_attention as ga
+from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns, tasks, trace
+from gnn_attention.lazy_heads import LazyHeads
+
+WAYS = [None, "reference", "auto"]
+REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
+
+
+def heads(width=12, source_width=None, seed=0, **options):
+    """Float64 heads with drawn biases."""
+    torch.manual_seed(seed)
+    made = StandardHeads(width, 3, head_dim=4, value_dim=5, bias=True, source_width=source_width, **options).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("b_"):
+            torch.nn.init.normal_(parameter)
+    return made
+
+
+def states(*shape, seed=1):
+    """Random float64 states."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def random_edges(num_dst, num_src, count, seed=0):
+    """Distinct random edges, in random order."""
+    places = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
+    return torch.stack([places % num_src, places // num_src])
+
+
+def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
+    """The update by the dense formula: logits on a T x T grid, -inf off the edges, softmax, times values, through W_O.
+
+    ``bias [heads, E]`` is added to the logits; ``muted [E]`` multiplies the weights, without a new softmax.
+    """
+    own = layer.heads
+    src, dst = edge_index
+    q, k, v = (torch.einsum("nw,hwd->hnd", x, W) for x, W in ((x_dst, own.W_Q), (x_src, own.W_K), (x_src, own.W_V)))
+    if own.b_Q is not None:
+        q, k, v = q + own.b_Q[:, None], k + own.b_K[:, None], v + own.b_V[:, None]
+    logits = torch.full((q.shape[1], k.shape[1]), -torch.inf, dtype=q.dtype).expand(len(q), -1, -1).clone()
+    logits[:, dst, src] = (q @ k.mT / own.W_Q.shape[-1] ** 0.5)[:, dst, src] + (0 if bias is None else bias)
+    weights = logits.softmax(-1).nan_to_num(0.0)
+    if muted is not None:
+        weights[:, dst, src] *= muted
+    return torch.einsum("hts,hsv,hvw->tw", weights, v, own.W_O) + (0 if own.b_O is None else own.b_O)
+
+
+def ragged():
+    """Graphs of 4, 1, 6 and 3 nodes: with a deaf receiver, without an edge, full, and in no order."""
+    listed = [random_edges(4, 4, 5), torch.zeros(2, 0, dtype=torch.int64), patterns.full(6).edge_index, random_edges(3, 3, 4)]
+    sizes = [4, 1, 6, 3]
+    return [Data(x=states(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, listed, strict=True)]
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_of_ragged_graphs_is_each_graph_alone(way):
+    """A disjoint union: nothing crosses from one graph to another, whatever their sizes."""
+    layer, data = MessagePassingAttention(heads(), backend=way), ragged()
+    batch = Batch.from_data_list(data)
+    y, (_, weights) = layer(batch.x, batch.edge_index, return_attention_weights=True)
+    alone = [layer(one.x, one.edge_index, return_attention_weights=True) for one in data]
+    assert torch.allclose(y, torch.cat([a for a, _ in alone]), rtol=0, atol=1e-12)
+    assert torch.allclose(weights, torch.cat([w for _, (_, w) in alone]), rtol=0, atol=1e-12)
+    assert torch.allclose(y, dense(layer, batch.x, batch.x, batch.edge_index), rtol=0, atol=1e-12)
+
+
+def test_a_batch_is_a_disjoint_sum():
+    """The same graph by our algebra and by theirs, hops too: the k hops of a batch are the batch of the k hops."""
+    data = ragged()
+    graphs = [ga.convert.from_pyg(one) for one in data]
+    whole = ga.convert.from_pyg(Batch.from_data_list(data))
+    assert whole == algebra.products.disjoint_sum(*graphs)
+    assert whole**2 == algebra.products.disjoint_sum(*(graph**2 for graph in graphs))
+
+
+def test_packed_documents_are_a_batch_of_causal_graphs():
+    """One graph by three roads: documents, a Batch, and the lengths that varlen kernels take (PyG's ptr)."""
+    lengths = [3, 1, 4]
+    batch = Batch.from_data_list([Data(x=states(n, 12, seed=n), edge_index=patterns.causal(n).edge_index) for n in lengths])
+    documents = patterns.documents(lengths)
+    assert ga.convert.from_pyg(batch) == documents
+    assert torch.equal(ga.convert.to_varlen(documents).cu_seqlens.long(), batch.ptr)
+    layer = MessagePassingAttention(heads(), backend="auto")
+    assert torch.allclose(layer(batch.x, documents), layer(batch.x, batch.edge_index), rtol=0, atol=1e-12)
+
+
+def test_a_loader_feeds_it_in_any_order():
+    """Shuffled batches of a DataLoader, pooled for each graph: the answer of a graph does not depend on its company."""
+    layer, data = MessagePassingAttention(heads()), ragged()
+    for number, one in enumerate(data):
+        one.number = number
+    alone = torch.stack([layer(one.x, one.edge_index).mean(0) for one in data])
+    loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
+    seen = []
+    for batch in loader:
+        pooled = global_mean_pool(layer(batch.x, batch.edge_index), batch.batch)
+        assert torch.allclose(pooled, alone[batch.number], rtol=0, atol=1e-12)
+        seen += batch.number.tolist()
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert seen != [0, 1, 2, 3]
+
+
+# -- forms of a graph, and their own witnesses --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support:UserWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("num_src", [7, 10])
+def test_their_own_check_of_a_convolution(way, num_src):
+    """torch_geometric's assert_module: edges in any order, as edge_index and as every sparse layout."""
+    layer = MessagePassingAttention(heads(source_width=8), backend=way)
+    x = (states(num_src, 8), states(7, 12))
+    edges = random_edges(7, num_src, 23)
+    y = assert_module(layer, x, edges, expected_size=(7, 12), atol=1e-12)
+    assert torch.allclose(y, dense(layer, *x, edges), rtol=0, atol=1e-12)
+
+
+def test_a_graph_has_two_names_and_is_needed_once():
+    """``edge_index=`` is what PyG's own tools say."""
+    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
+    assert torch.equal(layer(x, edge_index=edges), layer(x, g=edges))
+    for options, got in (({}, "none"), ({"g": edges, "edge_index": edges}, "both g and edge_index")):
+        with pytest.raises(TypeError, match=f"the layer needs one graph, .* got {got}"):
+            layer(x, **options)
+
+
+@pytest.mark.parametrize("surgery", [trace.cut, trace.mute])
+def test_an_edge_is_operated_on_under_either_name(surgery):
+    """What stands between the caller and the layer must know both names too."""
+    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
+    with trace.operate(layer, surgery(edges[:, :3])):
+        found, wanted = layer(x, edge_index=edges), layer(x, edges)
+    assert torch.equal(found, wanted)
+    assert (found - layer(x, edges)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_equals_their_transformer_conv(way):
+    """TransformerConv without its skip connection is our layer without W_O, weight for weight."""
+    torch.manual_seed(0)
+    theirs = TransformerConv(12, 5, heads=3, root_weight=False).double()
+    arrays = [(lin.weight, lin.bias) for lin in (theirs.lin_query, theirs.lin_key, theirs.lin_value)]
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = arrays
+    own = StandardHeads.from_arrays(W_Q, W_K, W_V, b_Q=b_Q, b_K=b_K, b_V=b_V, layout="column", num_heads=3)
+    x, edges = states(9, 12), random_edges(9, 9, 30)
+    wanted, (_, their_weights) = theirs(x, edges, return_attention_weights=True)
+    y, (_, weights) = MessagePassingAttention(own, backend=way)(x, edges, return_attention_weights=True)
+    assert torch.allclose(y, wanted, rtol=0, atol=1e-12)
+    assert torch.allclose(weights, their_weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("order", ["row", "col"])
+def test_a_sorted_edge_index(way, order):
+    """Sorted by either side, with its caches filled: the same update, the same object back, weights in its order."""
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
+    given = EdgeIndex(edges, sparse_size=(9, 9)).sort_by(order)[0].fill_cache_()
+    y, (same, weights) = layer(x, given, return_attention_weights=True)
+    assert same is given
+    assert torch.allclose(y, dense(layer, x, x, edges), rtol=0, atol=1e-12)
+    plain, (_, wanted) = layer(x, given.as_tensor(), return_attention_weights=True)
+    assert torch.equal(y, plain)
+    assert torch.equal(weights, wanted)
+    wrong = EdgeIndex(edges, sparse_size=(9, 10))
+    with pytest.raises(ValueError, match="contradicts"):
+        layer(x, wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", WAYS)
+def test_many_in_edges_in_half_precision(way, dtype):
+    """4096 senders, a sorted EdgeIndex: sums in float32. A half accumulator sticks at 256 or 2048 of 4096 (PyG's, by ``ptr``)."""
+    count = 4096
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(StandardHeads(8, 2), backend=way).to(dtype)
+    exact = MessagePassingAttention(StandardHeads(8, 2), backend="reference").double()
+    exact.load_state_dict(layer.state_dict())
+    x = (torch.randn(count, 8).to(dtype) + 1, torch.randn(1, 8).to(dtype))
+    star = torch.stack([torch.arange(count), torch.zeros(count, dtype=torch.int64)])
+    given = EdgeIndex(star, sparse_size=(count, 1)).sort_by("col")[0].fill_cache_()
+    y, (_, weights) = layer(x, given, return_attention_weights=True)
+    assert torch.allclose(weights.double().sum(0), torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-4)
+    wanted = exact(tuple(side.double() for side in x), star)
+    q, (k, v) = layer.heads.receive(x[1][None]), layer.heads.send(x[0][None])
+    sdpa = layer.heads.collect(torch.nn.functional.scaled_dot_product_attention(q, k, v))[0]
+    assert (y.double() - wanted).abs().max() <= 2 * (sdpa.double() - wanted).abs().max() + 1e-12
+
+
+def test_their_transforms_make_our_graphs():
+    """Self loops, both directions, two hops, a virtual node: torch_geometric's transforms are words of our algebra."""
+    edges = random_edges(9, 9, 18)
+    data = Data(x=states(9, 12), edge_index=edges[:, edges[0] != edges[1]])
+    g = ga.convert.from_pyg(data)
+    undirected, loops = transforms.ToUndirected(), transforms.AddSelfLoops()
+    for transform, wanted in (
+        (loops, g | g**0),
+        (undirected, g | g.T),
+        (transforms.TwoHop(), (g | g @ g) - g**0),
+        (transforms.Compose([undirected, transforms.TwoHop(), loops]), algebra.walks.closure(g | g.T, 2, reflexive=True)),
+        (transforms.VirtualNode(), algebra.tokens.extend(g, 1, "both", "none")),
+    ):
+        assert ga.convert.from_pyg(transform(data.clone())) == wanted, transform
+    sparse = transforms.ToSparseTensor(layout=torch.sparse_csr)(data.clone())
+    layer = MessagePassingAttention(heads())
+    assert torch.allclose(layer(data.x, sparse.adj_t), layer(data.x, g), rtol=0, atol=1e-12)
+
+
+class Hops(transforms.BaseTransform):
+    """A transform that puts a graph of ours into the data: everything at most k hops away."""
+
+    def __init__(self, hops):
+        self.hops = hops
+
+    def forward(self, data):
+        """The data with more edges."""
+        data.edge_index = algebra.walks.closure(ga.convert.from_pyg(data), self.hops, reflexive=True).edge_index
+        return data
+
+
+def test_our_graphs_in_their_transforms():
+    """In a Compose, and batched by a loader afterwards."""
+    data = [transforms.Compose([transforms.ToUndirected(), Hops(2)])(one.clone()) for one in ragged()]
+    batch = next(iter(DataLoader(data, batch_size=4)))
+    whole = ga.convert.from_pyg(Batch.from_data_list(ragged()))
+    assert ga.convert.from_pyg(batch) == algebra.walks.closure(whole | whole.T, 2, reflexive=True)
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_their_k_hop_subgraph_is_our_receptive_field(hops):
+    """Two implementations of who can have been heard of, for every receiver."""
+    graph = ga.convert.from_edge_index(random_edges(12, 12, 20), 12)
+    for node in range(12):
+        subset, *_ = k_hop_subgraph(node, hops, graph.edge_index, num_nodes=12)
+        assert subset.tolist() == ga.analyse.receptive_field(graph, node, hops).tolist()
+
+
+# -- heterogeneous graphs -----------------------------------------------------------------------------------------------
+
+WIDTHS = {"paper": 12, "author": 8, "venue": 6}
+SIZES = {"paper": 7, "author": 5, "venue": 2}
+RELATIONS = {
+    ("paper", "cites", "paper"): 15,
+    ("author", "writes", "paper"): 11,
+    ("paper", "written_by", "author"): 9,
+    ("paper", "in", "venue"): 4,
+}
+
+
+def library(widths=WIDTHS):
+    """Three kinds of node, four kinds of edge."""
+    data = HeteroData()
+    for kind, size in SIZES.items():
+        data[kind].x = states(size, widths[kind], seed=size)
+    for number, ((src, name, dst), count) in enumerate(RELATIONS.items()):
+        data[src, name, dst].edge_index = random_edges(SIZES[dst], SIZES[src], count, seed=number)
+    return data
+
+
+def convolutions(way=None, widths=WIDTHS):
+    """A layer for each kind of edge, as wide as its two ends."""
+    return {
+        (src, name, dst): MessagePassingAttention(heads(widths[dst], widths[src], seed=number), backend=way)
+        for number, (src, name, dst) in enumerate(RELATIONS)
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_hetero_conv(way, biased):
+    """Each kind of edge its own layer, updates summed by receiver; a bias for each edge arrives as any other edge argument."""
+    data, convs = library(), convolutions(way)
+    bias = {key: states(3, count) for key, count in RELATIONS.items()} if biased else {}
+    options = {"bias_dict": bias} if biased else {}
+    found = HeteroConv(convs, aggr="sum")(data.x_dict, data.edge_index_dict, **options)
+    wanted = {kind: torch.zeros(SIZES[kind], WIDTHS[kind], dtype=torch.float64) for kind in SIZES}
+    for (src, name, dst), conv in convs.items():
+        key = (src, name, dst)
+        wanted[dst] += dense(conv, data.x_dict[src], data.x_dict[dst], data.edge_index_dict[key], bias.get(key))
+    for kind in SIZES:
+        assert torch.allclose(found[kind], wanted[kind], rtol=0, atol=1e-12), kind
+
+
+class Network(torch.nn.Module):
+    """Two rounds, with an input layer whose width is found out."""
+
+    def __init__(self, made=lambda: StandardHeads(12, 3, bias=True), way=None):
+        super().__init__()
+        self.embed = Linear(-1, 12)
+        self.first = MessagePassingAttention(made(), backend=way)
+        self.second = MessagePassingAttention(made(), backend=way)
+
+    def forward(self, x, edge_index, edge_bias):
+        """States after both rounds."""
+        x = self.embed(x)
+        x = x + self.first(x, edge_index, edge_bias)
+        return x + self.second(x.relu(), edge_index)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("made", [lambda: StandardHeads(12, 3, bias=True), lambda: LazyHeads(3, 4, bias=True)])
+def test_to_hetero(way, made):
+    """A model of one kind of node becomes one of many: layers are copied and drawn anew, lazy ones take each end's width."""
+    data = library()
+    torch.manual_seed(0)
+    model = to_hetero(Network(made, way), data.metadata(), aggr="sum").double()
+    bias = {key: states(3, count) for key, count in RELATIONS.items()}
+    found = model(data.x_dict, data.edge_index_dict, bias)
+
+    def heard(round_, x, bias):
+        result = dict.fromkeys(SIZES, 0)
+        for src, name, dst in RELATIONS:
+            layer = round_[f"{src}__{name}__{dst}"]
+            edges = data.edge_index_dict[src, name, dst]
+            result[dst] = result[dst] + dense(layer, x[src], x[dst], edges, bias.get((src, name, dst)))
+        return result
+
+    x = {kind: model.embed[kind](data.x_dict[kind]) for kind in SIZES}
+    update = heard(model.first, x, bias)
+    x = {kind: x[kind] + update[kind] for kind in SIZES}
+    update = heard(model.second, {kind: state.relu() for kind, state in x.items()}, {})
+    for kind in SIZES:
+        assert torch.allclose(found[kind], x[kind] + update[kind], rtol=0, atol=1e-12), kind
+    drawn = [layer.heads.W_Q for layer in model.first.values()]
+    assert all(type(layer.heads) is StandardHeads for layer in model.first.values())
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_to_hetero_with_a_width_for_each_kind_of_node():
+    """Without an input layer: LazyHeads stand where other layers of theirs take (-1, -1)."""
+
+    class One(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hear = MessagePassingAttention(LazyHeads(num_heads=3, head_dim=4))
+
+        def forward(self, x, edge_index):
+            return self.hear(x, edge_index)
+
+    data = library()
+    model = to_hetero(One(), data.metadata(), aggr="mean").double()
+    found = model(data.x_dict, data.edge_index_dict)
+    assert {kind: out.shape[1] for kind, out in found.items()} == WIDTHS
+    for src, name, dst in RELATIONS:
+        own = model.hear[f"{src}__{name}__{dst}"].heads
+        assert (own.source_width, own.width) == (WIDTHS[src], WIDTHS[dst])
+    layer = model.hear["paper__in__venue"]
+    edges = data.edge_index_dict["paper", "in", "venue"]
+    assert torch.allclose(found["venue"], dense(layer, data["paper"].x, data["venue"].x, edges), rtol=0, atol=1e-12)
+
+
+def test_containers_of_theirs():
+    """DeepGCNLayer's residual block takes it as any convolution."""
+    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
+    block = DeepGCNLayer(layer, block="res")
+    assert torch.allclose(block(x, edges), x + dense(layer, x, x, edges), rtol=0, atol=1e-12)
+
+
+# -- explainers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [(9, 12), (2, 9, 12)])
+def test_a_mask_on_the_messages(way, shape):
+    """What every explainer of theirs does: messages times a mask, no new softmax; on any backend, and over when it is over."""
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(*shape), random_edges(9, 9, 30)
+    before, muted = layer(x, edges), states(30).sigmoid()
+    set_masks(layer, muted, edges, apply_sigmoid=False)
+    found = layer(x, edges)
+    wanted = [dense(layer, sample, sample, edges, muted=muted) for sample in x.view(-1, 9, 12)]
+    assert torch.allclose(found.view(-1, 9, 12), torch.stack(wanted), rtol=0, atol=1e-12)
+    assert (found - before).abs().max() > 1e-3
+    clear_masks(layer)
+    assert torch.equal(layer(x, edges), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_on_the_messages_is_called(way):
+    """Whatever the backend: a hook that is never called would be a silent loss."""
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
+    wanted = layer(x, edges)
+    hook = layer.register_message_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
+    assert torch.allclose(layer(x, edges), layer.heads.b_O.expand(9, -1), rtol=0, atol=1e-12)
+    hook.remove()
+    assert torch.equal(layer(x, edges), wanted)
+
+
+def test_hooks_on_a_graph_that_differs_by_head_are_refused():
+    """There is no single list of messages; without the hook the layer goes on."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    graph = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3)))
+    hook = layer.register_message_forward_hook(lambda module, inputs, out: None)
+    with pytest.raises(NotImplementedError, match="without hooks and explainers"):
+        layer(x, graph)
+    hook.remove()
+    assert layer(x, graph).shape == (9, 12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_attention_explainer_reads_the_weights(way):
+    """Its edge mask is the largest weight over heads and layers: the numbers that the layers return themselves."""
+    first, second = (MessagePassingAttention(heads(seed=seed), backend=way) for seed in (0, 1))
+    model = Sequential("x, edge_index", [(first, "x, edge_index -> x"), torch.nn.ReLU(), (second, "x, edge_index -> x")])
+    x, edges = states(9, 12), random_edges(9, 9, 30)
+    explainer = Explainer(model, AttentionExplainer(), explanation_type="model", edge_mask_type="object", model_config=REGRESSION)
+    y, (_, weights) = first(x, edges, return_attention_weights=True)
+    _, (_, more) = second(y.relu(), edges, return_attention_weights=True)
+    wanted = torch.cat([weights, more], dim=1).amax(1)
+    assert torch.allclose(explainer(x, edges).edge_mask, wanted.detach(), rtol=0, atol=1e-12)
+
+
+def informative():
+    """A layer and a star of five senders, of whom only sender 3 has anything to say: the messages of the others are 0."""
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(StandardHeads(4, 2))
+    with torch.no_grad():
+        layer.heads.W_V[:, 1:] = 0.0  # a message is read off channel 0 alone
+    x = torch.randn(6, 4)
+    x[:, 0] = 0.0
+    x[3, 0] = 5.0
+    return layer, x, torch.stack([torch.arange(1, 6), torch.zeros(5, dtype=torch.int64)])
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning")  # PGExplainer's
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [lambda: GNNExplainer(epochs=30), lambda: PGExplainer(epochs=3)])
+def test_explainers_find_the_edge_that_speaks(way, make):
+    """The only edge with a message stands out, and the layer is left as it was."""
+    layer, x, edges = informative()
+    layer.backend = way
+    before, algorithm = layer(x, edges), make()
+    kind = "model" if isinstance(algorithm, GNNExplainer) else "phenomenon"
+    explainer = Explainer(layer, algorithm, explanation_type=kind, edge_mask_type="object", model_config=REGRESSION)
+    torch.manual_seed(0)
+    if kind == "phenomenon":
+        for epoch in range(3):
+            algorithm.train(epoch, layer, x, edges, target=before.detach(), index=0)
+        mask = explainer(x, edges, target=before.detach(), index=0).edge_mask
+        assert mask.shape == (5,)
+    else:
+        mask = explainer(x, edges, index=0).edge_mask
+        assert int(mask.argmax()) == 2  # the edge from sender 3
+        assert (mask[[0, 1, 3, 4]] == 0).all()  # no gradient ever reached them
+    assert not layer.explain
+    assert torch.equal(layer(x, edges), before)
+
+
+def test_explainers_of_heterogeneous_models():
+    """Masks and weights for each kind of edge."""
+    data = library()
+
+    class Papers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = HeteroConv(convolutions())
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.conv(x_dict, edge_index_dict)["paper"]
+
+    model = Papers()
+    common = {"explanation_type": "model", "edge_mask_type": "object", "model_config": REGRESSION}
+    read = Explainer(model, AttentionExplainer(), **common)(data.x_dict, data.edge_index_dict).edge_mask_dict
+    for (src, name, dst), mask in read.items():
+        ends = data.x_dict[src] if src == dst else (data.x_dict[src], data.x_dict[dst])
+        conv, edges = model.conv.convs[src, name, dst], data.edge_index_dict[src, name, dst]
+        _, (_, weights) = conv(ends, edges, return_attention_weights=True)
+        assert torch.allclose(mask, weights.detach().amax(1), rtol=0, atol=1e-12)
+    assert len(read) == len(RELATIONS)
+
+
+# -- compilers ----------------------------------------------------------------------------------------------------------
+
+
+def both_ways(layer, compiled, x, given, bias):
+    """A compiled layer and the layer itself: update, weights and every gradient are the same."""
+    found, (_, weights) = compiled(x, given, bias, return_attention_weights=True)
+    wanted, (_, plain) = layer(x, given, bias, return_attention_weights=True)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+    assert torch.allclose(weights, plain, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(y.sum(), [x, *layer.parameters()]) for y in (found, wanted)]
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-11) for a, b in zip(*gradients, strict=True))
+
+
+def test_fullgraph_compile_with_edges_as_an_input():
+    """One program without a break, for every list of so many edges; wrong lists meet the same errors, and it serves on."""
+    torch.compiler.reset()
+    layer, x, bias = MessagePassingAttention(heads()), states(9, 12).requires_grad_(), states(3, 2)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    both_ways(layer, compiled, x, random_edges(9, 9, 2), bias)
+    for run in (layer, compiled):
+        for edges, error, message in WRONG:
+            with pytest.raises(error, match=message):
+                run(x, torch.tensor(edges), bias, return_attention_weights=True)
+    both_ways(layer, compiled, x, random_edges(9, 9, 2, seed=1), bias)
+
+
+WRONG = [
+    ([[0, 0], [1, 1]], ValueError, "edge_index holds 1 duplicate edges"),
+    ([[0, 1], [9, 2]], IndexError, r"edge_index\[1, 0\] = 9 is no receiver"),
+    ([[-1, 3], [2, 2]], IndexError, r"edge_index\[0, 0\] = -1 is no sender"),
+]
+
+
+def test_fullgraph_compile_with_an_edge_index_of_theirs():
+    """An EdgeIndex is a list of edges, sorted or not."""
+    torch.compiler.reset()
+    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, EdgeIndex(edges, sparse_size=(9, 9))), layer(x, edges), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [lambda edges, n: edges, lambda edges, n: EdgeIndex(edges, sparse_size=(n, n))])
+def test_one_program_for_other_numbers_of_edges_and_nodes(form):
+    """Sizes are symbols: edges are dropped, then nodes too."""
+    torch.compiler.reset()
+    layer = MessagePassingAttention(heads())
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n, count in ((9, 30), (9, 17), (7, 20)):
+        both_ways(layer, compiled, states(n, 12).requires_grad_(), form(random_edges(n, n, count), n), states(3, count))
+
+
+class Alone(torch.nn.Module):
+    """A layer that takes x and edges, and nothing else."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, edge_index):
+        """The update."""
+        return self.layer(x, edge_index)
+
+
+def test_export_with_edges_as_an_input():
+    """A program on disk that takes any number of edges, and still refuses a duplicate."""
+    layer, x = MessagePassingAttention(heads()), states(9, 12)
+    edges = {1: torch.export.Dim("edges", min=2)}
+    program = torch.export.export(Alone(layer), (x, random_edges(9, 9, 30)), dynamic_shapes={"x": None, "edge_index": edges})
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for count in (30, 12):
+        given = random_edges(9, 9, count)
+        assert torch.allclose(loaded(x, given), layer(x, given), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="duplicate"):
+        loaded(x, torch.tensor([[0, 0], [1, 1]]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_vmap_and_gradients_of_samples(way):
+    """torch.vmap over samples equals the batch axis; torch.func gives the gradient of each sample by itself."""
+    layer, x, graph = MessagePassingAttention(heads(), backend=way), states(4, 9, 12), patterns.window(9, 3)
+    assert torch.allclose(torch.vmap(lambda sample: layer(sample, graph))(x), layer(x, graph), rtol=0, atol=1e-12)
+    parameters = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def loss(parameters, sample):
+        return torch.func.functional_call(layer, parameters, (sample, graph)).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for number, sample in enumerate(x):
+        wanted = torch.autograd.grad(layer(sample, graph).square().sum(), list(layer.parameters()))
+        for (name, _), slope in zip(layer.named_parameters(), wanted, strict=True):
+            assert torch.allclose(found[name][number], slope, rtol=0, atol=1e-9), name
+
+
+# -- a public task: how far is the next infected node? --------------------------------------------------------------------
+
+FARTHEST = 3  # distances are told up to here; farther ones, and unreachable nodes, are one class more
+
+
+def infection(num_graphs, seed):
+    """PyG's InfectionDataset: sparse random graphs of 40 nodes, two of them infected; every node's distance is asked for."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        dataset = InfectionDataset(ERGraph(40, 0.05), num_infected_nodes=[2] * num_graphs, max_path_length=FARTHEST)
+        return Batch.from_data_list([Data(x=one.x, edge_index=one.edge_index, y=one.y) for one in dataset])
+
+
+def given_graph(batch):
+    """The given edges and self loops."""
+    g = ga.convert.from_pyg(batch)
+    return g | g**0
+
+
+def by_head(batch):
+    """Head k hears what is at most k hops away."""
+    g = given_graph(batch)
+    return algebra.stacks.per_head(*(g**k for k in range(FARTHEST + 1)))
+
+
+def with_virtual_nodes(batch):
+    """A node for each graph that hears all of it and is heard by all of it."""
+    g, count, graphs = given_graph(batch), batch.num_nodes, batch.num_graphs
+    node, hub = torch.arange(count), count + batch.batch
+    edges = torch.cat([g.edge_index, torch.stack([node, hub]), torch.stack([hub, node])], dim=1)
+    return ga.convert.from_edge_index(edges, count + graphs)
+
+
+def padded(batch, graph):
+    """The features, zeros for virtual nodes."""
+    return torch.cat([batch.x, batch.x.new_zeros(graph.num_dst - batch.num_nodes, 2)])
+
+
+def trained(build, layers, seed, graphs=16, steps=200):
+    """A model that has seen some graphs; predictions and answers on as many others."""
+    batch, other = infection(graphs, 2 * seed), infection(graphs, 2 * seed + 1)
+    graph, other_graph = build(batch), build(other)
+    torch.manual_seed(seed)
+    model = tasks.Reader(2, FARTHEST + 2, layers, num_heads=4)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    x = padded(batch, graph)
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(x, graph)[: batch.num_nodes], batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return model(padded(other, other_graph), other_graph)[: other.num_nodes].argmax(-1), other.y
+
+
+@pytest.mark.parametrize(("build", "layers", "reach"), [(given_graph, 1, 1), (given_graph, 2, 2), (by_head, 1, FARTHEST)])
+def test_what_no_training_can_tell_apart(build, layers, reach):
+    """All nodes too far from an infected one get the same answer, in all graphs, and all nodes in reach another one.
+
+    The far ones hear only healthy nodes, and a weighted mean of equal messages is that message, whatever the degree.
+    """
+    batch = infection(8, 0)
+    torch.manual_seed(0)
+    logits = tasks.Reader(2, FARTHEST + 2, layers, num_heads=4).double()(batch.x.double(), build(batch))
+    far, near = logits[batch.y > reach], logits[batch.y <= reach]
+    assert len(far) > 20
+    assert (far - far[0]).abs().max() < 1e-12
+    assert (near - far[0]).abs().amax(1).min() > 1e-6
+
+
+def test_one_layer_with_hops_by_head_tells_the_distance():
+    """A graph that differs by head: each head looks one hop farther, and one layer reads the distance off them."""
+    predicted, answers = trained(by_head, layers=1, seed=0, graphs=8, steps=100)
+    assert (predicted == answers).float().mean() > 0.9
+
+
+@pytest.mark.slow
+def test_reach_decides_the_infection_task():
+    """One layer, three seeds: over the given graph or with virtual nodes the far look alike, over the hops they do not."""
+    plans = {"given": given_graph, "hops by head": by_head, "virtual nodes": with_virtual_nodes}
+    scores = {}
+    for name, build in plans.items():
+        results = [trained(build, 1, seed, graphs=8, steps=300) for seed in range(3)]
+        scores[name] = [float((predicted == answers).float().mean()) for predicted, answers in results]
+        if name == "given":
+            assert all(len(predicted[answers > 1].unique()) == 1 for predicted, answers in results)
+    assert min(scores["hops by head"]) > 0.9, scores
+    assert max(scores["given"] + scores["virtual nodes"]) < 0.8, scores
+
+
+def test_the_dataset_says_what_it_says():
+    """The labels are distances from the infected nodes, by our own walks: the task is what its name says."""
+    batch = infection(3, 5)
+    g, infected = given_graph(batch), batch.y == 0
+    for hops in range(1, FARTHEST + 1):
+        reached = torch.zeros(batch.num_nodes, dtype=torch.bool)
+        src, dst = (g**hops).edge_index
+        reached[dst[infected[src]]] = True
+        assert torch.equal(reached, batch.y <= hops)
