@@ -290,7 +290,9 @@ def _syntax_tree(text: str) -> ast.expr:
         raise ValueError(f"column {column}, {place!r}: not an expression ({error.msg}); {ALLOWED}") from None
     except UnicodeEncodeError:
         raise ValueError(f"column 1, {_shortened(ascii(text))}: not an expression (half a character); {ALLOWED}") from None
-    except (RecursionError, MemoryError, ValueError):
+    except ValueError as error:  # a null byte, before Python 3.11.4
+        raise ValueError(f"column 1, {_shortened(text)!r}: not an expression ({error}); {ALLOWED}") from None
+    except (RecursionError, MemoryError):
         raise ValueError(
             f"column 1, {_shortened(text)!r}: more than {DEEPEST} brackets and operators inside one another"
         ) from None
