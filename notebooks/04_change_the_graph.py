@@ -1,0 +1,157 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Change the graph of a trained model and watch it answer
+#
+# A trained model has learnt what to say *along the graph it was trained on*. Its weights do not hold that graph: attention takes
+# it as an argument. So we may ask a trained model to listen along another one, edge by edge if we like, and see which edges an
+# answer hangs on. This is the nearest thing to surgery that a language model offers.
+#
+# You need [notebook 01](01_attention_is_message_passing.ipynb); the model is the one that ships with the package.
+
+# %%
+import warnings
+
+import matplotlib.pyplot as plt
+import torch
+
+import gnn_attention as ga
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+
+model, vocabulary = ga.model.load_trained()
+text = "for name in names:\n    print(name)\nfor name in"
+tokens = torch.tensor([vocabulary.encode(text)])
+pieces = vocabulary.pieces(text)
+n = len(pieces)
+print(n, "tokens:", pieces)
+
+# %% [markdown]
+# ## 1. The same weights, other graphs
+#
+# The model was trained causally: every token hears all tokens up to itself. What comes after `for name in`, which the text has
+# said once before? We ask for the three likeliest next tokens, along four graphs.
+
+
+# %%
+def answers(graph, most=3):
+    """The likeliest next tokens, with their probabilities."""
+    with torch.no_grad():
+        chances = model(tokens, graph)[0, -1].softmax(-1)
+    top = chances.topk(most)
+    words = [vocabulary.decode([token]) for token in top.indices.tolist()]
+    return [(word, round(chance, 2)) for word, chance in zip(words, top.values.tolist(), strict=True)]
+
+
+graphs = {
+    "causal": ga.patterns.causal(n),
+    "window(4)": ga.patterns.window(n, 4),
+    "window(4) | sinks(1)": ga.patterns.window(n, 4) | ga.patterns.sinks(n, 1),
+    "alone": ga.patterns.self_loops(n),
+}
+for name, graph in graphs.items():
+    print(f"{name:22} {graph.num_edges:4} edges  {answers(graph)}")
+
+# %% [markdown]
+# Along the causal graph the answer is the token that came next the first time. Cut to a window the model cannot look back so
+# far, and it guesses from the last words alone. A token that hears itself alone knows only how its own word usually goes on.
+#
+# ## 2. How far does it need to look?
+#
+# We widen the window step by step and follow the probability of the causal answer. Two layers look back twice: after two
+# layers of `window(w)` the last token can have heard of $2 (w - 1)$ tokens before it.
+
+# %%
+with torch.no_grad():
+    wanted = model(tokens, graphs["causal"])[0, -1].argmax()
+    chance = [model(tokens, ga.patterns.window(n, w))[0, -1].softmax(-1)[wanted].item() for w in range(1, n + 1)]
+plt.figure(figsize=(6, 2.6))
+plt.plot(range(1, n + 1), chance, marker="o")
+plt.xlabel("w of window(n, w)")
+plt.ylabel(f"probability of {vocabulary.decode([int(wanted)])!r}")
+plt.show()
+
+# %% [markdown]
+# The answer comes back all at once, at the width with which the last token hears the word behind the first ` in` in a single hop.
+# A window half as wide reaches it in two hops, yet that does not help: nobody on the way hands the word on. The graph says what
+# *can* be heard of, the weights decide what *is* passed on.
+#
+# ## 3. One edge
+#
+# Which edges carry the answer? `ga.trace.record` notes what every edge of every layer and head carried. We look at the last
+# token in the second layer: whom does each head listen to?
+
+# %%
+with torch.no_grad():
+    run = ga.trace.record(model, tokens)
+last = [(src, n - 1) for src in range(n)]
+weights = run.layers[1].weights(last)[0]  # [edges, heads]
+for head in range(weights.shape[1]):
+    src = int(weights[:, head].argmax())
+    print(f"layer 1, head {head}: listens most to token {src:2} {pieces[src]!r}, weight {weights[src, head].item():.2f}")
+
+# %% [markdown]
+# The last word, ` in`, was there before, and some heads listen most to the token right behind it: these are the induction heads,
+# and what they hear they copy. An edge can be taken away in two ways, and they are not the same. **Cut**: it is not there, the
+# other edges share its weight. **Mute**: it keeps its weight, but says nothing. We do both to this edge, first in the head that
+# listens most to it, then in all heads of the layer.
+
+# %%
+src = pieces.index(pieces[-1]) + 1  # behind the first " in"
+head = int(weights[src].argmax())
+edge = [(src, n - 1)]
+print(f"{src} -> {n - 1}: {pieces[src]!r} is heard by {pieces[-1]!r}, most by head {head}")
+
+
+def operated(operation, **where):
+    """The logits after an operation on the edge."""
+    with torch.no_grad():
+        return ga.trace.record(model, tokens, surgery=operation(edge, layers=1, **where)).output
+
+
+versions = {
+    "as it was": run.output,
+    f"cut in head {head}": operated(ga.trace.cut, heads=head),
+    f"mute in head {head}": operated(ga.trace.mute, heads=head),
+    "cut in all heads": operated(ga.trace.cut),
+    "mute in all heads": operated(ga.trace.mute),
+}
+for name, logits in versions.items():
+    print(f"{name:17} probability of {vocabulary.decode([int(wanted)])!r}: {logits[0, -1].softmax(-1)[wanted].item():.3f}")
+assert not torch.equal(versions["cut in all heads"], versions["mute in all heads"])
+
+# %% [markdown]
+# One edge of 136 carries most of the answer. In all heads muting it hurts more than cutting it: a muted edge keeps its weight, a
+# cut one leaves it to the others. Every other token is as it was: an edge into the last token changes the last token alone.
+
+# %%
+assert torch.equal(versions["cut in all heads"][:, :-1], versions["as it was"][:, :-1])
+
+# %% [markdown]
+# ## 4. Writing along another graph
+#
+# `generate` takes a graph too. Each new token is a new node with the edges that the graph gives it; what no later token can
+# hear is dropped from the cache on the way.
+
+# %%
+prompt = torch.tensor(vocabulary.encode("def read(self, size"))
+for graph in (ga.patterns.causal(64), ga.patterns.window(64, 6)):
+    written = ga.model.generate(model, prompt, count=30, temperature=0, graph=graph)
+    print(f"--- {graph.name}\n{vocabulary.decode(written.tolist())}")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Replace the sinks of section 1 by the positions of the first `for name in`. How many of these edges bring the answer back?
+# 2. Cut *all* edges of the head that you found, `ga.trace.cut(None, layers=1, heads=head)`, then mute them. Which hurts more?
+# 3. Along which graph with at most $4 n$ edges does the answer stay the same? Check with `answers`.
