@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from gnn_attention._hf_places import Place
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["NAME", "GraphFunction", "Use", "check_routed", "in_force", "named", "uses_for", "uses_now"]
+__all__ = ["NAME", "GraphFunction", "Use", "check_routed", "followed", "in_force", "named", "uses_for", "uses_now"]
 
 NAME: Final = "gnn_attention"
 CROSS = ("crossatt", "cross_att", "encoder_att", "encdecatt", "enc_dec_att")  # in names of modules that listen elsewhere
@@ -111,6 +111,22 @@ def in_force(use: Use) -> Iterator[None]:
     finally:
         _ACTIVE.reset(token)
         use.open[0] = False
+
+
+@contextmanager
+def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
+    """The blocks that this context is in hold for ``twin``, a copy of ``module``, as they do for the original."""
+    copies = dict(twin.named_modules())
+    parts = [(id(part), id(copies[name])) for name, part in module.named_modules() if copies.get(name) not in (None, part)]
+    tables: list[dict[int, Any]] = [table for use in uses_now() for table in (use.names, use.numbers)]
+    for table in tables:
+        table.update({copy: table[own] for own, copy in parts if own in table})
+    try:
+        yield
+    finally:
+        for table in tables:
+            for _, copy in parts:
+                table.pop(copy, None)
 
 
 def check_routed(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from gnn_attention._audit_runner import Runner, undisturbed
 from gnn_attention._audit_verdict import Leak, Verdict, remarks_on
 from gnn_attention._audit_ways import Way, ways
 from gnn_attention._audit_witnesses import WITNESSES, Seen
+from gnn_attention._hf_use import followed
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["WITNESSES", "Leak", "Verdict", "audit"]
@@ -85,7 +86,7 @@ def audit(
     """
     graphs = declared(graph)
     shape, heard = _input_shape(input_shape, graphs[0]), _witnesses(witnesses)
-    samples, call = _checks.size("samples", samples, 1), call or _usual_call(module, graph)
+    samples, call = _checks.size("samples", samples, 1), _in_its_blocks(module, call or _usual_call(module, graph))
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be a share of the largest gradient, in [0, 1), got {tolerance!r}")
     if dtype not in (torch.float64, torch.float32):
@@ -115,6 +116,16 @@ def _witnesses(given: Sequence[str]) -> tuple[str, ...]:
     if not {"jacobian", "perturbation"} & set(heard):
         raise ValueError(f"witnesses must hold 'jacobian' or 'perturbation', since NaN alone proves nothing, got {given!r}")
     return heard
+
+
+def _in_its_blocks(module: nn.Module, call: Callable[[nn.Module, torch.Tensor], Any]) -> Callable[[nn.Module, torch.Tensor], Any]:
+    """The call, where the graphs that ``use_graph`` gave the module hold for its copy."""
+
+    def called(twin: nn.Module, x: torch.Tensor) -> Any:
+        with followed(module, twin):
+            return call(twin, x)
+
+    return called
 
 
 def _usual_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -> Callable[[nn.Module, torch.Tensor], Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns, pytest_plugin
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, _hf_use, patterns, pytest_plugin
 from gnn_attention.__main__ import main
 from gnn_attention._audit_cover import groups
 from gnn_attention._audit_runner import Runner, undisturbed
@@ -869,3 +869,18 @@ def test_a_graph_put_into_a_hugging_face_model(name):
     own = audit(model, patterns.full(12) if name == "bert" else patterns.causal(12), (12,))
     assert own.exact
     assert own.poisoned == ()
+
+
+def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
+    """And for it alone while it is audited: what the block knows is as it was afterwards."""
+    families, huggingface = pytest.importorskip("hf_models"), pytest.importorskip("gnn_attention.huggingface")
+    model, graph = families.build("llama"), patterns.window(12, 3) | patterns.sinks(12, 1)
+    model.set_attn_implementation("gnn_attention")
+    with huggingface.use_graph(model, graph):
+        (use,) = _hf_use.uses_now()
+        known = dict(use.names), dict(use.numbers)
+        assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
+        assert (use.names, use.numbers) == known
+    leaks = audit(model, graph, (12,), layers=2, witnesses="jacobian").leaks
+    beyond = (patterns.causal(12) - graph @ graph).edge_index.T.tolist()
+    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond))
