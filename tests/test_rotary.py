@@ -151,7 +151,7 @@ class TestFrequencies:
         written = Rotary(frequencies=tuple(100.0 ** (-2 * i / 8) for i in range(4)))
         assert torch.allclose(written.turn(x, positions), Rotary(base=100.0).turn(x, positions), rtol=0, atol=1e-14)
 
-    def test_a_list_becomes_a_value(self):
+    def test_something_else_than_a_tuple_becomes_one(self):
         rotary = Rotary(frequencies=[1, 0.5])
         assert rotary == pickle.loads(pickle.dumps(rotary)) == Rotary(frequencies=(1.0, 0.5))
         assert hash(rotary) == hash(Rotary(frequencies=(1.0, 0.5)))

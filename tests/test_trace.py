@@ -515,7 +515,7 @@ def test_text_goes_on_under_an_operation():
     """Generating runs the whole pass for each token, since no cache knows of the operation."""
     model, tokens = new_model(), TOKENS[0]
     with trace.operate(model, trace.mute([(1, 4), (2, 5)], layers=1)):
-        found, wanted = lm.generate(model, tokens, 4, temperature=0), tokens
+        found, wanted = lm.generate(model, tokens, 4, temperature=0.0), tokens
         for _ in range(4):
             wanted = torch.cat([wanted, model(wanted[None])[0, -1].argmax(-1, keepdim=True)])
     assert torch.equal(found, wanted)
