@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import algebra, backends, convert, costs, edges, patterns, rotary, score_mods, tiling
+from gnn_attention import algebra, backends, convert, cost_model, edges, patterns, rotary, score_mods, tiling
 from gnn_attention.attend import attend, explain, list_backends
 from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.factored import FactoredMatrix
@@ -47,7 +47,7 @@ __all__ = [
     "cache",
     "catalogue",
     "convert",
-    "costs",
+    "cost_model",
     "draw",
     "edges",
     "explain",

@@ -19,7 +19,7 @@ from gnn_attention._rectangle_lowering import number_of_rectangles, rectangles
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention._tile_masks import tile_boxes
 from gnn_attention._tile_parts import Runs, cells_at, divided, left_over
-from gnn_attention.costs import Work, costs
+from gnn_attention.cost_model import Work, costs
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan", "whole_rows_plan"]

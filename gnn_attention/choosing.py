@@ -1,7 +1,7 @@
 """Which backend ``backend="auto"`` takes: the one with the least estimated time among those that hold the call, and why.
 
 A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles, edges, nodes) is
-counted without building anything, and weighed with the constants of :mod:`gnn_attention.costs`; once for each graph. ``flex``,
+counted without building anything, and weighed with the constants of :mod:`gnn_attention.cost_model`; once a graph. ``flex``,
 which compiles before it runs, is taken only when it is asked for by name.
 """
 
@@ -14,7 +14,7 @@ import torch
 from gnn_attention import _checks, _lowering
 from gnn_attention._call import Call, one_of
 from gnn_attention.backends import BACKENDS, Backend, dense
-from gnn_attention.costs import Work, costs
+from gnn_attention.cost_model import Work, costs
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["Explanation", "choose", "explain"]

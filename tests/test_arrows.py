@@ -20,7 +20,7 @@ ROWS = [
     ["_enumeration"],
     ["_cover"],
     ["_counting"],
-    ["graph", "edges", "score_mods", "rotary", "factored", "_recompute", "_operator", "costs"],
+    ["graph", "edges", "score_mods", "rotary", "factored", "_recompute", "_operator", "cost_model"],
     [
         *(f"patterns.{name}" for name in ("basic", "local", "grids", "strided", "hubs", "latents", "hierarchies", "expanders")),
         *(f"patterns.{name}" for name in ("sequences", "streaming", "trees", "decoding", "structure", "content", "blocks")),

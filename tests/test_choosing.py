@@ -6,19 +6,19 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _lowering, choosing, costs, patterns, score_mods
+from gnn_attention import _lowering, choosing, cost_model, patterns, score_mods
 from gnn_attention._call import Call
 from gnn_attention.backends import BACKENDS, dense, reference, rows
-from gnn_attention.costs import Costs
+from gnn_attention.cost_model import Costs
 
 
 @pytest.fixture(autouse=True)
 def _no_file_of_costs(tmp_path, monkeypatch):
     """The constants of the package, whatever this machine's file says."""
-    monkeypatch.setenv(costs.VARIABLE, str(tmp_path / "none.json"))
-    costs.costs.cache_clear()
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
+    cost_model.costs.cache_clear()
     yield
-    costs.costs.cache_clear()
+    cost_model.costs.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -106,10 +106,10 @@ def test_the_order_follows_the_costs(wanted, monkeypatch):
 def test_costs_from_the_file_of_the_machine_decide(tmp_path, monkeypatch):
     """Measured, saved, chosen by; a damaged file is named, not passed over."""
     assert choosing.choose(call_on(patterns.window(2048, 256))).name == "tiles"
-    costs.save(Costs(cell=1e9))
+    cost_model.save(Costs(cell=1e9))
     assert choosing.choose(call_on(patterns.window(2048, 256))).name == "rows"
-    costs.path_of_costs().write_text("{")
-    costs.costs.cache_clear()
+    cost_model.path_of_costs().write_text("{")
+    cost_model.costs.cache_clear()
     with pytest.raises(ValueError, match="does not hold the constants"):
         choosing.choose(call_on(patterns.window(2048, 256)))
 

@@ -30,7 +30,7 @@ PUBLIC = [
     "expressions",
     "catalogue",
     "bench",
-    "costs",
+    "cost_model",
     "foreign",
     "latent_heads",
     "lazy_heads",
@@ -49,7 +49,7 @@ convert.from_mask convert.from_edge_index convert.from_networkx convert.to_netwo
 convert.to_sdpa_mask convert.to_pyg convert.to_varlen convert.to_window tiling.tiles algebra.closure analyse.diff draw.mask
 expressions.parse attend explain list_backends StandardHeads.from_mha StandardHeads.from_arrays
 FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run TokenGraph.from_rule RefusalError
-costs.Costs audit use_graph heads_of foreign.score_mod_of foreign.layer_of LatentHeads LazyHeads trace.cut trace.mute
+cost_model.Costs audit use_graph heads_of foreign.score_mod_of foreign.layer_of LatentHeads LazyHeads trace.cut trace.mute
 tasks.neighbours_match cache.KeyValueCache cache.PatternMessageCache
 """.split()  # noqa: SIM905
 

@@ -11,7 +11,7 @@ from gnn_attention import TokenGraph, patterns
 from gnn_attention._lowering import PLANS, WORK, documents_work, mixed_plan, packed_plan, rows_plan, runs_work, tiles_plan
 from gnn_attention._lowering import _documents as documents_of
 from gnn_attention._pieces import Edges, Gathered, Rectangles, Strided, packed, unpacked
-from gnn_attention.costs import costs
+from gnn_attention.cost_model import costs
 
 CPU = torch.device("cpu")
 

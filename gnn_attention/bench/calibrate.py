@@ -1,7 +1,7 @@
 """The constants of the cost model behind ``backend="auto"``, fitted to a few calls: ``gnn-attention bench calibrate``.
 
 Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and differs; the constants
-are those that come nearest to the measured times, each relative to itself. Takes half a minute; see :mod:`gnn_attention.costs`.
+are those that come nearest to the measured times, each relative to itself. See :mod:`gnn_attention.cost_model`; half a minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.bench.measure import Guard, Settings, timed_rounds
 from gnn_attention.bench.process import record_of_the_machine
-from gnn_attention.costs import Costs, Work, save
+from gnn_attention.cost_model import Costs, Work, save
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["fitted", "run_calibration", "text"]

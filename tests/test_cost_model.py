@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gnn_attention import costs as module
-from gnn_attention.costs import Costs, Work, costs, path_of_costs, save
+from gnn_attention import cost_model as module
+from gnn_attention.cost_model import Costs, Work, costs, path_of_costs, save
 
 
 @pytest.fixture(autouse=True)

@@ -92,7 +92,7 @@ def costs() -> Costs:
         return Costs(**{part.name: _positive(found[part.name]) for part in fields(Costs)})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} does not hold the constants of gnn_attention.costs ({error!r}); "
+            f"{path} does not hold the constants of gnn_attention.cost_model ({error!r}); "
             "measure them again with `gnn-attention bench calibrate`, or remove the file"
         ) from error
 
