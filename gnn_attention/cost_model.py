@@ -54,7 +54,7 @@ class Costs:
     cell: float = 2.6
     edge: float = 7.5
     node: float = 170.0
-    masked_pair: float = 1.75
+    masked_pair: float = 2.0
     plain_pair: float = 1.75
 
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:

@@ -173,10 +173,15 @@ def test_targets_in_a_line():
     made = (
         ("b2048", "both", "at least", 60, "times faster than A", 50.0, False),
         ("a2048", "forward", "at most", 1.05, "of B", 1.0, True),
+        ("f1024", "forward", "at least", 1.5, "times faster than A", 1.4, False),
+        ("f1024", "both", "at least", 2, "times faster than A", 1.312, False),
         ("a8192", "both", "at most", 1.05, "of B", 1.123, False),
         ("b131072", "both", "at most", 19, "of B", None, None),
     )
     rows = [dict(zip(keys, row, strict=True)) for row in made]
-    said = "1 of 3 targets met, missed: b2048 both 50 (at least 60 times faster than A); a8192 both 1.12 (at most 1.05 of B)."
+    said = (
+        "1 of 5 targets met, missed: b2048 both 50 (at least 60 times faster than A); "
+        "f1024 1.4 / 1.31 (at least 1.5 / 2 times faster than A); a8192 both 1.12 (at most 1.05 of B)."
+    )
     assert table.kept_targets({"targets": rows}) == said
     assert table.kept_targets({"targets": rows[1:2]}) == "1 of 1 targets met."

@@ -50,8 +50,24 @@ def test_its_benchmark_is_the_newest_record():
     """The table and the targets are what the record says, and the text names the record."""
     newest = max(RECORDS.glob("*-bench-attention.json"))
     record = json.loads(newest.read_text(encoding="utf-8"))
-    assert bench.table.table(record) in TEXT
+    assert bench.table.table(record, only=bench.table.README) in TEXT
     assert bench.table.kept_targets(record) in " ".join(TEXT.split())
+    assert f"`tests/records/{newest.name}`" in TEXT
+
+
+def test_its_training_is_the_newest_record():
+    """What it says of training on long windows."""
+    newest = max(RECORDS.glob("*-bench-training.json"))
+    record = json.loads(newest.read_text(encoding="utf-8"))
+    auto, peer = record["runs"]
+    told = (
+        f"steps of {record['recipe']['length']:,} tokens over `{record['recipe']['graph']}`, {record['faster']:.1f} times faster "
+        f"and {record['smaller']:.1f} times smaller than with SDPA and a mask ({auto['seconds'] / record['recipe']['steps']:.1f} s "
+        f"and {auto['peak_memory_mb'] / 1e3:.1f} GB a step), no loss apart by more than 0.0001"
+    )
+    assert record["apart"] < 1e-4
+    assert peer["method"] == "SDPA mask"
+    assert told in " ".join(TEXT.split())
     assert f"`tests/records/{newest.name}`" in TEXT
 
 
