@@ -178,6 +178,28 @@ def test_checks_are_usable_one_by_one(check):
     assert check().passed
 
 
+def _forward_only(run):
+    """A backend without a backward pass."""
+    return Backend(
+        "forward", run, refusal=lambda call: "no backward" if call.q.requires_grad and torch.is_grad_enabled() else None
+    )
+
+
+def test_without_a_backward_pass_the_output_is_judged_alone():
+    """Right outputs pass, and no gradient is said to be right; wrong ones fail; the truth for others is as it was."""
+    few = {**FEW, "features": ["plain"]}
+    report = verify.run(device="cpu", backends=[_forward_only(dense.run), BACKENDS["dense"]], **few)
+    told = {r.backend: r for r in report.results if r.group == "attend" and r.name.startswith("causal")}
+    assert report.ok, str(report)
+    assert told["forward"].passed
+    assert told["forward"].gradient is None
+    assert told["forward"].output == told["dense"].output
+    assert told["dense"].gradient is not None
+    double = wrong(lambda call: replace(call, scale=2 * call.scale))
+    caught, only = ({r.name for r in verify.run(backends=[b], **few).failures} for b in (double, _forward_only(double.run)))
+    assert {name for name in only if name.startswith("causal")} == {name for name in caught if name.startswith("causal")} != set()
+
+
 def test_error_rule():
     """2 units for outputs, 3 for gradients, where a unit is the yardstick or half an ulp; a NaN never passes."""
     true = torch.ones(3, dtype=torch.float64)

@@ -58,6 +58,7 @@ class _AttendCase:
         return {name: self._drawn[name].to(device, dtype, copy=True).requires_grad_() for name in names}
 
     @cached_property
+    @torch.enable_grad()
     def truth(self) -> Truth:
         out, gradients = self._oracle()
         if self.dtype == torch.float64:
@@ -108,4 +109,6 @@ def attend_checks(settings: Settings) -> Iterator[Check]:
                         run = skip("a per-edge bias has no order on a graph that differs by head or sample")
                         if not (case.feature.needs_edge_order and case.graph_case.varies):
                             run = bound(case.run, backend)
-                        yield Check("attend", backend.name, dtype, f"{graph}, {feature}, inputs x{size:g}", run)
+                        yield Check(
+                            "attend", backend.name, dtype, f"{graph}, {feature}, inputs x{size:g}", run, with_gradients=True
+                        )

@@ -58,7 +58,8 @@ FUSED_ORDERS = 4  # in which that of the fused kernel is taken
 class Check:
     """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message, not an exception.
 
-    A call that the backend cannot hold, and says so, is skipped with that reason.
+    A call that the backend cannot hold, and says so, is skipped with that reason. If the check is of an output and gradients
+    (``with_gradients``), it is first tried on the output alone: a backend may have no backward pass on a device.
     """
 
     group: str
@@ -66,17 +67,27 @@ class Check:
     dtype: str
     name: str
     run: Callable[[], Mapping[str, Any]]
+    with_gradients: bool = False
 
     def __call__(self) -> Result:
         """Run it."""
         try:
             with _products_in(self.dtype):
-                found = dict(self.run())
+                found = dict(self._found())
         except RefusalError as refusal:
             found = {"passed": False, "skipped": f"{self.backend}: {refusal.reason}"}
         except Exception as error:  # a crash is a failed check
             found = {"passed": False, "message": f"{type(error).__name__}: {error}"}
         return Result(self.group, self.backend, self.dtype, self.name, **found)
+
+    def _found(self) -> Mapping[str, Any]:
+        try:
+            return self.run()
+        except RefusalError:
+            if not self.with_gradients:
+                raise
+        with torch.no_grad():
+            return self.run()
 
 
 @dataclass(frozen=True)
@@ -106,10 +117,11 @@ def _products_in(dtype: str) -> Iterator[None]:
 
 
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
+    """What becomes of a check; without gradients, as under ``no_grad``, the output alone is judged."""
     found = judge(out, gradients, truth)
     message = "" if found.passed else f"output {found.output:.3g}, gradient {found.gradient:.3g} of the yardstick"
-    measured = {"output": found.output, "gradient": found.gradient, "error": found.error, "unit": found.unit}
-    return {"passed": found.passed, "message": message, **measured}
+    measured = {"output": found.output, "error": found.error, "unit": found.unit}
+    return {"passed": found.passed, "message": message, **measured} | ({"gradient": found.gradient} if gradients else {})
 
 
 def bound(function: Callable[..., Mapping[str, Any]], *arguments: Any) -> Callable[[], Mapping[str, Any]]:

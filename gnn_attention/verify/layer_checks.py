@@ -92,6 +92,7 @@ def plain_names(heads: Any) -> dict[str, Tensor]:
     return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
 
 
+@torch.enable_grad()
 def layer_truth(
     heads: Any,
     x_src: Tensor,
@@ -156,7 +157,9 @@ def form_checks(settings: Settings) -> Iterator[Check]:
             for form in settings.forms:
                 for backend in settings.backends:
                     run = bound(_run_converted, case, form, backend)
-                    yield Check("forms", backend.name, "float64", f"{form} from standard, {kind}, {graph}", run)
+                    yield Check(
+                        "forms", backend.name, "float64", f"{form} from standard, {kind}, {graph}", run, with_gradients=True
+                    )
 
 
 def layer_checks(settings: Settings) -> Iterator[Check]:
@@ -173,4 +176,6 @@ def layer_checks(settings: Settings) -> Iterator[Check]:
                             run = skip("the walk needs one edge list, and this graph differs by head or sample")
                             if way is not None or not case.graph_case.varies:
                                 run = bound(case.run, way)
-                            yield Check("layer", name, dtype, f"{form}, {kind}, {graph}, inputs x{size:g}", run)
+                            yield Check(
+                                "layer", name, dtype, f"{form}, {kind}, {graph}, inputs x{size:g}", run, with_gradients=True
+                            )

@@ -70,7 +70,9 @@ class Outcome:
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none."""
+    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none, {} under ``no_grad``."""
+    if not torch.is_grad_enabled():
+        return {}
     if not out.requires_grad:
         return {name: torch.zeros_like(x) for name, x in inputs.items()}
     found = torch.autograd.grad(out, list(inputs.values()), direction.to(out.dtype), allow_unused=True)

@@ -89,7 +89,8 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
                 case = _TrainedCase(settings, number, form, DTYPES[dtype], graph, state, block)
                 for way in ways:
                     name = "walk" if way is None else way.name
-                    yield Check("trained", name, dtype, f"layer {number}, {form}, {SENTENCE!r}", bound(case.run, way))
+                    told = f"layer {number}, {form}, {SENTENCE!r}"
+                    yield Check("trained", name, dtype, told, bound(case.run, way), with_gradients=True)
     for way in ways:
         name = "walk" if way is None else way.name
         yield Check("trained", name, "float64", f"logits of {SENTENCE!r}", bound(_logits_agree, settings, trained, tokens, way))
