@@ -1,0 +1,340 @@
+"""General message passing: attention, graph attention and an MLP are cases of it, checked against float64 formulas."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_geometric.nn import EdgeConv, GATConv
+
+import gnn_attention as ga
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, general, patterns
+from gnn_attention.general import BothEnds, PairwiseMessages, StaticNodes
+from gnn_attention.rotary import Rotary
+
+LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)  # 2 and 4 hear nobody
+ACTIVATIONS = [nn.Identity(), nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Tanh(), nn.Softmax(dim=-1)]
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    """Numbers from N(0, 1)."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def heads(**options):
+    """Float64 heads with grouped keys, unequal widths and drawn biases."""
+    torch.manual_seed(0)
+    made = StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, bias=True, **options).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("b_"):
+            nn.init.normal_(parameter)
+    return made
+
+
+def perceptron(activation=None, width=6, hidden=16, out=5, bias=True, dtype=torch.float64):
+    """An MLP of one hidden layer."""
+    torch.manual_seed(1)
+    first, second = nn.Linear(width, hidden, bias), nn.Linear(hidden, out, bias)
+    return nn.Sequential(first, nn.GELU() if activation is None else activation, second).to(dtype)
+
+
+def close(found, wanted, tolerance=1e-12):
+    """Equal to rounding."""
+    assert found.shape == wanted.shape
+    assert torch.allclose(found, wanted, rtol=0, atol=tolerance)
+
+
+# -- attention in the general form ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of], ids=["standard", "factored", "merged"])
+@pytest.mark.parametrize("graph", [patterns.causal(7), patterns.window(7, 3), LISTED], ids=["causal", "window", "listed"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
+def test_attention_is_a_case(form, graph, batch):
+    """Forward and every gradient, over senders and receivers of their own."""
+    made = form(heads())
+    results = []
+    for layer in (PairwiseMessages.of(made), MessagePassingAttention(made)):
+        x = drawn(*batch, graph.num_src, 12, seed=1).requires_grad_(), drawn(*batch, graph.num_dst, 12, seed=2).requires_grad_()
+        made.zero_grad()
+        y = layer(x, graph)
+        (y * drawn(*y.shape, seed=3)).sum().backward()
+        results.append([y, x[0].grad, x[1].grad, *(parameter.grad.clone() for parameter in made.parameters())])
+    for found, wanted in zip(*results, strict=True):
+        close(found, wanted, 1e-11)
+
+
+def test_its_parameters_are_those_of_the_heads():
+    """Nothing is copied: training the one trains the other."""
+    made = heads()
+    layer = PairwiseMessages.of(made)
+    assert {id(p) for p in layer.parameters()} == {id(p) for p in made.parameters()}
+
+
+def test_who_hears_nobody_gets_b_O_alone():
+    """Nothing but the output bias, and no NaN from an empty softmax."""
+    made = heads()
+    y = PairwiseMessages.of(made)((drawn(7, 12), drawn(5, 12, seed=1)), LISTED)
+    for receiver in (2, 4):
+        assert torch.equal(y[receiver], made.b_O)
+
+
+def test_an_edge_index_will_do():
+    """PyG's form of a graph."""
+    made, x = heads(), drawn(7, 12)
+    graph = patterns.window(7, 3)
+    assert torch.equal(PairwiseMessages.of(made)(x, graph.edge_index), PairwiseMessages.of(made)(x, graph))
+
+
+def test_graph_attention_networks_are_a_case():
+    """Velickovic et al. 2018: a logit that is no product, a message that is linear in the sender. Equal to PyG's GATConv."""
+    torch.manual_seed(0)
+    gat = GATConv(12, 5, heads=3, concat=False, add_self_loops=False, bias=False).double()
+    graph, x = patterns.window(7, 3) | patterns.sinks(7, 1), drawn(7, 12)
+
+    def projected(states):
+        return (states @ gat.lin.weight.T).view(-1, 3, 5)
+
+    def logit(x_dst, x_src):
+        both = (projected(x_dst) * gat.att_dst).sum(-1) + (projected(x_src) * gat.att_src).sum(-1)
+        return functional.leaky_relu(both, 0.2)
+
+    mean = PairwiseMessages(lambda _, x_src: projected(x_src) / 3, logit)
+    close(mean(x, graph), gat(x, graph.edge_index))
+
+
+def test_edge_convolution_is_a_case():
+    """Wang et al. 2019: a message of both ends, without weights. Equal to PyG's EdgeConv."""
+    mlp = perceptron(width=24, out=12)
+    usual = EdgeConv(mlp, aggr="add")  # it draws the weights anew
+    graph, x = patterns.window(7, 3), drawn(7, 12)
+    layer = PairwiseMessages(lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
+    close(layer(x, graph), usual(x, graph.edge_index))
+
+
+@pytest.mark.parametrize("normaliser", [*general.NORMALISERS, torch.tanh])
+@pytest.mark.parametrize("num_heads", [None, 3])
+def test_both_ends_against_a_loop(normaliser, num_heads):
+    """Messages and logits of both ends, with a head axis and without, over a graph with receivers that hear nobody."""
+    torch.manual_seed(0)
+    count = num_heads or 1
+    say, fit = (BothEnds(6, 8, count * out, source_width=4).double() for out in (5, 1))
+    shape = (lambda y, *end: y.unflatten(-1, (count, *end))) if num_heads else (lambda y, *end: y if end else y.squeeze(-1))
+    layer = PairwiseMessages(
+        lambda x_dst, x_src: shape(say(x_dst, x_src), 5), lambda x_dst, x_src: shape(fit(x_dst, x_src)), normaliser
+    )
+    x_src, x_dst = drawn(2, 7, 4), drawn(2, 5, 6, seed=1)
+    wanted = torch.zeros(2, 5, 5, dtype=torch.float64)
+    for b in range(2):
+        for i in range(5):
+            for h in range(count):
+                heard = LISTED.mask()[i].nonzero().flatten().tolist()
+                logits = torch.tensor([fit(x_dst[b, i], x_src[b, j])[h].item() for j in heard], dtype=torch.float64)
+                weights = {
+                    "softmax": lambda logit: logit.softmax(0),
+                    "identity": lambda logit: logit,
+                    "relu": lambda logit: logit.clamp(min=0),
+                    "gelu": lambda logit: logit * (1 + torch.erf(logit / 2**0.5)) / 2,
+                    "sigmoid": lambda logit: 1 / (1 + torch.exp(-logit)),
+                    torch.tanh: torch.tanh,
+                }[normaliser](logits)
+                for j, weight in zip(heard, weights, strict=True):
+                    wanted[b, i] += weight * say(x_dst[b, i], x_src[b, j])[5 * h : 5 * h + 5]
+    close(layer((x_src, x_dst), LISTED), wanted)
+
+
+def test_a_contextual_mlp():
+    """With gelu for the softmax, every receiver goes through an MLP whose matrices are its senders' patterns and messages."""
+    made, x, graph = heads(), drawn(7, 12), patterns.window(7, 3)
+    found = PairwiseMessages.of(made, "gelu")(x, graph)
+    for i in range(7):
+        heard = graph.mask()[i]
+        wanted = made.b_O.clone()
+        for h in range(4):
+            q, k = x[i] @ made.W_Q[h] + made.b_Q[h], x[heard] @ made.W_K[h // 2] + made.b_K[h // 2]
+            logits = k @ q / 6**0.5
+            messages = (x[heard] @ made.W_V[h // 2] + made.b_V[h // 2]) @ made.W_O[h]
+            wanted = wanted + functional.gelu(logits) @ messages
+        close(found[i], wanted)
+
+
+def test_only_the_softmax_is_a_competition():
+    """One more strong edge lowers the weights of the others under softmax, and under nothing else."""
+    logits, dst = torch.tensor([0.5, 1.0, 9.0]), torch.zeros(3, dtype=torch.int64)
+    for normaliser in general.NORMALISERS:
+        alone = general.weigh(logits[:2], dst[:2], 1, normaliser)
+        crowded = general.weigh(logits, dst, 1, normaliser)[:2]
+        assert torch.equal(alone, crowded) == (normaliser != "softmax")
+
+
+def test_a_non_edge_carries_nothing():
+    """Neither a NaN nor a gradient."""
+    x = drawn(7, 12)
+    x[6] = torch.nan
+    graph = patterns.window(7, 3)
+    layers = [
+        PairwiseMessages.of(heads()),
+        PairwiseMessages(BothEnds(12, 8, 12).double(), lambda x_dst, x_src: (x_dst * x_src).sum(-1), "sigmoid"),
+    ]
+    for layer in layers:
+        y = layer(x, graph)
+        assert y.isnan().any(1).tolist() == [False] * 6 + [True]
+        clean = drawn(7, 12).requires_grad_()
+        layer(clean, graph)[2].sum().backward()
+        assert clean.grad.abs().sum(1).gt(0).tolist() == [True] * 3 + [False] * 4
+
+
+def test_half_types_are_summed_in_float32():
+    """What travels is float32 until it has been summed; the error is at most twice that of torch's own attention."""
+    graph, made = patterns.causal(64), StandardHeads(32, 2, bias=True)
+    seen = []
+    layer = PairwiseMessages.of(made.to(torch.bfloat16))
+    layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    x = drawn(64, 32, dtype=torch.bfloat16)
+    found = layer(x, graph)
+    q, (k, v) = made.receive(x[None]), made.send(x[None])
+    usual = made.collect(functional.scaled_dot_product_attention(q, k, v, is_causal=True))[0]
+    exact = MessagePassingAttention(copy.deepcopy(made).double())(x.double(), graph)
+    assert (seen, found.dtype) == ([torch.float32], torch.bfloat16)
+    assert (found - exact).abs().max() <= 2 * (usual - exact).abs().max()
+    for activation in (nn.GELU(), nn.Softmax(dim=-1)):
+        nodes = StaticNodes.of(perceptron(activation, dtype=torch.bfloat16))
+        nodes.register_message_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        assert nodes(drawn(3, 6, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert seen == [torch.float32] * 3
+
+
+# -- an MLP as attention ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 6), (2, 3, 6)])
+def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
+    """Forward and every gradient."""
+    mlp = perceptron(activation, bias=bias)
+    nodes = StaticNodes.of(mlp)
+    xs = [drawn(*shape).requires_grad_() for _ in range(2)]
+    for module, x in zip((mlp, nodes), xs, strict=True):
+        y = module(x)
+        (y * drawn(*y.shape, seed=1)).sum().backward()
+    close(nodes(xs[1]), mlp(xs[0]))
+    close(xs[1].grad, xs[0].grad)
+    close(nodes.patterns.grad, mlp[0].weight.grad)
+    close(nodes.messages.grad, mlp[2].weight.grad.T)
+    if bias:
+        close(nodes.bias.grad, mlp[0].bias.grad)
+        close(nodes.update_bias.grad, mlp[2].bias.grad)
+    else:
+        assert nodes.bias is None
+        assert nodes.update_bias is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_is_as_exact_as_the_mlp(dtype):
+    """Error of forward at most twice, of gradients three times that of the MLP in the same dtype, against float64."""
+    mlp = perceptron(width=64, hidden=256, out=64, dtype=dtype)
+    exact, nodes = copy.deepcopy(mlp).double(), StaticNodes.of(mlp)
+    x, errors = drawn(32, 64, dtype=dtype), []
+    wanted = []
+    for module, states in ((exact, x.double()), (mlp, x.clone()), (nodes, x.clone())):
+        states.requires_grad_()
+        y = module(states)
+        (y * drawn(*y.shape, seed=1, dtype=dtype)).sum().backward()
+        wanted = wanted or [y.detach(), states.grad]
+        errors.append([(a.double() - b).abs().max().item() for a, b in zip((y.detach(), states.grad), wanted, strict=True)])
+    assert 0 < errors[2][0] <= 2 * errors[1][0]
+    assert 0 < errors[2][1] <= 3 * errors[1][1]
+
+
+def test_a_graph_says_who_hears_which_node():
+    """A token over some of the nodes is an MLP with the others silenced; who hears none gets the bias of the update alone."""
+    mlp, x = perceptron(), drawn(5, 6)
+    graph = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 4]]), 5, 16)
+    found = StaticNodes.of(mlp)(x, graph)
+    close(found, (mlp[1](mlp[0](x)) * graph.mask()) @ mlp[2].weight.T + mlp[2].bias)
+    assert torch.equal(found[2], mlp[2].bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_context_held_still(bias):
+    """The static nodes of all heads, under softmax, add what attention to that context adds."""
+    made = heads() if bias else StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, source_width=9).double()
+    context, x = drawn(7, made.source_width), drawn(5, 12, seed=1)
+    nodes = [StaticNodes.of_context(made, context, head) for head in range(4)]
+    wanted = MessagePassingAttention(made)((context, x), LISTED)
+    close(sum(each(x, LISTED) for each in nodes) + (made.b_O if bias else 0), wanted)
+    gelu = [StaticNodes.of_context(made, context, head, "gelu") for head in range(4)]
+    wanted = PairwiseMessages.of(made, "gelu")((context, x), LISTED)
+    close(sum(each(x, LISTED) for each in gelu) + (made.b_O if bias else 0), wanted)
+
+
+def test_nodes_own_their_numbers():
+    """Copies: training the nodes leaves the MLP as it was. They can be copied and pickled."""
+    mlp = perceptron()
+    nodes, x = StaticNodes.of(mlp), drawn(3, 6)
+    before = mlp(x)
+    with torch.no_grad():
+        for parameter in nodes.parameters():
+            parameter.zero_()
+    assert torch.equal(mlp(x), before)
+    assert not nodes(x).any()
+    for again in (copy.deepcopy(nodes), pickle.loads(pickle.dumps(nodes))):
+        assert torch.equal(again(x), nodes(x))
+    layer = PairwiseMessages.of(heads())
+    again = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(again(drawn(7, 12), patterns.causal(7)), layer(drawn(7, 12), patterns.causal(7)))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+SAID = (lambda x_dst, x_src: x_src,)
+ATTENTION = PairwiseMessages.of(heads())
+NODES = StaticNodes.of(perceptron())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: PairwiseMessages(None), TypeError, "message must be a function or a module, got None"),
+        (lambda: PairwiseMessages(*SAID, logit=3), TypeError, "logit must be a function or a module, got 3 of type int"),
+        (lambda: PairwiseMessages(*SAID, update="x"), TypeError, "update must be a function"),
+        (lambda: PairwiseMessages(*SAID, normaliser="max"), ValueError, "normaliser must be one of 'softmax', 'identity'"),
+        (lambda: PairwiseMessages.of(nn.Linear(3, 3)), TypeError, "heads must be StandardHeads, .* got Linear"),
+        (lambda: PairwiseMessages.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "rotary"),
+        (lambda: ATTENTION([1.0], patterns.causal(1)), TypeError, "x must be a tensor .* got list"),
+        (lambda: ATTENTION(drawn(12), patterns.causal(1)), ValueError, r"x must be \[N, d\] or \[B, T, d\]"),
+        (lambda: ATTENTION((drawn(7, 12), drawn(1, 7, 12)), patterns.causal(7)), ValueError, "both of a pair alike"),
+        (lambda: ATTENTION(drawn(7, 12), patterns.causal(6)), ValueError, r"causal\(6\).* does not fit x with 7 senders"),
+        (lambda: ATTENTION(drawn(7, 12), patterns.duo_attention(7, 2, [0], 3, 1)), NotImplementedError, "select"),
+        (lambda: PairwiseMessages(lambda a, b: b[:1])(drawn(7, 2), patterns.causal(7)), ValueError, "message must return"),
+        (lambda: PairwiseMessages(*SAID, SAID[0])(drawn(7, 2), patterns.causal(7)), ValueError, "logit must return .*28"),
+        (lambda: BothEnds(0, 3, 3), ValueError, "width must be at least 1"),
+        (lambda: BothEnds(3, 3, 3, source_width=0), ValueError, "source_width must be at least 1"),
+        (lambda: general.weigh(drawn(3), torch.zeros(3, dtype=torch.int64), 1, "soft"), ValueError, "normaliser must be one of"),
+        (lambda: StaticNodes.of(nn.Linear(3, 3)), TypeError, "mlp must be an nn.Sequential .* got Linear"),
+        (lambda: StaticNodes.of(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), TypeError, "got Linear, ReLU"),
+        (lambda: StaticNodes.of(perceptron(nn.LayerNorm(16))), ValueError, "activation LayerNorm.* expected Softmax"),
+        (lambda: StaticNodes.of(perceptron(nn.Softmax(dim=0))), ValueError, "activation Softmax"),
+        (lambda: StaticNodes([1.0], drawn(1, 1)), TypeError, "patterns must be a tensor, got list"),
+        (
+            lambda: StaticNodes(drawn(3, 2), drawn(4, 2)),
+            ValueError,
+            r"patterns and messages must be .* got \[3, 2\] and \[4, 2\]",
+        ),
+        (lambda: StaticNodes(drawn(3, 2), drawn(3, 2), bias=drawn(2)), ValueError, r"bias must be \[3\]"),
+        (lambda: StaticNodes(drawn(3, 2), drawn(3, 2), update_bias=drawn(3)), ValueError, r"update_bias must be \[2\]"),
+        (lambda: NODES(drawn(3, 7)), ValueError, r"x must be \[..., 6\] in torch.float64"),
+        (lambda: NODES(drawn(3, 6).float()), ValueError, "got .* in torch.float32"),
+        (lambda: NODES(drawn(3, 6), patterns.causal(3)), ValueError, "does not fit x with 16 senders and 3 receivers"),
+        (lambda: StaticNodes.of_context(NODES, drawn(3, 6)), TypeError, "heads must be StandardHeads, got StaticNodes"),
+        (lambda: StaticNodes.of_context(heads(), drawn(3, 12), head=4), IndexError, r"head must be in 0 .. 3, got 4"),
+        (lambda: StaticNodes.of_context(heads(), drawn(3, 11)), ValueError, r"x must be \[B, T, 12\]"),
+    ],
+)
+def test_errors(call, error, words):
+    """One sentence that names the argument, what came and what was expected."""
+    with pytest.raises(error, match=words):
+        call()
