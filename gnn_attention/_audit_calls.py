@@ -32,7 +32,7 @@ class Event:
     inwards: bool
     begun: int
     is_layer: bool
-    states: Float[Tensor, "batch tokens channels"] | Bool[Tensor, " tokens"]
+    states: Float[Tensor, "batch tokens channels"] | Bool[Tensor, "... tokens"]
 
 
 def watched(
@@ -49,7 +49,7 @@ def watched(
             events.append(Event(name, inwards, begun, is_layer, states))
         begun += is_layer
 
-    for name, part in runner.module.named_modules():
+    for name, part in runner.inside.named_modules():
         before = part.register_forward_pre_hook(lambda _, a, k, name=name: note(name, True, [*a, *k.values()]), with_kwargs=True)
         handles += [before, part.register_forward_hook(lambda _, a, out, name=name: note(name, False, [out]))]
     try:
@@ -85,7 +85,7 @@ def attention_calls(runner: Runner) -> int:
         nonlocal count
         count += 1
 
-    handles = [part.register_forward_pre_hook(counted) for part in runner.module.modules() if _is_attention(part)]
+    handles = [part.register_forward_pre_hook(counted) for part in runner.inside.modules() if _is_attention(part)]
     with torch.no_grad():
         runner.run(runner.draw(0))
     for handle in handles:
@@ -96,7 +96,7 @@ def attention_calls(runner: Runner) -> int:
 @torch.no_grad()
 def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
     """The parts that are layers, by name; none where the module has no such structure."""
-    parts = dict(runner.module.named_modules())
+    parts = dict(runner.inside.named_modules())
     attention = frozenset(name for name, part in parts.items() if _is_attention(part))
     called = {event.name for event in watched(runner, sample, frozenset())[0] if event.inwards}
     if attention & called:

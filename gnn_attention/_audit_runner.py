@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gnn_attention._audit_embedding import another, embedding_of, random_ids
+from gnn_attention._audit_part import PartOf
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 
 __all__ = ["Runner", "Sample", "undisturbed"]
@@ -67,6 +68,11 @@ class Runner:
         self._check_finite()
         if samples > 1:
             self.samples, self.crosses_samples = self._together(samples)
+
+    @property
+    def inside(self) -> nn.Module:
+        """What is looked into: the part, where one is audited in its place."""
+        return self.module.inside if isinstance(self.module, PartOf) else self.module
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
@@ -179,17 +185,23 @@ class Runner:
 
     @contextmanager
     def _placed(self, sample: Sample, by_ids: bool) -> Iterator[None]:
-        """The states stand in for what the embedding makes of the ids."""
-        ids, states, met = sample.ids, sample.states, []
+        """The states stand in for what the embedding makes of the ids, all at once or in consecutive chunks (decoding)."""
+        ids, states, met = sample.ids, sample.states, 0
         if self.embedding is None or ids is None or by_ids:
             yield
             return
 
         def replaced(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-            if not (arguments and isinstance(arguments[0], Tensor) and torch.equal(arguments[0], ids)):
+            nonlocal met
+            given = arguments[0] if arguments else None
+            if not isinstance(given, Tensor) or given.dim() != 2:
                 return output
-            met.append(True)
-            return states
+            first = 0 if given.shape == ids.shape else met % ids.shape[1]
+            chunk = slice(first, first + given.shape[1])
+            if not torch.equal(given, ids[:, chunk]):
+                return output
+            met += given.shape[1]
+            return states[:, chunk]
 
         handle = self.embedding.register_forward_hook(replaced)
         try:

@@ -43,7 +43,7 @@ def ways(runner: Runner, leaks: Mapping[int, Sequence[int]], bounds: Bounds) -> 
     entrances = {src: _entrance(src, events, bounds) for src, events in changes(runner, sample, senders, layers)}
     found: dict[tuple[int, int], Way] = {}
     for src, receivers in leaks.items():
-        layer = type(runner.module).__name__ if entrances.get(src) == "" else entrances.get(src)
+        layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
         paths = _paths(src, receivers, seen, bounds)
         found |= {(src, dst): Way(paths[dst], layer, depth) for dst in receivers}
     return found

@@ -12,6 +12,19 @@ Jacobian from inputs to outputs is not zero, information flows. Three witnesses 
 
 ``assert audit(...).ok`` is a test of a model; ``pytest -p gnn_attention.pytest_plugin`` has it as a fixture, and
 ``gnn-attention audit`` audits the file of a language model.
+
+Of a Hugging Face model, with T tokens (``ids [1, T]`` are any):
+
+==============================  ============================================================================================
+all layers of a text model      ``audit(model, [graph of layer 1, ...], (T,))``
+one layer                       ``audit(PartOf(model, "model.layers.0", input_ids=ids), graph, (T, width))``
+padding                         ``call=lambda model, x: model(x, attention_mask=mask.expand(len(x), -1))``
+decoding                        a ``call`` that hands on ``x`` in chunks, with the cache, and joins the logits
+decoder of encoder-decoders     ``call=lambda model, x: model(ids.expand(len(x), -1), decoder_input_ids=x)`` and
+                                ``embedding="decoder.embed_tokens"``; for the encoder alone ``audit(model.get_encoder(), ...)``
+from encoder to decoder         the graph ``cross(answer, T)``, a ``call`` with fixed decoder ids, the encoder's embedding
+pictures and sound              ``input_shape=(patches, channels)`` and a ``call`` that makes pixels of them
+==============================  ============================================================================================
 """
 
 from __future__ import annotations
@@ -26,6 +39,7 @@ from torch import nn
 from gnn_attention import _checks
 from gnn_attention._audit_bounds import Bounds, as_graph, declared, edges, is_square
 from gnn_attention._audit_calls import attention_calls
+from gnn_attention._audit_part import PartOf
 from gnn_attention._audit_runner import Runner, undisturbed
 from gnn_attention._audit_verdict import Leak, Verdict, remarks_on
 from gnn_attention._audit_ways import Way, ways
@@ -33,7 +47,7 @@ from gnn_attention._audit_witnesses import WITNESSES, Seen
 from gnn_attention._hf_use import followed
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["WITNESSES", "Leak", "Verdict", "audit"]
+__all__ = ["WITNESSES", "Leak", "PartOf", "Verdict", "audit"]
 
 
 def audit(
@@ -58,8 +72,8 @@ def audit(
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``, alone or as the
-            first of several (``logits`` and ``last_hidden_state`` by name). If its ``forward`` has a parameter ``graph``,
-            ``g`` or ``edge_index``, it is given the graph.
+            first of several (``logits`` and ``last_hidden_state`` by name). If its ``forward`` has a parameter ``graph``, ``g``
+            or ``edge_index``, it is given the graph. :class:`PartOf` makes such a module of a part of another.
         graph: the declared graph, or one for each layer, layer 1 first. Heads are joined: an edge of any is an edge.
         input_shape: of one sample: ``(T, width)`` for states; ``(T,)`` for token ids, audited from their embeddings.
         layers: how often the graph may be used; by default as often as a :class:`MessagePassingAttention` is called, else once
@@ -69,8 +83,8 @@ def audit(
         witnesses: those of "jacobian", "perturbation" and "nan" that are heard.
         samples: the most samples in one pass; 1 for a module that takes one at a time.
         tolerance: gradients up to this share of the largest count as zero; for what computes by FFT or running sums.
-        dtype: of the copy; float32 where a kernel has no float64 (``grouped_mm`` in mixtures of experts), at the price that a
-            flow too small for it counts as unused.
+        dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts; transformers'
+            eager attention where padding leaves a receiver nobody), at the price that a flow too small for it counts as unused.
         seed: of inputs and cotangents.
 
     Raises:
