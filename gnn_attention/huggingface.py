@@ -15,8 +15,9 @@ is heard only by a module that says that it is not causal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from gnn_attention._hf_places import Place
 from gnn_attention._hf_use import NAME, GraphFunction, Use, check_routed, in_force, named, uses_for, uses_now
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention.attend import attend
+from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -37,7 +39,9 @@ try:
 except ImportError as error:
     raise ModuleNotFoundError(f"this needs transformers 5.4 or newer ({error}): pip install 'gnn_attention[hf]'") from None
 
-__all__ = ["NAME", "GraphFunction", "attention", "mask", "use_graph"]
+__all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]
+
+_backend: ContextVar[str | Backend] = ContextVar("gnn_attention.huggingface.backend", default="auto")
 
 REFUSED = {
     "indices": "senders chosen by the model's own indexer",
@@ -86,6 +90,22 @@ def mask(
         torch.device(device),
         uses_now(),
     )
+
+
+@contextmanager
+def attending(backend: str | Backend) -> Iterator[None]:
+    """A block in which the attention of Hugging Face models is computed by a backend: a name, or a :class:`Backend`.
+
+    >>> x = torch.eye(3).view(1, 1, 3, 3)
+    >>> with attending("reference"):
+    ...     attention(nn.Module(), x, x, x, None, scaling=0.0, is_causal=True)[0][0, 1, 0].tolist()
+    [0.5, 0.5, 0.0]
+    """
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
 
 
 @not_compiled
@@ -145,9 +165,11 @@ def _attend(
     """``attend`` with a sink for each head, or one for each receiver and head ``[B, heads, dst, 1]``."""
     if sinks is None or sinks.numel() == query.shape[1]:
         logits = None if sinks is None else sinks.reshape(-1)
-        out: Tensor = attend(query, key, value, graph, scale, score_mod, sink_logits=logits, dropout=dropout)
+        out: Tensor = attend(
+            query, key, value, graph, scale, score_mod, sink_logits=logits, dropout=dropout, backend=_backend.get()
+        )
         return out
-    out, info = attend(query, key, value, graph, scale, score_mod, dropout=dropout, return_info=True)
+    out, info = attend(query, key, value, graph, scale, score_mod, dropout=dropout, backend=_backend.get(), return_info=True)
     share = torch.sigmoid(info.lse - sinks.reshape(info.lse.shape))  # exp(lse) / (exp(lse) + exp(sink))
     return out * share.unsqueeze(-1).to(out.dtype)
 

@@ -1,0 +1,149 @@
+"""One self-contained page on which a model's attention can be walked through, cut and mended.
+
+``page("Llamas do not output words")`` takes the model that ships with the package and carries all of it: whatever is changed on
+the page is computed anew there, to the next token. Of a Hugging Face model the page carries one run.
+
+The page opens from a file, in a browser without a network, or in a notebook. Its sources are in ``web/``; ``npm ci && npm run
+build`` there makes ``page.html``, which is committed, so that Python needs no tool to write a page.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gnn_attention import model as language_model
+from gnn_attention._glossary import GLOSSARY, VIEWS
+from gnn_attention._shapes import Tensor
+from gnn_attention.bytepair import BytePair
+from gnn_attention.explorer._data import whole
+from gnn_attention.explorer._html import Page, assembled
+from gnn_attention.explorer._masks import Choice, own, users, zoo
+from gnn_attention.explorer._pack import Source
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["Page", "page"]
+
+_LONGEST_TITLE = 80
+
+
+def page(
+    text_or_tokens: str | Sequence[int] | Tensor,
+    model: Any = None,
+    graph: Any = None,
+    masks: Iterable[Any] | None = None,
+    room: int = 16,
+    title: str | None = None,
+    layers: int | Iterable[int] | None = None,
+) -> Page:
+    """The page of a text: ``page(...).save("page.html")``, or the value of a notebook's cell.
+
+    Args:
+        text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them.
+        model: the model that ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel, BytePair)``, a
+            Hugging Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or the name or folder of one.
+        graph: a :class:`TokenGraph` or an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the number of tokens
+            and room, that is shown first; or several, of which the first is. Without it the model's own is.
+        masks: the graphs to choose from beside these two, in place of a choice of the zoo.
+        room: how many more tokens may be written on the page; of a Hugging Face model none.
+        title: of the page, the text unless given.
+        layers: of a Hugging Face model, which to keep: all unless given.
+
+    Raises:
+        TypeError, ValueError, IndexError: an argument that is none of these; a text that is empty or too long; more than a page
+        can hold; FileNotFoundError: weights that are not there; NotImplementedError: a Hugging Face model of a family that
+        :func:`gnn_attention.heads_of` does not know.
+
+    >>> shown = page("Llamas do not output words", graph="window(n, 4)")
+    >>> shown
+    Page('Llamas do not output words', 11 tokens, 1.9 MB)
+    """
+    words = text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
+    source = _source(words, model, room, layers)
+    wanted = users(_several(graph), len(source.tokens), source.room)
+    others = zoo(len(source.tokens), source.room) if masks is None else users(masks, len(source.tokens), source.room)
+    title = _title(source, words) if title is None else title
+    return Page(assembled(title, _data(source, title, wanted, others)), title, len(source.tokens))
+
+
+def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
+    """The tokens and the model of a page; transformers is loaded for its own models alone."""
+    if not isinstance(words, str) and not isinstance(words, Sequence):
+        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {type(words).__name__}")
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if model is None or (name is not None and Path(name).is_file()):
+        path = language_model.TRAINED if name is None else Path(name)
+        found, vocabulary, _ = language_model.load(path)
+        return _whole(words, found, vocabulary, path.stem, room, layers)
+    if name is not None and name.endswith(".safetensors"):
+        raise FileNotFoundError(
+            f"model {name!r} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
+        )
+    first, *rest = model if isinstance(model, tuple | list) else (model,)
+    if isinstance(first, language_model.LanguageModel):
+        if len(rest) != 1 or not isinstance(rest[0], BytePair):
+            raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
+        return _whole(words, first, rest[0], "LanguageModel", room, layers)
+    if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
+        raise TypeError(f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}")
+    foreign = importlib.import_module("gnn_attention.explorer._recorded")
+    if name is not None:
+        first, *rest = foreign.from_pretrained(name)
+    source: Source = foreign.recorded(words, first, *rest, name=name, layers=layers)
+    return source
+
+
+def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, layers: Any) -> Source:
+    if layers is not None:
+        raise ValueError(f"layers={layers!r} is for a Hugging Face model: of this one the page holds, and needs, every layer")
+    return whole(words, model, vocabulary, name, room)
+
+
+def _several(graph: Any) -> list[Any]:
+    if graph is None:
+        return []
+    return [graph] if isinstance(graph, str | TokenGraph) else list(graph)
+
+
+def _title(source: Source, words: Any) -> str:
+    """The text on one line, shortened; the model's name where only the ids of tokens are known."""
+    named = any(text != str(token) for token, text in source.tokens)
+    text = words if isinstance(words, str) else "".join(text for _, text in source.tokens) if named else ""
+    line = " ".join(text.split()) or str(source.model["name"])
+    return line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]}..."
+
+
+def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]) -> dict[str, Any]:
+    """What the page reads, in the form of web/src/types.ts."""
+    data = {
+        "version": 1,
+        "title": title,
+        "tokens": [{"id": token, "text": text} for token, text in source.tokens],
+        "room": source.room,
+        "masks": [choice.packed() for choice in _distinct([own(source.own), *wanted, *others], len(wanted))],
+        "start": 1 if wanted else 0,
+        "model": source.model,
+        "words": [_term(term) for term in GLOSSARY],
+        "views": list(VIEWS),
+    }
+    return data if source.expected is None else data | {"expected": source.expected}
+
+
+def _distinct(choices: list[Choice], wanted: int) -> list[Choice]:
+    """The model's own graph, those asked for, and of the others the first of each mask: small graphs coincide."""
+    kept = choices[: 1 + wanted]
+    for choice in choices[1 + wanted :]:
+        if all(not choice.mask.equal(other.mask) for other in kept):
+            kept.append(choice)
+    return kept
+
+
+def _term(term: Any) -> dict[str, Any]:
+    named = asdict(term)
+    return {"name": term.name, "words": {view: named[view.replace(" ", "_")] for view in VIEWS}}

@@ -1,0 +1,80 @@
+"""A whole language model of ``gnn_attention.model`` as a page carries it: every weight, every token of its vocabulary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnn_attention import _checks, patterns
+from gnn_attention._shapes import Tensor
+from gnn_attention.bytepair import BytePair
+from gnn_attention.explorer._pack import LONGEST, Source, check_length, check_weight, stored
+from gnn_attention.model import Block, LanguageModel
+
+__all__ = ["whole"]
+
+_PER_LAYER = (
+    *("attention_norm.weight", "attention.score_mod.table", *(f"attention.heads.W_{letter}" for letter in "QKVO")),
+    *("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"),
+)
+
+
+def whole(
+    text_or_tokens: str | Sequence[int], model: LanguageModel, vocabulary: BytePair, name: str = "model", room: int = 16
+) -> Source:
+    """Everything of a model that a page needs to compute what the model computes, and to write ``room`` more tokens.
+
+    Raises ValueError for no tokens, too many, or a model that does not have the parameters of a :class:`LanguageModel`;
+    TypeError or IndexError for tokens that are none of the vocabulary.
+
+    >>> from gnn_attention.model import load_trained
+    >>> source = whole("Llamas do not output words", *load_trained())
+    >>> len(source.tokens), source.model["width"], source.own
+    (11, 128, TokenGraph(causal(27): 27 src -> 27 dst))
+    """
+    if not isinstance(text_or_tokens, str):
+        vocabulary.decode(text_or_tokens)  # refuses what is no token
+    ids = vocabulary.encode(text_or_tokens) if isinstance(text_or_tokens, str) else list(map(int, text_or_tokens))
+    check_length(ids)
+    room = _checks.size("room", room)
+    if len(ids) + room > LONGEST + 64:
+        raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} tokens and room for {room}")
+    texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
+    packed = _model(model, name) | {"vocabulary": texts}
+    check_weight(packed, "take a smaller model")
+    tokens = [(token, texts[token]) for token in ids]
+    return Source(tokens, packed, patterns.causal(len(ids) + room), room, _expected(model, ids))
+
+
+def _model(model: LanguageModel, name: str) -> dict[str, Any]:
+    config, state = model.config, model.state_dict()
+    names = [f"blocks.{layer}.{part}" for layer in range(config.num_layers) for part in _PER_LAYER]
+    if set(state) != {"embedding.weight", "norm.weight", "unembedding.weight", *names}:
+        other = sorted(set(state) ^ {"embedding.weight", "norm.weight", "unembedding.weight", *names})
+        raise ValueError(f"model must have the parameters of a LanguageModel, standard heads without biases; differs in {other}")
+    if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
+        raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
+    return {
+        "kind": "model",
+        "name": name,
+        "width": config.width,
+        "layers": config.num_layers,
+        "heads": config.num_heads,
+        "headDim": config.head_dim,
+        "reach": config.reach,
+        "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,  # the page computes in float64
+        "tensors": {key: stored(tensor) for key, tensor in state.items()},
+    }
+
+
+@torch.no_grad()
+def _expected(model: LanguageModel, ids: list[int]) -> dict[str, Any]:
+    """What the model says of the next token, in float64 on the weights as the page has them."""
+    twin = copy.deepcopy(model).cpu().float().double().eval()
+    twin.backend = "reference"
+    logits: Tensor = twin(torch.tensor([ids]))[0, -1]
+    return {"logits": logits.tolist(), "note": f"float64, over causal({len(ids)})"}

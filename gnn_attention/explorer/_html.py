@@ -1,0 +1,78 @@
+"""One self-contained page: the built template, a title and data, inert whatever they hold."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MARK", "TEMPLATE", "Page", "assembled", "embedded", "is_ours"]
+
+TEMPLATE = Path(__file__).parent / "page.html"  # built from web/ by npm run build
+MARK = '<meta name="generator" content="gnn-attention explorer">'  # by which a page of ours is known
+_ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """One HTML file that needs nothing else: ``html`` is its text, :meth:`save` writes it, a notebook shows it."""
+
+    html: str
+    title: str
+    tokens: int
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page, in full or not at all, and return where. OSError where that cannot be."""
+        path = Path(path)
+        partly = path.with_name(f".{path.name}.part")
+        try:
+            partly.write_text(self.html, encoding="utf-8", newline="\n")
+            partly.replace(path)
+        finally:
+            partly.unlink(missing_ok=True)
+        return path
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page in a frame of its own, which may run its script and nothing more."""
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts" title="{html.escape(_printable(self.title))}" '
+            'width="100%" height="860" style="border: 0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        """What it shows, and its size."""
+        return f"Page({self.title!r}, {self.tokens} tokens, {len(self.html) / 1e6:.1f} MB)"
+
+
+def assembled(title: str, data: Mapping[str, Any]) -> str:
+    """The text of the page. TypeError for a title that is no string, OSError without the built template."""
+    if not isinstance(title, str):
+        raise TypeError(f"title must be a string, got {type(title).__name__}")
+    before, _, rest = TEMPLATE.read_text(encoding="utf-8").partition("__TITLE__")
+    between, _, after = rest.partition("__DATA__")
+    return "".join([before, html.escape(_printable(title)), between, embedded(data), after])
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    r"""JSON that can stand in a ``<script type="application/json">``: pure ASCII, and nothing in it can end the element.
+
+    >>> embedded({"text": "</script><!-- \u2028"})
+    '{"text":"\\u003c/script\\u003e\\u003c!-- \\u2028"}'
+    """
+    return json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
+
+
+def is_ours(path: Path) -> bool:
+    """True for a file that is a page of the explorer."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(2000)
+
+
+def _printable(title: str) -> str:
+    """The title as one line that utf-8 can encode: what cannot be printed is a space, half a character U+FFFD."""
+    whole = title.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())

@@ -1,0 +1,122 @@
+"""The graphs that a page offers: the model's own, a choice of the zoo in the size of the text, and the user's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gnn_attention import algebra, catalogue, expressions, patterns
+from gnn_attention._shapes import Bool, Tensor
+from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["Choice", "own", "users", "zoo"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A graph under its name, who hears whom in it in one sentence, and its mask over tokens and room."""
+
+    name: str
+    meaning: str
+    mask: Bool[Tensor, "size size"]
+    tokens: int
+
+    def packed(self) -> dict[str, Any]:
+        """As the page reads it."""
+        causal = not bool(self.mask.triu(1).any())
+        return {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask), "causal": causal, "tokens": self.tokens}
+
+
+def own(graph: TokenGraph) -> Choice:
+    """The graph that the model listens along by itself."""
+    n = graph.num_dst
+    if graph.name == EACH_ITS_OWN:
+        meaning = "The model's own graphs, which differ from layer to layer."
+    elif graph == patterns.causal(n):
+        meaning = "The model's own graph: everyone hears itself and all before it."
+    elif graph == patterns.full(n):
+        meaning = "The model's own graph: everyone hears everyone."
+    else:
+        meaning = "The model's own graph: everyone hears whom its mask allows."
+    return Choice(graph.name, meaning, graph.mask().view(n, n), n)
+
+
+def zoo(tokens: int, room: int) -> list[Choice]:
+    """A choice of builders in the size of the text, from the densest to the sparsest, then the two that look ahead.
+
+    >>> [choice.name for choice in zoo(6, 16)][:3]
+    ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
+    """
+    n, w, p = tokens + room, max(2, round(math.sqrt(tokens + room))), -(-tokens // 2)
+    parents = [-1, *((token - 1) // 2 for token in range(1, n))]
+    found = [
+        (patterns.strict_causal(n), "Everyone hears all before it, not itself: the first hears nobody and receives exactly 0."),
+        (patterns.window(n, w), f"Everyone hears the last {w} tokens, itself included."),
+        (
+            patterns.window(n, w - 1) | patterns.sinks(n, 1),
+            f"Everyone hears the last {w - 1} tokens, itself included, and the very first (StreamingLLM).",
+        ),
+        (patterns.dilated(n, w, 2), f"Everyone hears {w} tokens at steps of 2, itself first."),
+        (patterns.sparse_strided(n, w), f"Everyone hears the last {w} tokens and every {w}th before them (Sparse Transformer)."),
+        (patterns.log_sparse(n), "Everyone hears itself and the tokens 1, 2, 4, 8, ... before it."),
+        (patterns.chunked(n, w), f"Chunks of {w} tokens: everyone hears its own so far, and no other."),
+        (patterns.documents([p, n - p]), f"Two packed documents of {p} and {n - p} tokens: nobody hears the other one."),
+        (patterns.tree(parents), "A binary tree in reading order: everyone hears itself, its parent and all above."),
+        (
+            patterns.bigbird(n, max(1, w // 2), 1) & patterns.causal(n),
+            f"Blocks of {max(1, w // 2)}: everyone hears its own, the one before, the first and a random one (BigBird).",
+        ),
+        (patterns.random_senders(n, w), f"Everyone hears {w} random tokens of those up to itself."),
+        (patterns.self_loops(n), "Everyone hears itself alone: no token learns of another."),
+        (patterns.prefix(n, p), f"The first {p} tokens hear each other, the rest hears itself and all before it."),
+        (patterns.full(n), "Everyone hears everyone, the future too: an encoder's graph."),
+    ]
+    return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
+
+
+def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
+    """The user's graphs: expressions, in which ``n`` is the number of tokens and room, or :class:`TokenGraph`.
+
+    Raises TypeError for anything else; ValueError for an expression that cannot be read and a graph that has fewer nodes than the
+    text has tokens, other senders than receivers, or differs by head or sample.
+
+    >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
+    7
+    """
+    return [_user(graph, tokens, tokens + room) for graph in given]
+
+
+def _user(given: Any, tokens: int, size: int) -> Choice:
+    graph = expressions.parse(_sized(given, size)) if isinstance(given, str) else given
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {type(graph).__name__}")
+    if graph.heads is not None or graph.batch is not None:
+        raise ValueError(f"{graph!r} differs by head or sample, and a page has one graph for all: take graph.select(batch, head)")
+    if graph.num_dst != graph.num_src or graph.num_dst < tokens:
+        raise ValueError(
+            f"a graph must be of at least the {tokens} tokens of the text ({size} to write on), all senders and receivers, got "
+            f"{graph!r}; in an expression n stands for {size}"
+        )
+    count = min(graph.num_dst, size)
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
+    return Choice(graph.name, _meaning(graph.name, int(mask.sum())), mask, count)
+
+
+def _sized(expression: str, size: int) -> str:
+    """The expression with the number in place of ``n``, unless that is the name of an argument."""
+    return re.sub(r"\bn\b(?!\s*=(?!=))", str(size), expression)
+
+
+def _meaning(name: str, edges: int) -> str:
+    """The catalogue's sentence for a builder, a count for an expression."""
+    found = re.fullmatch(r"(\w+)\([^()]*\)", name)
+    if found and found[1] in catalogue.EXAMPLES:
+        return catalogue.entries([found[1]])[0].definition.replace("``", "")
+    return f"Your graph, {edges:,} edges."

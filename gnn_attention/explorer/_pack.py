@@ -1,0 +1,100 @@
+"""Tensors and masks as text for a page, and what every kind of model gives to one."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gnn_attention._shapes import Bool, Tensor
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["EACH_ITS_OWN", "LARGEST", "LONGEST", "Source", "bits", "check_length", "check_weight", "stored", "weight"]
+
+EACH_ITS_OWN = "each layer's own"  # the name of the graph of layers that listen along different ones: their union
+LONGEST = 512  # tokens: the page draws and computes every pair of them
+LARGEST = 64 * 2**20  # characters of tensors; browsers open more, but slowly
+
+Stored = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, and the model's own graph.
+
+    ``room`` is how many more tokens may be written. ``expected`` is what Python computes of the last token, for comparison.
+    """
+
+    tokens: list[tuple[int, str]]
+    model: dict[str, Any]
+    own: TokenGraph
+    room: int = 0
+    expected: dict[str, Any] | None = None
+
+
+def stored(tensor: Tensor) -> Stored:
+    """A tensor as the page reads it: shape, dtype and little-endian bytes in base64.
+
+    Exact for half types and float32; float16 wherever it holds every number, float64 is rounded to float32.
+
+    >>> stored(torch.tensor([[1.0, -2.0]]))
+    {'shape': [1, 2], 'dtype': 'float16', 'data': 'ADwAwA=='}
+    """
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype != torch.bfloat16:
+        half = tensor.half()
+        tensor = half if torch.equal(half.double(), tensor.double()) else tensor.float()
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "data": _base64(tensor)}
+
+
+def _base64(tensor: Tensor) -> str:
+    raw = tensor.flatten().view(torch.uint8)
+    if sys.byteorder == "big":
+        raw = raw.view(-1, tensor.element_size()).flip(1).flatten()
+    buffer = bytearray(len(raw))
+    if buffer:
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(raw)
+    return base64.b64encode(buffer).decode("ascii")
+
+
+def bits(mask: Bool[Tensor, "dst src"]) -> str:
+    """A mask as bits, row after row, the most significant of each byte first, in base64.
+
+    >>> bits(torch.tensor([[True, False, False], [True, True, False], [True, True, True]]))  # 10011011 1
+    'm4A='
+    """
+    flat = mask.cpu().flatten().to(torch.uint8)
+    rows = functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
+    powers = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
+    return base64.b64encode(bytes((rows * powers).sum(1).tolist())).decode("ascii")
+
+
+def check_length(tokens: Sequence[Any]) -> None:
+    """ValueError for no tokens, or more than a page can show."""
+    if not tokens:
+        raise ValueError("text_or_tokens must hold at least one token, got none")
+    if len(tokens) > LONGEST:
+        raise ValueError(
+            f"text_or_tokens has {len(tokens)} tokens, and a page shows at most {LONGEST}: shorten it, or give the token ids of "
+            "the part to look at"
+        )
+
+
+def weight(model: dict[str, Any]) -> int:
+    """The characters of all tensors inside."""
+    if "data" in model:
+        return len(model["data"])
+    parts = [part for value in model.values() for part in (value if isinstance(value, list) else [value])]
+    return sum(weight(part) for part in parts if isinstance(part, dict))
+
+
+def check_weight(model: dict[str, Any], instead: str) -> None:
+    """ValueError for a model that is too large to be put into a page, with what to do ``instead``."""
+    found = weight(model)
+    if found > LARGEST:
+        raise ValueError(f"{model['name']} would make a page of {found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}: {instead}")

@@ -1,0 +1,194 @@
+"""One run of a Hugging Face model as a page shows it: q, k and v of every layer, and what makes messages of the values.
+
+The model computes as it does, with ``attn_implementation="gnn_attention"``: what its attention is given there is kept. Its other
+parts stay behind, so that the page can tell what a cut changes in a layer, but not in the layers after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoTokenizer
+
+from gnn_attention import _checks, foreign, huggingface
+from gnn_attention import edges as arithmetic
+from gnn_attention._call import Call
+from gnn_attention._shapes import Bool, Float, Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends import Backend
+from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, bits, check_length, check_weight, stored
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["from_pretrained", "recorded"]
+
+
+def from_pretrained(name: str) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer by name or from a folder. OSError or ValueError, in transformers' words, where there is none."""
+    return AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval(), AutoTokenizer.from_pretrained(name)
+
+
+def recorded(
+    text_or_tokens: str | Sequence[int],
+    model: nn.Module,
+    tokenizer: Any = None,
+    name: str | None = None,
+    layers: int | Iterable[int] | None = None,
+) -> Source:
+    """What the attention of a text model did in one run over the text; the model is left as it was.
+
+    ``layers``: numbers of the layers to keep, all unless given. Raises NotImplementedError for a family that
+    :func:`gnn_attention.heads_of` does not know and for a model of an encoder and a decoder; TypeError for a text without a
+    tokenizer; ValueError for no tokens, too many, numbers that are not finite, and more than a page can hold; IndexError for a
+    layer that is none.
+    """
+    tokens = _tokens(text_or_tokens, tokenizer)
+    check_length(tokens)
+    calls = _calls(model, torch.tensor([[token for token, _ in tokens]]))
+    chosen = _chosen(layers, len(calls))
+    packed: dict[str, Any] = {
+        "kind": "record",
+        "name": name or type(model).__name__,
+        "width": 0,
+        "layers": [_layer(model, number, calls[number]) for number in chosen],
+    }
+    check_weight(packed, "keep fewer layers (layers=[0, 1], --layers 0 1) or take a shorter text")
+    packed["width"] = _width(packed["layers"][0])
+    return Source(tokens, packed, _own([calls[number] for number in chosen]))
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[int, str]]:
+    """Ids and their texts, as they stand in the text where the tokenizer can tell."""
+    if not isinstance(text_or_tokens, str):
+        ids = _checks.sizes("text_or_tokens", text_or_tokens)
+        return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
+    if tokenizer is None:
+        raise TypeError("a text needs the model's tokenizer: give model=(model, tokenizer), or the ids of the tokens")
+    found = tokenizer(text_or_tokens, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
+    ids = found["input_ids"]
+    spans = found.get("offset_mapping") or [(0, 0)] * len(ids)
+    return [
+        (token, text_or_tokens[start:stop] or tokenizer.decode([token])) for token, (start, stop) in zip(ids, spans, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
+    """Every call of attention in one pass over the tokens."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "_attn_implementation"):
+        got = type(model).__name__
+        raise TypeError(f"model must be a Hugging Face text model or a LanguageModel with its vocabulary, got {got}")
+    if config.is_encoder_decoder:
+        raise NotImplementedError(f"{type(model).__name__} has an encoder and a decoder: give one of them, model.get_encoder()")
+    calls: list[Call] = []
+    device = next(model.parameters()).device
+    with _routed(model), huggingface.attending(Backend("recorder", partial(_kept, calls))):
+        model(input_ids=ids.to(device), use_cache=False)
+    if len(calls) != config.num_hidden_layers:
+        raise NotImplementedError(
+            f"{type(model).__name__} has {config.num_hidden_layers} layers, and {len(calls)} calls of attention went through "
+            "transformers' interface: the page shows one for each layer"
+        )
+    return calls
+
+
+@contextmanager
+def _routed(model: Any) -> Iterator[None]:
+    """The model listens through this library, in eval mode; afterwards as before."""
+    before, training = model.config._attn_implementation, model.training
+    model.eval()
+    model.set_attn_implementation(huggingface.NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        model.train(training)
+
+
+def _kept(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
+    calls.append(call)
+    rest = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
+    out, info = attend(call.q, call.k, call.v, call.graph, *rest, return_info=True)
+    return out, info.lse
+
+
+def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
+    if layers is None:
+        return list(range(count))
+    numbers = _checks.sizes("layers", layers) if isinstance(layers, Iterable) else [_checks.size("layers", layers)]
+    if not numbers or max(numbers) >= count:
+        raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
+    return sorted(set(numbers))
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def _layer(model: nn.Module, number: int, call: Call) -> dict[str, Any]:
+    """One layer as the page reads it. Of ``W_O`` and the messages, the smaller."""
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} of layer {number} holds numbers that are not finite: there is nothing to show")
+    heads = foreign.heads_of(model, layer=number)
+    W_O: Tensor | None = heads.W_O
+    if W_O is None or tuple(W_O.shape[:2]) != (call.q.shape[1], call.v.shape[3]):
+        raise NotImplementedError(f"layer {number} of {type(model).__name__} has other heads than its attention was called with")
+    as_messages = call.v.shape[2] < call.v.shape[3]
+    return {
+        "number": number,
+        "q": stored(call.q[0]),
+        "k": stored(call.k[0]),
+        "v": stored(call.v[0]),
+        "output": None if as_messages else stored(W_O),
+        "messages": stored(_messages(call.v, W_O)) if as_messages else None,
+        "outputBias": None if heads.b_O is None else stored(heads.b_O),
+        "bias": None if call.score_mod is None else stored(_bias(call)),
+        "sinks": None if call.sink_logits is None else stored(call.sink_logits),
+        "scale": call.scale,
+        "mask": bits(_mask(call)),
+    }
+
+
+def _messages(v: Float[Tensor, "one kv_heads tokens value_dim"], W_O: Tensor) -> Float[Tensor, "heads tokens width"]:
+    """``v W_O`` of every token and head."""
+    values = arithmetic.per_query_head(v.double(), len(W_O))[0]
+    return values @ W_O.detach().to(values)
+
+
+def _bias(call: Call) -> Float[Tensor, "heads dst src"]:
+    """What the score_mod makes of the logit of every pair, less what it was."""
+    keys = arithmetic.per_query_head(call.k.double(), call.q.shape[1])
+    plain = call.scale * call.q.double() @ keys.mT
+    dst, src = torch.meshgrid(torch.arange(plain.shape[2]), torch.arange(plain.shape[3]), indexing="ij")
+    changed = call.modified(plain, dst.to(plain.device), src.to(plain.device))
+    return torch.nan_to_num(changed - plain, neginf=-1e30)[0]
+
+
+def _mask(call: Call) -> Bool[Tensor, "tokens tokens"]:
+    """Who hears whom in a call of one sample."""
+    if call.graph.heads is not None:
+        raise NotImplementedError(f"{call.graph!r} differs by head, and a page has one graph for all heads of a layer")
+    return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
+
+
+def _own(calls: list[Call]) -> TokenGraph:
+    """The layers' graph, or the union of their graphs where they differ."""
+    masks = [_mask(call) for call in calls]
+    if all(torch.equal(mask, masks[0]) for mask in masks):
+        graph = calls[0].graph
+        return graph if graph.batch is None else TokenGraph.from_edges(masks[0].nonzero().mT.flip(0), len(masks[0]))
+    union = torch.stack(masks).any(0)
+    return TokenGraph.from_edges(union.nonzero().mT.flip(0), len(union), name=EACH_ITS_OWN)
+
+
+def _width(layer: dict[str, Any]) -> int:
+    written: dict[str, Any] = layer["output"] or layer["messages"]
+    return int(written["shape"][-1])

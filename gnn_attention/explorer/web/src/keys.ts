@@ -1,0 +1,12 @@
+// Keys that work anywhere on the page; those of tokens and ports are with them.
+
+/** Ctrl + Z and Ctrl + Shift + Z (or Ctrl + Y), with Command on a Mac. */
+export function undoKeys(act: (type: "undo" | "redo") => void): void {
+  window.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.altKey) return;
+    const key = event.key.toLowerCase();
+    if (key !== "z" && key !== "y") return;
+    event.preventDefault();
+    act(key === "y" || event.shiftKey ? "redo" : "undo");
+  });
+}

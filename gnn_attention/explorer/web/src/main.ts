@@ -1,0 +1,283 @@
+// The page: one state, one scene made from it, and the views that show the scene.
+
+import { Controls } from "./controls";
+import { Writer } from "./decode_view";
+import { button, fill, h, set, write } from "./dom";
+import { makeEngine } from "./engine";
+import { undoKeys } from "./keys";
+import { Panel } from "./panel";
+import { Predict } from "./predict";
+import { Reach } from "./reach";
+import { given, Scenes, type Scene } from "./scene";
+import { Stage } from "./stage";
+import { fromHash, reduce, toHash, type Action, type Limits, type State } from "./state";
+import { notes, summary } from "./summary";
+import { EdgeTable } from "./table";
+import { Themes } from "./theme";
+import type { PageData } from "./types";
+import { visible } from "./words";
+
+const SETTLE = 90; // milliseconds after the last move of a drag until the rest of the page follows
+const LONG = 128; // tokens; a longer text takes its time
+const SAY = 350;
+
+class Page {
+  state: State;
+  scene: Scene | null = null;
+  private limits: Limits;
+  private scenes: Scenes;
+  private asked = 0;
+  private later = 0;
+  private saying = 0;
+  private dragging = false;
+  private mode = "";
+  private ownHash = "";
+  private controls: Controls;
+  private stage: Stage;
+  private panel: Panel;
+  private predict: Predict;
+  private table = new EdgeTable((src, dst, head) => this.toggle(src, dst, head));
+  private reach = new Reach({ reach: (change) => this.dispatch({ type: "look", change }) });
+  private writer = new Writer({
+    write: (token) => this.dispatch({ type: "write", token }),
+    unwrite: () => this.dispatch({ type: "unwrite" }),
+  });
+  private notes = h("div", { class: "notes" });
+  private summary = h("p", { class: "summary main-summary" });
+  private live = h("p", { class: "sr-only", role: "status", "aria-live": "polite" });
+  private themes = new Themes(() => this.stage.redraw());
+
+  constructor(
+    private data: PageData,
+    root: HTMLElement,
+  ) {
+    const engine = makeEngine(data);
+    this.limits = limitsOf(data);
+    this.scenes = new Scenes(data, engine, this.limits);
+    this.state = fromHash(readHash(), this.limits);
+    this.ownHash = toHash(this.state);
+    this.controls = new Controls(this.limits, (action) => this.dispatch(action));
+    const host = this.host();
+    this.stage = new Stage(host);
+    this.panel = new Panel(host);
+    this.predict = new Predict({
+      drop: (index) => this.dispatch({ type: "drop", index }),
+      reset: () => this.dispatch({ type: "reset" }),
+    });
+    fill(root, this.header(), this.main(), footer(data));
+    undoKeys((type) => this.dispatch({ type }));
+    this.watch();
+  }
+
+  dispatch(action: Action, dragging = false): void {
+    const next = reduce(this.state, action, this.limits);
+    if (next === this.state) return;
+    this.state = next;
+    this.dragging = dragging;
+    if (!this.asked) this.asked = requestAnimationFrame(() => this.render());
+  }
+
+  /** Draws now what is asked for. */
+  render(): void {
+    cancelAnimationFrame(this.asked);
+    this.asked = 0;
+    if (!this.scenesReady()) return;
+    this.scene = this.scenes.at(this.state);
+    window.clearTimeout(this.later);
+    if (!this.dragging) return this.settle();
+    this.stage.update(this.scene, true);
+    this.later = window.setTimeout(() => this.settle(), this.scene.tokens.length > LONG ? 4 * SETTLE : SETTLE);
+  }
+
+  /** Everything that may wait until the pointer rests. */
+  private settle(): void {
+    const { scene } = this;
+    if (!scene) return;
+    window.clearTimeout(this.later);
+    this.show();
+    this.controls.update(scene);
+    this.fillNotes(scene);
+    if (this.state.mode !== "reach") this.stage.update(scene, false);
+    if (this.state.mode === "listen") for (const view of [this.panel, this.predict, this.table]) view.update(scene);
+    if (this.state.mode === "reach") this.reach.update(scene);
+    if (this.state.mode === "write") this.writer.update(scene);
+    this.say(scene);
+    this.remember();
+  }
+
+  private scenesReady(): boolean {
+    if (this.limits.tokens + this.state.work.written.length > 0) return true;
+    fill(this.notes, h("p", { class: "note" }, "There are no tokens in this text: nobody to listen, and nothing to hear."));
+    return false;
+  }
+
+  private show(): void {
+    if (this.mode === this.state.mode) return;
+    this.mode = this.state.mode;
+    document.documentElement.dataset["mode"] = this.mode;
+    if (this.mode !== "reach") this.reach.stop();
+    if (this.mode !== "write") this.writer.stop();
+  }
+
+  private fillNotes(scene: Scene): void {
+    const said = notes(scene);
+    if (this.notes.textContent === said.join("")) return;
+    fill(this.notes, ...said.map((text) => h("p", { class: "note", role: "note" }, text)));
+  }
+
+  private say(scene: Scene): void {
+    const text = summary(scene);
+    write(this.summary, text);
+    window.clearTimeout(this.saying);
+    if (this.state.mode === "listen") this.saying = window.setTimeout(() => write(this.live, text), SAY);
+  }
+
+  // -- what the views may do ---------------------------------------------------------------------------------------------
+
+  private host() {
+    return {
+      receive: (token: number, dragging: boolean) => this.dispatch({ type: "receiver", token }, dragging),
+      study: (token: number | null) => this.dispatch({ type: "sender", token }),
+      toggle: (src: number, dst: number, head: number) => this.toggle(src, dst, head),
+      head: (head: number) => this.dispatch({ type: "look", change: { head } }),
+      form: (form: State["form"]) => this.dispatch({ type: "look", change: { form } }),
+      step: (step: number) => this.dispatch({ type: "step", step }),
+      released: () => this.release(),
+    };
+  }
+
+  private release(): void {
+    this.dragging = false;
+    this.render();
+    this.stage.focusToken();
+  }
+
+  /** Cuts the edge if it is there in this layer and head, else adds it, as far as the chosen scope goes. */
+  private toggle(src: number, dst: number, head: number): void {
+    const { scene } = this;
+    if (!scene) return;
+    const present = scene.layer.edges[(head * scene.layer.tokens + dst) * scene.layer.tokens + src] === 0;
+    this.dispatch({ type: "edge", src, dst, head, present, given: given(scene, src, dst) });
+  }
+
+  // -- around ------------------------------------------------------------------------------------------------------------
+
+  private header(): HTMLElement {
+    const tools = h("div", { class: "tools" }, this.controls.undo, this.controls.redo, this.themes.element);
+    const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
+    const lead = "Tokens are nodes, and an edge lets one listen to another. Attention is one round of messages along the edges.";
+    return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
+  }
+
+  private main(): HTMLElement {
+    const listen = h(
+      "div",
+      { class: "listen-only" },
+      this.summary,
+      h("div", { class: "columns" }, this.panel.element, this.predict.element),
+      this.table.element,
+    );
+    return h(
+      "main",
+      {},
+      this.controls.element,
+      this.notes,
+      this.stage.element,
+      listen,
+      this.reach.element,
+      this.writer.element,
+      this.live,
+    );
+  }
+
+  private watch(): void {
+    let width = 0;
+    new ResizeObserver(() => {
+      const now = this.stage.element.clientWidth || this.reach.element.clientWidth;
+      if (now === width || !this.scene) return;
+      width = now;
+      if (this.state.mode === "reach") this.reach.update(this.scene);
+      else this.stage.update(this.scene, false);
+    }).observe(document.body);
+    window.addEventListener("hashchange", () => {
+      if (readHash().slice(1) === this.ownHash) return;
+      this.state = fromHash(readHash(), this.limits);
+      this.render();
+    });
+  }
+
+  /** The state goes into the address, where the page is allowed to: not in every frame of a notebook. */
+  private remember(): void {
+    const hash = toHash(this.state);
+    if (hash === this.ownHash) return;
+    this.ownHash = hash;
+    try {
+      history.replaceState(null, "", `#${hash}`);
+    } catch {
+      // without an address of its own the page works the same
+    }
+  }
+}
+
+function readHash(): string {
+  try {
+    return location.hash;
+  } catch {
+    return "";
+  }
+}
+
+function limitsOf(data: PageData): Limits {
+  const { model } = data;
+  const whole = model.kind === "model";
+  return {
+    tokens: data.tokens.length,
+    room: data.room,
+    layers: whole ? model.layers : model.layers.length,
+    heads: whole ? model.heads : (model.layers[0]?.q.shape[0] ?? 1),
+    masks: data.masks.length,
+    start: data.start,
+    vocabulary: whole ? model.vocabulary.length : 0,
+    views: data.views,
+  };
+}
+
+function footer(data: PageData): HTMLElement {
+  const keys = [
+    ["← →", "another receiver"],
+    ["Shift + ← →", "another sender"],
+    ["x", "cut or add the edge between them"],
+    ["Tab, then ← → and Enter", "along the ports: cut or add"],
+    ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"],
+  ];
+  const list = h("dl", { class: "keys" }, ...keys.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]));
+  const help = h("details", {}, h("summary", {}, "Keys, when a token has the focus"), list);
+  const about = `Model: ${visible(data.model.name).replaceAll("␣", " ")}. Everything is computed in this page; nothing leaves it.`;
+  return h("footer", {}, help, h("p", { class: "aside" }, about));
+}
+
+function start(): void {
+  const root = document.getElementById("root") as HTMLElement;
+  try {
+    const data = JSON.parse(document.getElementById("data")?.textContent ?? "") as PageData;
+    const page = new Page(data, root);
+    set(document.documentElement, "data-mode", page.state.mode);
+    Object.assign(window, { explorer: page });
+    // One picture of the page first: a long text takes a moment to compute.
+    if (data.tokens.length > LONG) requestAnimationFrame(() => setTimeout(() => page.render()));
+    else page.render();
+  } catch (error) {
+    fill(
+      root,
+      h(
+        "p",
+        { class: "note", role: "alert" },
+        `This page could not be started: ${error instanceof Error ? error.message : String(error)}`,
+      ),
+      button("Try again without the address", () => location.replace(location.pathname)),
+    );
+    throw error;
+  }
+}
+
+start();

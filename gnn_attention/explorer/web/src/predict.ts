@@ -1,0 +1,102 @@
+// What the chosen token expects next, before and after, and the list of what was changed.
+
+import { shares, type Share } from "./bars";
+import { bdi, button, fill, h, set } from "./dom";
+import { layerNumber, type Scene } from "./scene";
+import type { Edit, PageData } from "./types";
+import { clipped, percent, visible } from "./words";
+
+export interface PredictHost {
+  drop(index: number): void;
+  reset(): void;
+}
+
+const SHOWN = 7;
+
+export class Predict {
+  readonly element: HTMLElement;
+  private title = h("h2", { id: "predict-title" });
+  private lines = h("div", { class: "predictions" });
+  private key = h("p", { class: "aside" });
+  private changes = h("div", { class: "changes" });
+
+  constructor(private host: PredictHost) {
+    this.element = h(
+      "section",
+      { class: "predict card", "aria-labelledby": "predict-title" },
+      this.title,
+      this.lines,
+      this.key,
+      this.changes,
+    );
+  }
+
+  update(scene: Scene): void {
+    const { whole } = scene.engine;
+    const text = scene.tokens[scene.state.token].text;
+    if (whole) fill(this.title, "After ", bdi(`‘${clipped(visible(text), 16)}’`), " the model expects");
+    else fill(this.title, "Changes");
+    set(this.lines, "hidden", !whole);
+    if (whole) fill(this.lines, shares("likeliest next tokens", nextLines(scene)));
+    set(this.key, "hidden", !whole || !scene.edited);
+    fill(this.key, "The thin mark is the chance over the model’s own graph, without edits.");
+    fill(this.changes, ...this.edits(scene));
+  }
+
+  private edits(scene: Scene): Node[] {
+    const { work } = scene.state;
+    if (!scene.edited)
+      return [h("p", { class: "aside" }, "Nothing is changed yet: cut or add an edge, or choose another graph.")];
+    const items = work.edits.map((edit, index) =>
+      h("li", {}, describe(edit, scene.data), this.remover(describe(edit, scene.data), index)),
+    );
+    const graph = work.mask
+      ? [
+          h(
+            "p",
+            { class: "aside" },
+            `The graph is ${clipped(visible(scene.data.masks[work.mask].name).replaceAll("␣", " "), 60)} in place of the model’s own.`,
+          ),
+        ]
+      : [];
+    const list = items.length
+      ? [h("h3", {}, "Edits"), h("ul", { class: "edits", tabindex: items.length > 6 ? 0 : null }, ...items)]
+      : [];
+    return [...graph, ...list, button("Reset to the model’s own graph", () => this.host.reset(), { class: "primary reset" })];
+  }
+
+  private remover(what: string, index: number): HTMLElement {
+    return button("×", () => this.host.drop(index), { class: "icon small", "aria-label": `take back: ${what}` });
+  }
+}
+
+/** An edit in words. */
+export function describe(edit: Edit, data: PageData): string {
+  const layer = edit.layer === "all" ? "" : `layer ${layerNumber(data, edit.layer)}`;
+  const where = edit.layer === "all" ? "everywhere" : edit.head === "all" ? `${layer}, all heads` : `${layer}, head ${edit.head}`;
+  return `${edit.present ? "added" : "cut"} ${edit.src} → ${edit.dst}, ${where}`;
+}
+
+function nextLines(scene: Scene): Share[] {
+  const { engine, run, base, state } = scene;
+  const all = scene.limits.vocabulary;
+  const before = new Map(engine.next(base, state.token, scene.edited ? all : 1).map((guess) => [guess.id, guess.chance]));
+  const [likeliest] = before.keys();
+  const now = engine.next(run, state.token, scene.edited ? all : SHOWN);
+  const shown = now.slice(0, SHOWN);
+  if (!shown.some((guess) => guess.id === likeliest)) shown.push(...now.filter((guess) => guess.id === likeliest)); // what it expected before
+  return shown.map((guess) => {
+    const was = before.get(guess.id) ?? 0;
+    const aside = scene.edited ? `was ${percent(was)}` : "";
+    return {
+      index: null,
+      text: guess.text,
+      value: guess.chance,
+      shown: percent(guess.chance),
+      part: guess.chance,
+      before: scene.edited ? was : null,
+      aside,
+      name: `chance-${guess.id}`,
+    };
+  });
+}

@@ -1,0 +1,384 @@
+// The six steps of one receiver's listening, each with the numbers of the edge under study filled into its formula.
+
+import { largest, shares, vector, type Share } from "./bars";
+import { bdi, h, number } from "./dom";
+import { headColour } from "./paint";
+import { aside, formula, heading, strong, sub, sup, text, type Parts } from "./prose";
+import { dot, heardMost, messageLength, norm, rowOf, stateOf, vectorOf, type Row, type Scene } from "./scene";
+import type { Forms } from "./types";
+import { clipped, percent, rounded, signed, term, visible } from "./words";
+
+/** One edge (or missing edge) in one head, and all that the steps tell of it. */
+export interface Pair {
+  scene: Scene;
+  src: number;
+  dst: number;
+  head: number;
+  row: Row;
+  was: Row;
+  edge: boolean;
+  forms: Forms | null;
+  study: (src: number) => void;
+}
+
+const MOST_LINES = 12;
+
+export function pairOf(scene: Scene, study: (src: number) => void): Pair {
+  const { layer, head, token } = scene.state;
+  const row = rowOf(scene.layer, head, token);
+  const forms = scene.engine.forms(scene.run, layer, head, scene.sender, token);
+  return {
+    scene,
+    src: scene.sender,
+    dst: token,
+    head,
+    row,
+    was: rowOf(scene.was, head, token),
+    edge: row.edges[scene.sender] === 1,
+    forms,
+    study,
+  };
+}
+
+/** The words of the steps in the chosen reading. */
+export function stepNames(scene: Scene): string[] {
+  return ["q", "logits", "weights", "v", "z", "update"].map((name) => word(scene, name));
+}
+
+export function stepParts(pair: Pair): Parts {
+  return [pattern, logit, softmax, message, sum, update][pair.scene.state.step](pair);
+}
+
+// -- the steps ---------------------------------------------------------------------------------------------------------
+
+function pattern(pair: Pair): Parts {
+  const { scene, head, dst } = pair;
+  const q = vectorOf(scene.layer.q, scene.layer, head, dst);
+  const told = text("From its state x, ", token(pair, dst), ` makes its ${word(scene, "q")}: what it listens for.`);
+  const x = scene.layer.heard.length ? [vector("x", stateOf(scene.layer.heard, scene.layer, dst))] : [];
+  if (formOf(pair) === "standard") return [told, formula("q = x W", sub("Q")), ...x, vector("q", q)];
+  const { pattern: p } = formed(pair);
+  const merged = formOf(pair) === "merged";
+  const how = merged
+    ? formula("p = x W", sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " formed once")
+    : formula("p = (x W", sub("Q"), ") W", sub("K"), sup("⊤"));
+  const why = merged
+    ? "One matrix for each head: the same pattern, with more numbers to keep and to multiply."
+    : "The receiver’s side is carried over to the space of the states; the matrix in between is never formed.";
+  return [told, how, ...x, vector("p", p), aside(why)];
+}
+
+function logit(pair: Pair): Parts {
+  const { scene, head, src, dst, row } = pair;
+  const [q, k] = [vectorOf(scene.layer.q, scene.layer, head, dst), vectorOf(scene.layer.k, scene.layer, head, src)];
+  const scale = scaleOf(scene);
+  const told = text("How well it fits what ", token(pair, src), ` sends: their ${word(scene, "logits")}.`);
+  const pictures =
+    formOf(pair) === "standard"
+      ? [
+          vector("q", q),
+          vector("k", k),
+          vector(
+            "q × k",
+            q.map((value, index) => value * k[index]),
+          ),
+        ]
+      : inStates(pair);
+  const left = formOf(pair) === "standard" ? "q · k" : "p · x";
+  const product =
+    formOf(pair) === "standard" || !scene.layer.heard.length
+      ? dot(q, k)
+      : dot(formed(pair).pattern, stateOf(scene.layer.heard, scene.layer, src));
+  const rest = row.logits[src] - product * scale;
+  const bias =
+    Math.abs(rest) < 1e-9
+      ? []
+      : [rest < 0 ? " − " : " + ", number(Math.abs(rest), "bias", rounded(Math.abs(rest))), ` (${biasName(pair)})`];
+  const filled = formula(
+    `${left} × scale = `,
+    number(product, "product", rounded(product)),
+    " × ",
+    number(scale, "scale", rounded(scale)),
+    ...bias,
+    " = ",
+    strong(number(row.logits[src], "logit", rounded(row.logits[src]))),
+  );
+  const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing comes along.")];
+  return [told, filled, ...missing, ...pictures, heading(`All that could be heard: ${word(scene, "logits")}`), logitLines(pair)];
+}
+
+function softmax(pair: Pair): Parts {
+  const { scene, row, src } = pair;
+  const senders = heardMost(scene.layer, pair.head, pair.dst);
+  const told = text(
+    "Over the edges that end at ",
+    token(pair, pair.dst),
+    `, the softmax turns them into shares that add up to 1: the ${word(scene, "weights")}.`,
+  );
+  if (!senders.length) return [told, nobody(pair), totalOf([], row)];
+  const most = Math.max(...senders.map((sender) => row.logits[sender]));
+  const heard = senders.reduce((total, sender) => total + row.weights[sender], 0);
+  const all = senders.reduce((total, sender) => total + Math.exp(row.logits[sender] - most), 0) / (heard || 1); // with a sink, if there is one
+  const mine = Math.exp(row.logits[src] - most);
+  const filled = pair.edge
+    ? formula(
+        "e",
+        sup("logit − largest"),
+        " ÷ sum = ",
+        number(mine, "exponential", rounded(mine)),
+        " ÷ ",
+        number(all, "denominator", rounded(all)),
+        " = ",
+        strong(number(row.weights[src], "weight", rounded(row.weights[src]))),
+      )
+    : formula("no edge: weight ", strong(number(row.weights[src], "weight", "0")));
+  return [told, filled, weightLines(pair, senders), totalOf(senders, row)];
+}
+
+function message(pair: Pair): Parts {
+  const { scene, src, head, row } = pair;
+  const v = vectorOf(scene.layer.v, scene.layer, head, src);
+  const m = formOf(pair) === "standard" ? scene.engine.message(scene.run, scene.state.layer, head, src) : formed(pair).message;
+  const told = text("What ", token(pair, src), ` says to everybody who listens in this head: its ${word(scene, "v")}.`);
+  const how = {
+    standard: formula("v = x W", sub("V"), ",  m = v W", sub("O")),
+    factored: formula("m = (x W", sub("V"), ") W", sub("O")),
+    merged: formula("m = x W", sub("M"), ",  W", sub("M"), " = W", sub("V"), " W", sub("O"), " formed once"),
+  }[formOf(pair)];
+  const length = norm(m);
+  const carried = row.weights[src] * length;
+  const filled = formula(
+    "weight × |m| = ",
+    number(row.weights[src], "weight", rounded(row.weights[src])),
+    " × ",
+    number(length, "message", rounded(length)),
+    " = ",
+    strong(number(carried, "carried", rounded(carried))),
+  );
+  return [
+    told,
+    how,
+    ...(formOf(pair) === "standard" ? [vector("v", v)] : []),
+    vector("m", m),
+    heading("What this edge carries"),
+    filled,
+    ...effect(pair),
+  ];
+}
+
+function sum(pair: Pair): Parts {
+  const { scene, head, dst } = pair;
+  const z = vectorOf(scene.layer.z, scene.layer, head, dst);
+  const senders = heardMost(scene.layer, head, dst);
+  const told = text("Everything that arrives is added, each sender by its weight: the ", `${word(scene, "z")}.`);
+  const lengths = senders.slice(0, MOST_LINES).map((src) => pair.row.weights[src] * messageLength(scene, scene.run, head, src));
+  const longest = Math.max(...lengths, 1e-300);
+  const lines = senders
+    .slice(0, MOST_LINES)
+    .map((src, index) => line(pair, src, lengths[index], lengths[index] / longest, "carried", null));
+  const parts = senders.length
+    ? [heading("Length of what each edge carries"), shares("carried", lines), more(senders.length)]
+    : [nobody(pair)];
+  return [told, formula("z = Σ weight × v"), vector("z", z), ...parts, ...headLines(pair)];
+}
+
+function update(pair: Pair): Parts {
+  const { scene, dst } = pair;
+  const u = stateOf(scene.layer.update, scene.layer, dst);
+  const before = stateOf(scene.was.update, scene.was, dst);
+  const change = norm(u.map((value, index) => value - before[index]));
+  const told = text(
+    "The heads’ sums together are the ",
+    `${word(scene, "update")}, which is added to the state of `,
+    token(pair, dst),
+    ".",
+  );
+  const compared = scene.edited
+    ? [formula("update moved by ", number(change, "moved", rounded(change)), " from that over the model’s own graph")]
+    : [];
+  if (!scene.layer.before.length) return [told, vector("update", u), ...compared];
+  const [x, y] = [stateOf(scene.layer.before, scene.layer, dst), stateOf(scene.layer.after, scene.layer, dst)];
+  const most = largest(x, u, y);
+  const filled = formula(
+    "|x| ",
+    number(norm(x), "before", rounded(norm(x))),
+    ",  |update| ",
+    number(norm(u), "update", rounded(norm(u))),
+    ",  |x + update| ",
+    strong(number(norm(y), "after", rounded(norm(y)))),
+  );
+  return [
+    told,
+    filled,
+    vector("x", x, most),
+    vector("update", u, most),
+    vector("x + update", y, most),
+    ...compared,
+    ...thinking(pair, y),
+  ];
+}
+
+// -- parts of steps ----------------------------------------------------------------------------------------------------
+
+function thinking(pair: Pair, heard: Float64Array): Parts {
+  const { thought } = pair.scene.layer;
+  if (!thought.length) return [];
+  const change = norm(stateOf(thought, pair.scene.layer, pair.dst).map((value, index) => value - heard[index]));
+  return [
+    aside(
+      "This was the communication phase. In the computation phase the token then thinks alone (an MLP): an update of length ",
+      number(change, "thought", rounded(change)),
+      ".",
+    ),
+  ];
+}
+
+function inStates(pair: Pair): Node[] {
+  const { layer } = pair.scene;
+  const p = vector("p", formed(pair).pattern);
+  return layer.heard.length ? [p, vector("x of the sender", stateOf(layer.heard, layer, pair.src))] : [p];
+}
+
+function effect(pair: Pair): Parts {
+  const { scene, src, dst, head } = pair;
+  if (!scene.engine.whole || !pair.edge) return [];
+  const [likeliest] = scene.engine.next(scene.run, dst, 1);
+  const change = scene.engine.contribution(scene.run, scene.state.layer, head, src, dst, likeliest.id);
+  return [
+    aside(
+      "Along the direction of the likeliest next token ",
+      bdi(`‘${visible(likeliest.text)}’`),
+      " that is ",
+      number(change, "contribution", signed(change)),
+      " (before the last norm).",
+    ),
+  ];
+}
+
+function headLines(pair: Pair): Parts {
+  const { scene, dst } = pair;
+  const { layer } = scene;
+  if (layer.tokens * layer.heads > 1024) return [];
+  const sums = Array.from({ length: layer.heads }, (_, head) => norm(resultOf(scene, head, dst)));
+  const most = Math.max(...sums, 1e-300);
+  const lines = sums.map((value, head): Share => ({
+    index: null,
+    text: `head ${head}`,
+    value,
+    shown: rounded(value),
+    part: value / most,
+    before: null,
+    name: "head-result",
+    colour: headColour(head),
+    chosen: head === pair.head,
+  }));
+  return [heading("Each head’s sum, in the space of the states"), shares("heads", lines)];
+}
+
+/** What one head adds to a receiver: the sum of weight times message. */
+function resultOf(scene: Scene, head: number, dst: number): Float64Array {
+  const total = new Float64Array(scene.layer.width);
+  const { weights, edges } = rowOf(scene.layer, head, dst);
+  weights.forEach((weight, src) => {
+    if (!edges[src] || weight === 0) return;
+    const m = scene.engine.message(scene.run, scene.state.layer, head, src);
+    for (let index = 0; index < total.length; index++) total[index] += weight * m[index];
+  });
+  return total;
+}
+
+function logitLines(pair: Pair): HTMLElement {
+  const { row } = pair;
+  const every = Array.from(row.logits.keys());
+  const chosen =
+    every.length <= MOST_LINES
+      ? every
+      : [...new Set([pair.src, ...heardMost(pair.scene.layer, pair.head, pair.dst)])].slice(0, MOST_LINES);
+  const low = Math.min(...chosen.map((src) => row.logits[src]));
+  const high = Math.max(...chosen.map((src) => row.logits[src]));
+  const part = (src: number) => 0.04 + (0.96 * (row.logits[src] - low)) / (high - low || 1);
+  const lines = chosen
+    .sort((one, other) => one - other)
+    .map((src) => ({ ...line(pair, src, row.logits[src], part(src), "logit", null), aside: row.edges[src] ? "" : "no edge" }));
+  return h("div", {}, shares("logits", lines), more(every.length));
+}
+
+function weightLines(pair: Pair, senders: number[]): HTMLElement {
+  const { scene, row, was } = pair;
+  const shown = [...new Set([pair.src, ...senders])].slice(0, MOST_LINES);
+  if (scene.layer.tokens <= MOST_LINES) scene.tokens.forEach((_, src) => shown.includes(src) || shown.push(src));
+  const before = (src: number) => (scene.edited ? was.weights[src] : null);
+  const lines = shown
+    .sort((one, other) => one - other)
+    .map((src) => ({
+      ...line(pair, src, row.weights[src], row.weights[src], "weight", before(src)),
+      aside: row.edges[src] ? "" : "no edge",
+    }));
+  return h("div", {}, shares("weights", lines), more(senders.length));
+}
+
+function totalOf(senders: number[], row: Row): HTMLElement {
+  const total = senders.reduce((all, src) => all + row.weights[src], 0);
+  return formula(
+    "sum of the weights = ",
+    strong(number(total, "total", rounded(total))),
+    senders.length && total < 1 - 1e-6 ? ` (a sink takes the other ${percent(1 - total)})` : "",
+  );
+}
+
+function line(pair: Pair, src: number, value: number, part: number, name: string, before: number | null): Share {
+  const open = !pair.row.edges[src];
+  const press = () => pair.study(src);
+  return {
+    index: src,
+    text: pair.scene.tokens[src].text,
+    value,
+    shown: rounded(value),
+    part,
+    before,
+    name,
+    open,
+    chosen: src === pair.src,
+    colour: headColour(pair.head),
+    press,
+  };
+}
+
+function more(count: number): HTMLElement | string {
+  return count > MOST_LINES ? aside(`The ${MOST_LINES} most heard of ${count}; all are in the table below.`) : "";
+}
+
+function nobody(pair: Pair): HTMLElement {
+  return text(token(pair, pair.dst), " hears nobody in this head: its sum is exactly 0.");
+}
+
+function formOf(pair: Pair): "standard" | "factored" | "merged" {
+  return pair.forms ? pair.scene.state.form : "standard";
+}
+
+function formed(pair: Pair): { pattern: Float64Array; message: Float64Array } {
+  const forms = pair.forms as Forms;
+  return formOf(pair) === "merged" ? forms.merged : forms.factored;
+}
+
+function scaleOf(scene: Scene): number {
+  const { model } = scene.data;
+  return model.kind === "record" ? model.layers[scene.state.layer].scale : 1 / Math.sqrt(model.headDim);
+}
+
+function biasName(pair: Pair): string {
+  return pair.scene.engine.whole ? `bias of distance ${pair.dst - pair.src}` : "bias";
+}
+
+function word(scene: Scene, name: string): string {
+  return term(scene.data, scene.state.view, name);
+}
+
+function token(pair: Pair, index: number): HTMLElement {
+  return h(
+    "span",
+    { class: "mention" },
+    h("span", { class: "index" }, `${index} `),
+    bdi(clipped(visible(pair.scene.tokens[index].text), 20)),
+  );
+}

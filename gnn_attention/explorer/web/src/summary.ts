@@ -1,0 +1,45 @@
+// One sentence that says what is seen, and the notes that a reader must not miss.
+
+import { heardMost, layerNumber, looksAhead, rowOf, type Scene } from "./scene";
+import { clipped, counted, named, percent, rounded, visible } from "./words";
+
+/** The sentence under the figure, read aloud after every change. */
+export function summary(scene: Scene): string {
+  const { state, layer, tokens } = scene;
+  const senders = heardMost(layer, state.head, state.token);
+  const { weights } = rowOf(layer, state.head, state.token);
+  const who = `token ${named(state.token, tokens[state.token].text)}`;
+  const where = `In layer ${layerNumber(scene.data, state.layer)}, head ${state.head}, `;
+  if (!senders.length) return `${where}${who} hears nobody: its update from this head is exactly 0.${expected(scene)}`;
+  const [first, second] = senders;
+  const then = second === undefined ? "" : `, then to ${named(second, tokens[second].text)} (${rounded(weights[second])})`;
+  const listens = `${where}${who} listens most to ${named(first, tokens[first].text)} (${rounded(weights[first])})${then}`;
+  return `${listens}, of ${counted(senders.length, "edge")}.${expected(scene)}`;
+}
+
+function expected(scene: Scene): string {
+  if (!scene.engine.whole) return "";
+  const [now] = scene.engine.next(scene.run, scene.state.token, 1);
+  const [before] = scene.engine.next(scene.base, scene.state.token, 1);
+  const text = `\u2068‘${clipped(visible(now.text), 24)}’\u2069`;
+  if (!scene.edited) return ` It expects ${text} next (${percent(now.chance)}).`;
+  const old =
+    now.id === before.id
+      ? `${percent(before.chance)} before`
+      : `before: \u2068‘${clipped(visible(before.text), 24)}’\u2069, ${percent(before.chance)}`;
+  return ` It now expects ${text} next (${percent(now.chance)}; ${old}).`;
+}
+
+/** What must be said aloud of this graph and this model. */
+export function notes(scene: Scene): string[] {
+  const said: string[] = [];
+  if (!scene.engine.whole)
+    said.push(
+      "This is a recording of one run of a larger model: a cut or added edge changes the listening and the update of its own layer; later layers stay as they were recorded, so that nothing is predicted here.",
+    );
+  if (scene.engine.whole && looksAhead(scene))
+    said.push(
+      "Some tokens hear later ones here. The model was trained to hear only the past, so that what it predicts now has seen what it predicts.",
+    );
+  return said;
+}

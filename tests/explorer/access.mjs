@@ -1,0 +1,121 @@
+// For everybody: axe-core over every view in both themes and on a phone, nothing wider than the window, hostile text inert.
+
+import { writeFileSync } from "node:fs";
+
+import { AXE, choose, open, openTable, ready, select } from "./browser.mjs";
+
+async function violations(page) {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return violations.map(
+    (one) =>
+      `${one.id}: ${one.nodes
+        .map((node) => node.target.join(" "))
+        .slice(0, 3)
+        .join(", ")}`,
+  );
+}
+
+const overflow = (page) => page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+
+const KINDS = {
+  light: { colorScheme: "light" },
+  dark: { colorScheme: "dark" },
+  phone: { colorScheme: "light", viewport: { width: 390, height: 844 }, hasTouch: true },
+};
+
+/** axe in the views of `plan`, by kind of visit: listen, "step N" of an edited graph with the table open, reach, write. */
+export async function axe(browser, job) {
+  const found = {};
+  for (const [kind, views] of Object.entries(job.plan)) {
+    const { page, seen } = await open(browser, job.file, KINDS[kind]);
+    found[kind] = { overflow: 0, seen };
+    for (const view of views) {
+      await show(page, view);
+      found[kind][view] = await violations(page);
+      found[kind].overflow += await overflow(page);
+    }
+  }
+  return found;
+}
+
+async function show(page, view) {
+  if (!view.startsWith("step ")) return choose(page, "View", view);
+  if ((await page.locator("details.table[open]").count()) === 0) {
+    await openTable(page);
+    await page.getByRole("button", { name: "Cut this edge" }).click();
+    await ready(page);
+  }
+  await choose(page, "Steps", view.slice(5));
+}
+
+/** 200 % zoom: half the pixels for the same text; and a page of one token, and of many. */
+export async function sizes(browser, job) {
+  const told = {};
+  for (const [name, file] of Object.entries(job.files)) {
+    for (const width of [320, 600, 1200]) {
+      const { page, seen, context } = await open(browser, file, { viewport: { width, height: 500 }, deviceScaleFactor: 2 });
+      const kind = await page.locator(".stage").getAttribute("data-kind");
+      told[`${name} at ${width}`] = { overflow: await overflow(page), kind, tokens: await page.locator(".token").count(), seen };
+      await context.close();
+    }
+  }
+  return told;
+}
+
+/** Texts that would like to be markup: no element more than on the page of harmless texts, no script run, no direction turned. */
+export async function hostile(browser, job) {
+  const count = async (file) => {
+    const { page, seen } = await open(browser, file);
+    await openTable(page);
+    const elements = await page.evaluate(() => {
+      const names = {};
+      for (const element of document.querySelectorAll("#root *")) names[element.localName] = (names[element.localName] ?? 0) + 1;
+      return names;
+    });
+    const raw = await page.evaluate(() =>
+      /[\u0000-\u0008\u200b-\u200f\u202a-\u202e\u2067\u200b]/.test(document.querySelector("#root").textContent),
+    );
+    const texts = await page.locator(".token").allTextContents();
+    const ran = await page.evaluate(() => window.ran ?? null);
+    return { elements, raw, texts, ran, title: await page.title(), seen };
+  };
+  return { hostile: await count(job.hostile), harmless: await count(job.harmless) };
+}
+
+/** Inside a notebook's frame: no storage, no address, no error. */
+export async function framed(browser, job) {
+  const context = await browser.newContext({ viewport: { width: 900, height: 900 } });
+  const page = await context.newPage();
+  const seen = { requests: [], errors: [] };
+  context.on("request", (request) => seen.requests.push(request.url()));
+  page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
+  page.on("pageerror", (error) => seen.errors.push(String(error)));
+  await page.goto(`file://${job.frame}`);
+  const frame = page.frames()[1];
+  await frame.waitForFunction(() => window.explorer?.scene && window.explorer.scene.state === window.explorer.state);
+  await frame.locator('.port-button[data-src="0"]').click();
+  await frame.locator(".reset").waitFor();
+  const edits = await frame.evaluate(() => window.explorer.state.work.edits.length);
+  return { edits, seen };
+}
+
+/** Pictures for whoever looks at them: FOLDER/name.png. */
+export async function pictures(browser, job) {
+  for (const shot of job.shots) {
+    const { page, context } = await open(browser, shot.file ?? job.file, {
+      viewport: { width: shot.width ?? 1200, height: shot.height ?? 900 },
+      colorScheme: shot.theme ?? "light",
+      deviceScaleFactor: shot.scale ?? 1,
+    });
+    if (shot.view) await choose(page, "View", shot.view);
+    if (shot.graph) await select(page, "Graph", String(shot.graph));
+    if (shot.script) await page.evaluate(shot.script);
+    await ready(page);
+    await page.waitForTimeout(300);
+    const buffer = await page.screenshot({ fullPage: shot.full ?? true, ...(shot.clip ? { clip: shot.clip } : {}) });
+    writeFileSync(`${job.folder}/${shot.name}.png`, buffer);
+    await context.close();
+  }
+  return job.shots.length;
+}

@@ -1,0 +1,108 @@
+// Debian's Chromium by playwright-core, and what all scenarios do with a page of the explorer.
+
+import { createRequire } from "node:module";
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const require = createRequire(new URL("../../gnn_attention/explorer/web/package.json", import.meta.url));
+export const AXE = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+const FLAGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+
+export async function launch(executablePath) {
+  const { chromium } = require("playwright-core");
+  return chromium.launch({ executablePath, args: FLAGS });
+}
+
+/** A page of its own: what it asked for, complained of and threw is kept in `seen`. */
+export async function open(browser, file, { hash = "", ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
+  context.setDefaultTimeout(8000);
+  const page = await context.newPage();
+  const seen = { requests: [], errors: [] };
+  context.on("request", (request) => seen.requests.push(request.url()));
+  page.on("console", (message) => ["error", "warning"].includes(message.type()) && seen.errors.push(message.text()));
+  page.on("pageerror", (error) => seen.errors.push(String(error)));
+  page.on("dialog", (dialog) => (seen.errors.push(`dialog ${dialog.message()}`), dialog.dismiss()));
+  await page.goto(pathToFileURL(file).href + hash);
+  await ready(page);
+  return { page, seen, context };
+}
+
+/** Waits until the page has drawn a scene of its state. */
+export async function ready(page) {
+  await page.waitForFunction(() => window.explorer?.scene && window.explorer.scene.state === window.explorer.state);
+}
+
+/** The numbers on the page at full precision, by name, in the order in which they stand. */
+export async function numbers(page, selector) {
+  return page.$$eval(`${selector} data`, (all) => all.map((one) => [one.dataset.name, Number(one.value)]));
+}
+
+/** A radio button by the legend of its group and its value. */
+export function radio(page, legend, value) {
+  return page.getByRole("group", { name: legend, exact: true }).locator(`input[value="${value}"]`);
+}
+
+export async function choose(page, legend, value) {
+  await radio(page, legend, value).check({ force: true });
+  await ready(page);
+}
+
+export async function select(page, label, value) {
+  await page.getByLabel(label, { exact: true }).selectOption(value);
+  await ready(page);
+}
+
+export async function press(page, name) {
+  await page.getByRole("button", { name, exact: true }).click();
+  await ready(page);
+}
+
+/** Chooses the receiver as a hand would. */
+export async function receive(page, token) {
+  await page.locator(`[data-token="${token}"]`).click();
+  await ready(page);
+}
+
+/** Presses the port of a sender: cuts or adds its edge into the receiver. */
+export async function port(page, src) {
+  await page.locator(`.port-button[data-src="${src}"]`).click();
+  await ready(page);
+}
+
+/** Opens the table of the edges, and waits until it has its rows. */
+export async function openTable(page) {
+  if ((await page.locator("details.table[open]").count()) === 0) await page.locator("details.table > summary").click();
+  await page.locator("details.table[open][data-rows]").waitFor();
+}
+
+/** Everything that is told of the receiver: the table, the sums and states of two steps, what is expected next. */
+export async function told(page) {
+  await openTable(page);
+  const rows = await page.$$eval("details.table tbody tr[data-src]", (all) =>
+    all.map((row) => [Number(row.dataset.src), ...Array.from(row.querySelectorAll("data"), (one) => Number(one.value))]),
+  );
+  const steps = {};
+  for (const step of [5, 2]) {
+    await choose(page, "Steps", String(step));
+    steps[step] = Object.fromEntries(await numbers(page, ".step-body"));
+  }
+  const lines = await page.$$eval('.step-body[data-step="2"] li', (all) =>
+    all.map((one) => [Number(one.dataset.index), Number(one.querySelector("data").value)]),
+  );
+  const chances = await numbers(page, ".predict .predictions");
+  const update = await page.evaluate(() => {
+    const { state, scene } = window.explorer;
+    const { width } = scene.layer;
+    return Array.from(scene.layer.update.subarray(state.token * width, (state.token + 1) * width));
+  });
+  return { rows, steps, lines, chances, update };
+}

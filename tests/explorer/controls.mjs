@@ -1,0 +1,300 @@
+// Every control driven once, by mouse and by keys, as somebody who tries the page would.
+
+import { choose, open, port, press, radio, ready, receive, select } from "./browser.mjs";
+
+const state = (page) => page.evaluate(() => JSON.parse(JSON.stringify(window.explorer.state)));
+const isEdge = (page, src) =>
+  page.evaluate((src) => {
+    const { state, scene } = window.explorer;
+    return scene.layer.edges[(state.head * scene.layer.tokens + state.token) * scene.layer.tokens + src];
+  }, src);
+
+/** Every choice of every list and row of buttons is taken: what the state then is. */
+export async function choices(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const found = {};
+  for (const [legend, key] of [
+    ["Layer", "layer"],
+    ["Head", "head"],
+    ["Form", "form"],
+    ["Steps", "step"],
+  ]) {
+    const values = await page
+      .getByRole("group", { name: legend, exact: true })
+      .locator("input")
+      .evaluateAll((all) => all.map((one) => one.value));
+    found[key] = [];
+    for (const value of values) {
+      await choose(page, legend, value);
+      const now = await state(page);
+      found[key].push([value, key === "head" && now.allHeads ? "all" : String(now[key])]);
+    }
+  }
+  for (const [label, read] of [
+    ["In the words of", (now) => now.view],
+    ["An edit holds", (now) => now.scope],
+    ["Graph", (now) => String(now.work.mask)],
+    ["from", (now) => String(now.sender)],
+    ["to", (now) => String(now.token)],
+    ["in head", (now) => String(now.head)],
+  ]) {
+    const values = await page
+      .getByLabel(label, { exact: true })
+      .locator("option")
+      .evaluateAll((all) => all.map((one) => one.value));
+    found[label] = [];
+    for (const value of values) {
+      await select(page, label, value);
+      found[label].push([value, read(await state(page))]);
+    }
+  }
+  return { found, seen };
+}
+
+/** The words of each reading over all steps, and the numbers beside them. */
+export async function readings(browser, job) {
+  const { page } = await open(browser, job.file);
+  const views = await page.evaluate(() => window.explorer.scene.data.views);
+  const told = [];
+  for (const view of views) {
+    await select(page, "In the words of", view);
+    const steps = await page.locator(".steps .segment").allTextContents();
+    const numbers = [];
+    for (const step of [1, 2, 4]) {
+      await choose(page, "Steps", String(step));
+      numbers.push(await page.$$eval(".step-body data", (all) => all.map((one) => one.value)));
+    }
+    told.push({ view, steps, numbers });
+  }
+  return told;
+}
+
+/** The three forms: the same logit and the same message, whichever is chosen. */
+export async function forms(browser, job) {
+  const { page } = await open(browser, job.file);
+  const told = {};
+  for (const form of ["standard", "factored", "merged"]) {
+    await choose(page, "Form", form);
+    told[form] = {};
+    for (const step of [0, 1, 3]) {
+      await choose(page, "Steps", String(step));
+      told[form][step] = {
+        numbers: Object.fromEntries(
+          await page.$$eval(".step-body .formula data", (all) => all.map((one) => [one.dataset.name, Number(one.value)])),
+        ),
+        vectors: await page.locator(".step-body .vector-name").allTextContents(),
+      };
+    }
+  }
+  return told;
+}
+
+/** A click on an arc cuts it; undo, redo, the list of edits and the address bring it back and forth. */
+export async function arc(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await choose(page, "Head", "0");
+  const place = await page
+    .locator(".arcs .edges path.edge")
+    .last()
+    .evaluate((path) => {
+      const middle = path.getPointAtLength(path.getTotalLength() / 2);
+      const box = path.ownerSVGElement.getBoundingClientRect();
+      return { x: box.left + middle.x, y: box.top + middle.y };
+    });
+  await page.mouse.move(place.x, place.y);
+  const readout = await page.locator(".readout").textContent();
+  await page.mouse.click(place.x, place.y);
+  await ready(page);
+  const steps = [(await state(page)).work.edits];
+  await page.getByRole("button", { name: "Undo", exact: true }).click();
+  await ready(page);
+  steps.push((await state(page)).work.edits);
+  await page.keyboard.press("Control+Shift+Z");
+  await ready(page);
+  steps.push((await state(page)).work.edits);
+  const hash = await page.evaluate(() => location.hash);
+  const again = await open(browser, job.file, { hash });
+  const restored = (await state(again.page)).work.edits;
+  await page.getByRole("button", { name: /^take back/ }).click();
+  await ready(page);
+  steps.push((await state(page)).work.edits);
+  return { readout, steps, hash, restored, seen };
+}
+
+/** The whole of a visit without a mouse. */
+export async function keys(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await page.locator('.token[tabindex="0"]').focus();
+  const told = [];
+  const note = async (key) => {
+    await page.keyboard.press(key);
+    await ready(page);
+    const now = await state(page);
+    const focus = await page.evaluate(() => document.activeElement?.dataset?.token ?? null);
+    told.push({ key, token: now.token, sender: now.sender, edits: now.work.edits.length, focus });
+  };
+  for (const key of [
+    "Home",
+    "ArrowRight",
+    "ArrowRight",
+    "ArrowRight",
+    "Shift+Home",
+    "x",
+    "Shift+ArrowRight",
+    "x",
+    "Control+z",
+    "Control+z",
+    "End",
+  ])
+    await note(key);
+  await page.locator('.port-button[tabindex="0"]').focus();
+  await page.keyboard.press("Home");
+  const label = await page.evaluate(() => document.activeElement.getAttribute("aria-label"));
+  await page.keyboard.press("Enter");
+  await ready(page);
+  const pressed = await page.evaluate(() => [
+    document.activeElement.getAttribute("aria-pressed"),
+    document.activeElement.getAttribute("aria-label"),
+  ]);
+  await page.waitForTimeout(450);
+  const said = await page.locator('main > [role="status"]').textContent();
+  return { told, label, pressed, said, seen };
+}
+
+/** The reach of a token, layer after layer: stepped by hand, played, and at once where motion is not wanted. */
+export async function reach(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await select(page, "Graph", String(job.mask));
+  await choose(page, "View", "reach");
+  const reached = async () => Number(await page.locator(".reach .summary data").getAttribute("value"));
+  const counts = [await reached()];
+  await press(page, "Back");
+  counts.unshift(await reached());
+  for (let step = 0; step < 3; step++) {
+    await press(page, "Step");
+    counts.push(await reached());
+  }
+  await page.getByLabel("Receiver", { exact: true }).fill("3");
+  await ready(page);
+  const other = await reached();
+  await press(page, "Play");
+  await page.waitForTimeout(900);
+  const playing = await reached();
+  await page.getByRole("button", { name: /Play|Pause/ }).click();
+  const still = await open(browser, job.file, { reducedMotion: "reduce", hash: await page.evaluate(() => location.hash) });
+  await press(still.page, "Play");
+  const atOnce = Number(await still.page.locator(".reach .summary data").getAttribute("value"));
+  return { counts, other, playing, atOnce, seen };
+}
+
+/** Decoding plays and pauses, goes back, takes another token than the likeliest, and ends where there is no more room. */
+export async function decoding(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await choose(page, "View", "write");
+  const count = () => page.evaluate(() => window.explorer.state.work.written.length);
+  const counts = [];
+  await press(page, "Play");
+  await page.waitForTimeout(1300);
+  counts.push(await count());
+  await press(page, "Pause");
+  const paused = await count();
+  await press(page, "Back");
+  counts.push(paused - (await count()));
+  await page.locator(".write button.share").nth(2).click();
+  await ready(page);
+  const taken = await page.evaluate(() => window.explorer.state.work.written.at(-1));
+  for (let step = 0; step < 40 && (await page.getByRole("button", { name: "Step", exact: true }).isEnabled()); step++)
+    await press(page, "Step");
+  const full = await count();
+  const text = await page.locator(".write .summary").textContent();
+  await select(page, "Next token", "1");
+  return { counts, taken, full, text, seen };
+}
+
+/** Notes that must not be missed, and the receiver that hears nobody. */
+export async function noted(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await select(page, "Graph", String(job.ahead));
+  const ahead = await page.locator(".note").allTextContents();
+  await select(page, "Graph", String(job.strict));
+  await receive(page, 0);
+  await choose(page, "Steps", "2");
+  const nobody = await page.locator(".step-body").textContent();
+  const edges = await isEdge(page, 0);
+  await select(page, "Graph", "0");
+  await receive(page, 1);
+  await port(page, 5);
+  const added = await page.locator(".note").allTextContents();
+  return { ahead, nobody, edges, added, seen };
+}
+
+/** Both themes by the button, remembered where there is a memory; the system's until then. */
+export async function themes(browser, job) {
+  const { page, seen } = await open(browser, job.file, { colorScheme: "dark" });
+  const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const dark = await paper();
+  await page.getByRole("button", { name: "Change to the light theme" }).click();
+  const light = await paper();
+  await page.reload();
+  await ready(page);
+  return { dark, light, again: await paper(), seen };
+}
+
+/** The buttons that step, and that of the edge. */
+export async function buttons(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const steps = [];
+  for (let step = 0; step < 5; step++) await press(page, "Next step");
+  steps.push((await state(page)).step);
+  await press(page, "Step back");
+  steps.push((await state(page)).step);
+  await press(page, "Cut this edge");
+  const cut = (await state(page)).work.edits;
+  await press(page, "Add this edge");
+  const mended = (await state(page)).work.edits;
+  await page.locator("details.table > summary").click();
+  await page.locator("details.table tbody button").first().click();
+  await ready(page);
+  const fromTable = (await state(page)).work.edits;
+  await page.getByText("Keys, when a token has the focus").click();
+  const help = await page.locator(".keys").isVisible();
+  await choose(page, "Steps", "2");
+  await page.locator(".step-body button.share").nth(1).click();
+  await ready(page);
+  return {
+    steps,
+    cut,
+    mended,
+    fromTable,
+    help,
+    studied: (await state(page)).sender,
+    checked: await radio(page, "Steps", "2").isChecked(),
+    seen,
+  };
+}
+
+/** A record: no predictions, no writing, and it says why. */
+export async function record(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const note = await page.locator(".note").allTextContents();
+  const modes = await page.locator(".mode .segment").allTextContents();
+  const predictions = await page.locator(".predictions").isVisible();
+  await port(page, 0);
+  const rows = await page.evaluate(() => {
+    const { state, scene } = window.explorer;
+    const at = (state.head * scene.layer.tokens + state.token) * scene.layer.tokens;
+    return Array.from(scene.layer.weights.subarray(at, at + scene.layer.tokens));
+  });
+  return { note, modes, predictions, rows, seen };
+}
+
+/** A finger on a phone: taps a token, then the port of a sender. */
+export async function touch(browser, job) {
+  const { page, seen } = await open(browser, job.file, { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });
+  await page.locator('[data-token="6"]').tap();
+  await ready(page);
+  const receiver = (await state(page)).token;
+  await page.locator('.port-button[data-src="2"]').tap();
+  await ready(page);
+  return { receiver, edits: (await state(page)).work.edits, seen };
+}

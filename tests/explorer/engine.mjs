@@ -1,0 +1,55 @@
+// Asks the engine of the explorer's page, outside of any browser: node engine.mjs ENGINE DATA QUESTIONS writes a line of JSON
+// for each question. ENGINE is what `node build.mjs --engine` bundled. Float64Arrays go as base64.
+
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [engineFile, dataFile, questionsFile] = process.argv.slice(2);
+const { makeEngine, erf, half } = await import(pathToFileURL(engineFile));
+const read = (file) => JSON.parse(readFileSync(file, "utf8"));
+
+const packed = (_, value) =>
+  ArrayBuffer.isView(value) ? Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64") : value;
+
+const engine = makeEngine(read(dataFile));
+let run = null;
+const runs = [];
+
+function answer({ ask, ...rest }) {
+  if (ask === "run") {
+    runs.push((run = engine.run(rest)));
+    return { layers: run.layers, logits: rest.logits === false ? null : run.logits, milliseconds: run.milliseconds };
+  }
+  if (ask === "again") return { layers: runs[rest.number].layers, logits: runs[rest.number].logits };
+  if (ask === "times") return times(rest);
+  if (ask === "erf") return Float64Array.from(rest.numbers, erf);
+  if (ask === "halves") return Float64Array.from({ length: 65536 }, (_, bits) => half(bits));
+  if (ask === "sizes") return { size: engine.size, whole: engine.whole, texts: rest.ids.map((id) => engine.text(id)) };
+  if (ask === "has") return rest.pairs.map(([mask, src, dst]) => engine.has(mask, src, dst));
+  if (ask === "reach") return engine.reach(rest);
+  return engine[ask](run, ...rest.with);
+}
+
+/** Milliseconds of each of several runs in turn, the next token's chances included. */
+function times({ runs, rounds }) {
+  const found = runs.map(() => []);
+  for (let round = 0; round < rounds; round++) {
+    runs.forEach((options, number) => {
+      const start = performance.now();
+      const done = engine.run(options);
+      if (engine.whole) engine.next(done, done.layers[0].tokens - 1, 5);
+      found[number].push(performance.now() - start);
+    });
+  }
+  return found;
+}
+
+for (const question of read(questionsFile)) {
+  let said;
+  try {
+    said = { said: answer(question) ?? null };
+  } catch (error) {
+    said = { error: `${error.name}: ${error.message}` };
+  }
+  process.stdout.write(JSON.stringify(said, packed) + "\n");
+}

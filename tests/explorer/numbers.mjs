@@ -1,0 +1,59 @@
+// What the page shows after a cut, an added edge, another graph and a step of decoding: Python computes the same.
+
+import { choose, numbers, open, port, press, ready, receive, select, told } from "./browser.mjs";
+
+async function begin(browser, { file, layer, head, token, scope }) {
+  const opened = await open(browser, file);
+  await choose(opened.page, "Layer", String(layer));
+  await choose(opened.page, "Head", String(head));
+  await select(opened.page, "An edit holds", scope ?? "everywhere");
+  await receive(opened.page, token);
+  return opened;
+}
+
+export async function untouched(browser, job) {
+  const { page } = await begin(browser, job);
+  return told(page);
+}
+
+/** Cuts or adds the edge of a port, and asks for the numbers then, and after reset if wanted. */
+export async function toggled(browser, job) {
+  const { page } = await begin(browser, job);
+  await port(page, job.src);
+  const after = await told(page);
+  if (!job.reset) return after;
+  await press(page, "Reset to the model’s own graph");
+  return { ...after, reset: await told(page) };
+}
+
+export async function mask(browser, job) {
+  const { page } = await begin(browser, job);
+  await select(page, "Graph", String(job.mask));
+  return {
+    ...(await told(page)),
+    name: await page.evaluate(() => window.explorer.scene.data.masks[window.explorer.state.work.mask].name),
+  };
+}
+
+/** Writes two tokens: what it may go on with after each, and how many tokens the new node hears. */
+export async function written(browser, job) {
+  const { page } = await open(browser, job.file);
+  await choose(page, "View", "write");
+  const seen = [];
+  for (let step = 0; step < 3; step++) {
+    seen.push({
+      chances: await numbers(page, "section.write ul"),
+      heard: await numbers(page, "section.write .summary"),
+      ids: await ids(page),
+    });
+    await press(page, "Step");
+  }
+  await press(page, "Back");
+  seen.push({ ids: await ids(page) });
+  return seen;
+}
+
+async function ids(page) {
+  await ready(page);
+  return page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
+}
