@@ -32,6 +32,13 @@ from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 __all__ = ["MessagePassingAttention"]
 
+STEPS = {
+    "edge_update": "logit of the pattern of dst with src, softmax over the in-edges of dst, for each head",
+    "message": "the weight of the edge times the message of src, for each head",
+    "aggregate": "the sum over the in-edges of dst, for each head",
+    "update": "the sum over heads",
+}
+
 
 class MessagePassingAttention(MessagePassing):
     """Multi-head attention as one round of message passing over a token graph, equal to dense attention with that mask.
@@ -206,6 +213,19 @@ class MessagePassingAttention(MessagePassing):
 
     def _positions(self, offset: int, x: Tensor) -> Tensor:
         return torch.arange(offset, offset + x.shape[-2], device=x.device)
+
+    def mapping(self) -> str:
+        """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them (seed S1.20).
+
+        >>> from gnn_attention import StandardHeads
+        >>> print(MessagePassingAttention(StandardHeads(8, 2)).mapping())
+        edge_update: logit of the pattern of dst with src, softmax over the in-edges of dst, for each head
+        message: the weight of the edge times the message of src, for each head
+        aggregate: the sum over the in-edges of dst, for each head
+        update: the sum over heads, through W_O
+        """
+        through = ", through W_O" if type(self.heads) is StandardHeads else ""
+        return "\n".join(f"{step}: {said}" for step, said in STEPS.items()) + through
 
     def __repr__(self) -> str:
         """In PyG's manner: widths and heads."""

@@ -303,6 +303,20 @@ assert answer == patterns.documents([4, 3, 5]) | (patterns.sinks(12, 4) & patter
 draw.mask(answer)
 
 # %% [markdown]
+# **3. A tenth of the price.** What is the widest `window(4096, w)` that has at most a tenth of the edges of `causal(4096)`?
+
+# %%
+answer = None  # your turn: w
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+budget = patterns.causal(4096).num_edges / 10
+answer = max(w for w in range(1, 4096) if 4096 * w - w * (w - 1) // 2 <= budget) if answer is None else answer
+
+assert patterns.window(4096, answer).num_edges <= budget, "that costs more"
+assert patterns.window(4096, answer + 1).num_edges > budget, "it can be wider"
+print(f"right: w = {answer}, {answer / 4096:.1%} of the text; in the causal graph a token hears half of it on average")
+
+# %% [markdown]
 # ## Sources
 #
 # Every builder names its paper in its docstring. Some of those in the pictures above: Child et al. 2019

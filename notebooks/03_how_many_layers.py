@@ -249,6 +249,22 @@ assert analyse.diameter(answer) <= 2, f"it takes {analyse.diameter(answer)} laye
 print("right:", answer.num_edges, "edges")
 
 # %% [markdown]
+# **3. A way through powers of two.** Over `log_sparse(64)` a token hears itself and the tokens 1, 2, 4, 8, ... before it. Give a
+# shortest way from token 0 to token 63: the list of tokens that it goes through, both ends included.
+
+# %%
+answer = None  # your turn: a list of tokens
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+powers = patterns.log_sparse(64)
+answer = analyse.witness(powers, 0, 63) if answer is None else answer
+
+assert (answer[0], answer[-1]) == (0, 63), "it must lead from 0 to 63"
+assert all(powers.mask()[dst, src] for src, dst in pairwise(answer)), "one of these steps is no edge"
+assert len(answer) - 1 == analyse.layers_between(powers, 0, 63), "there is a shorter way"
+print("right:", " -> ".join(map(str, answer)))
+
+# %% [markdown]
 # ## Sources
 #
 # * R. Child et al., [Generating Long Sequences with Sparse Transformers](https://arxiv.org/abs/1904.10509), 2019: strides.

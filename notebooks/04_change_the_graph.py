@@ -150,8 +150,55 @@ for graph in (ga.patterns.causal(64), ga.patterns.window(64, 6)):
     print(f"--- {graph.name}\n{vocabulary.decode(written.tolist())}")
 
 # %% [markdown]
-# ## Exercises
+# ## 5. Exercises
 #
-# 1. Replace the sinks of section 1 by the positions of the first `for name in`. How many of these edges bring the answer back?
-# 2. Cut *all* edges of the head that you found, `ga.trace.cut(None, layers=1, heads=head)`, then mute them. Which hurts more?
-# 3. Along which graph with at most $4 n$ edges does the answer stay the same? Check with `answers`.
+# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+#
+# **1. One token more.** Over `window(4)` the model is no longer sure. Let everyone hear one more token, whatever the distance:
+# `ga.patterns.window(n, 4) | ga.patterns.global_tokens(n, [position])`. Which position brings the answer back,
+# with a probability of more than one half?
+
+# %%
+answer = None  # your turn: a position
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+answer = src if answer is None else answer
+
+widened = ga.patterns.window(n, 4) | ga.patterns.global_tokens(n, [answer])
+(word, chance), *_ = answers(widened)
+assert (word, chance > 0.5) == (" name", True), f"with token {answer} it says {word!r} with probability {chance}"
+print(f"right: token {answer}, {pieces[answer]!r}:", answers(widened))
+
+# %% [markdown]
+# **2. A whole head.** Cut *all* edges of the head that you found, `ga.trace.cut(None, layers=1, heads=head)`, or mute all of
+# them. Which hurts more, `"cut"`, `"mute"`, or `"neither"`?
+
+# %%
+answer = None  # your turn: a word
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+answer = "neither" if answer is None else answer
+
+with torch.no_grad():
+    ways = {
+        way: ga.trace.record(model, tokens, surgery=way(None, layers=1, heads=head)).output
+        for way in (ga.trace.cut, ga.trace.mute)
+    }
+both = [logits[0, -1].softmax(-1)[wanted].item() for logits in ways.values()]
+assert (answer == "neither") == torch.allclose(*ways.values(), atol=1e-5), f"the probabilities are {both}"
+print(f"right: {both[0]:.3f} both times. Where nothing is left to share the weight, a cut head is as silent as a muted one")
+
+# %% [markdown]
+# **3. A bargain.** Find a graph with at most $4 n$ edges, fewer than half of the causal graph's, over which the model gives
+# the same answer with a probability of more than one half.
+
+# %%
+answer = None  # your turn: a TokenGraph
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+answer = ga.patterns.window(n, 3) | ga.patterns.global_tokens(n, [src]) if answer is None else answer
+
+assert answer.num_edges <= 4 * n, f"{answer.num_edges} edges are too many"
+(word, chance), *_ = answers(answer)
+assert (word, chance > 0.5) == (" name", True), f"it says {word!r} with probability {chance}"
+print(f"right: {answer.num_edges} edges in place of {graphs['causal'].num_edges}:", answers(answer))

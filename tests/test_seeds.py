@@ -9,15 +9,19 @@ says "Erratum".
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import json
 import re
 import timeit
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import pytest
 import torch
+from explorer_engine import data_of
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional
@@ -25,36 +29,37 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import EdgeConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, edges, patterns, trace
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    MessagePassingAttention,
+    StandardHeads,
+    _cost_command,
+    circuits,
+    cost,
+    edges,
+    explorer,
+    general,
+    patterns,
+    trace,
+)
 from gnn_attention import model as lm
 from gnn_attention.cache import PatternMessageCache
 
-NOT_YET = {
-    "S0.11": "needs the notebooks: practical applications, illustrations, experimental results",
-    "S1.7": "needs the drawings: the value and output projections merge into the message projection",
-    "S1.13": 'needs the notebooks and the explorer, whose example sentence is "Llamas do not output words"',
-    "S1.25": "needs the reading of heads: an edit of a state inside a subspace",
-    "S1.26": "needs the notebooks: alternative decompositions at equal parameters",
-    "S4.21": "needs a normaliser other than softmax: an MLP is attention to static nodes with GeLU in its place",
-}
-# What a tested seed asks for beyond its numbers, and is not there yet.
-STILL_TO_COME = {
-    "S0.9": "the function in the README",
-    "S0.10": "the glossary with the texts' own words",
-    "S1.5": "the same figures from the cost of a form",
-    "S1.10": "the illustration",
-    "S1.12": "the printed table of shapes",
-    "S1.16": "the plot of the norms",
-    "S1.20": "a layer that prints its mapping to message, aggregate and update",
-    "S1.22": "the same order from the cost of a form, for memory and cache too",
-    "S3.4": "the plot of the times",
-    "S4.3": "the auditor's proof",
-    "S4.8": "the stages in the explorer",
-    "S4.11": "the drawing with the residual streams at the centre",
-    "S4.12": "the viewer of attention patterns",
-    "S4.15": "training at equal data in a notebook",
-    "S4.20": "the program in a notebook",
-    "S4.23": "the picture of an alignment",
+# Cells of the notebooks that show what a seed asks for beyond its numbers: they are tagged with it.
+SHOWN = {
+    "S0.9": "07_three_forms",
+    "S0.10": "06_four_perspectives",
+    "S1.7": "07_three_forms",
+    "S1.10": "07_three_forms",
+    "S1.16": "07_three_forms",
+    "S1.26": "10_low_rank_and_subspaces",
+    "S3.4": "08_matrix_multiplication_is_message_passing",
+    "S4.3": "11_communication_and_computation",
+    "S4.11": "06_four_perspectives",
+    "S4.15": "10_low_rank_and_subspaces",
+    "S4.20": "12_induction_heads",
+    "S4.23": "08_matrix_multiplication_is_message_passing",
 }
 
 # One asymmetric graph for all: 0 -> 2 but not 2 -> 0, its edges in no order, every receiver hears somebody.
@@ -250,6 +255,21 @@ def test_S0_10_words_before_and_after_the_softmax():
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}  # FlexAttention's word, before the softmax
 
 
+def test_S0_11_applications_illustrations_experiments():
+    """Practical applications, illustrations and experimental results: the notebooks, with pictures and checked exercises."""
+    folder = Path(__file__).parents[1] / "notebooks"
+    notebooks = [json.loads(file.read_text(encoding="utf-8"))["cells"] for file in sorted(folder.glob("[0-9]*.ipynb"))]
+    assert len(notebooks) >= 15
+    pictures = [
+        ["image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", ())] for cells in notebooks
+    ]
+    assert sum(any(some) for some in pictures) >= 14  # an audit is told in words
+    for cells in notebooks[5:]:
+        solved = [cell for cell in cells if "solution" in cell["metadata"].get("tags", ())]
+        assert len(solved) == 3
+        assert all("assert" in "".join(cell["source"]) for cell in solved)
+
+
 # -- S1: patterns and messages, part 2 --------------------------------------------------------------------------------
 
 
@@ -318,6 +338,7 @@ def test_S1_5_merging_costs_sixteen_times_more():
             form.messages(x)
         assert counter.get_total_flops() == 2 * operations  # a multiplication and an addition each
     assert list(forms.values()) == [16_777_216, 1_048_576]
+    assert [cost.of_form(form, 4096, 1, head_dim=128).macs.send for form in ("merged", "factored")] == [16_777_216, 1_048_576]
 
 
 def test_S1_6_the_decomposition_is_a_design_choice(way):
@@ -336,6 +357,16 @@ def test_S1_6_the_decomposition_is_a_design_choice(way):
         expected = update_of(StandardHeads.from_arrays(heads.W_Q, *shared, heads.W_O), x)
         for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
             close(MessagePassingAttention(form, backend=way)(x, patterns.full(6)), expected)
+
+
+def test_S1_7_values_and_outputs_merge_into_messages():
+    """Illustration 2: the value and output projections merge into the message projection; notebook 07 draws it to scale."""
+    heads, x = heads_with(), drawn(6, 12)
+    W_M, merged = heads.message_matrix(), MergedHeads.of(heads)
+    assert (W_M.left.shape, W_M.right.shape, merged.W_M.shape) == ((3, 12, 4), (3, 4, 12), (3, 12, 12))
+    for i in range(3):
+        close(merged.W_M[i], heads.W_V[i] @ heads.W_O[i])
+        close(merged.messages(x[None])[0, i], (x @ heads.W_V[i]) @ heads.W_O[i])
 
 
 def test_S1_8_messages_are_created_by_the_context():
@@ -391,7 +422,7 @@ def test_S1_11_a_pattern_is_a_template():
     assert torch.equal(mlp[:2](embedding).argmax(0), matching)
 
 
-def test_S1_12_llama_3_8b_dimensions():
+def test_S1_12_llama_3_8b_dimensions(capsys):
     """Dimensions based on Llama 3 8B. Erratum: its rotary patterns depend on the distance and cannot be cached."""
     with torch.device("meta"):
         plain = StandardHeads(4096, 32, num_kv_heads=8)
@@ -404,8 +435,28 @@ def test_S1_12_llama_3_8b_dimensions():
         # The 32 query heads share 8 values, but each has its own W^O and so its own W^M.
         assert rotary.pattern_matrix(distance=2).shape == rotary.message_matrix().shape == (32, 4096, 4096)
     assert str(rotary).startswith("StandardHeads(4096, num_heads=32, head_dim=128, num_kv_heads=8")
+    parser = argparse.ArgumentParser()
+    _cost_command.add_cost(parser.add_subparsers())
+    args = parser.parse_args(["cost", "--config", "llama-3-8b"])
+    assert args.run(args) == 0
+    shapes = "W_Q 32 x [4096, 128], W_K 8 x [4096, 128], W_V 8 x [4096, 128], W_O 32 x [128, 4096]"
+    assert {shapes, "W_P 32 x [4096, 4096], W_M 32 x [4096, 4096]"} <= set(re.findall(r"W_.*\]", capsys.readouterr().out))
     with pytest.raises(ValueError, match=r"cannot hold rotary.*pattern_matrix\(distance\)"):
         FactoredHeads.of(rotary, side="sender")
+
+
+def test_S1_13_the_example_text():
+    """The example text "Llamas do not output words": five nodes in the notebooks, and what the explorer shows."""
+    sentence, folder = "Llamas do not output words", Path(__file__).parents[1] / "notebooks"
+    texts = {file.stem[:2]: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+    assert {number for number, text in texts.items() if "WORDS = " + str(sentence.split()).replace("'", '"') in text} >= {
+        "01",
+        "13",
+    }
+    assert {number for number, text in texts.items() if sentence in text} >= {"06", "11", "13", "15"}
+    _, vocabulary = lm.load_trained()
+    assert vocabulary.decode(vocabulary.encode(sentence)) == sentence
+    assert repr(explorer.page(sentence)).startswith(f"Page({sentence!r}")
 
 
 def test_S1_14_cache_a_message():
@@ -502,6 +553,9 @@ def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
     close(seen["message"][0], weights.unsqueeze(-1) * torch.stack([x @ V for V in heads.W_V], dim=1)[src])
     close(seen["aggregate"][0], torch.stack([seen["message"][0][dst == node].sum(0) for node in range(5)]))
     close(update, sum(seen["aggregate"][0][:, i] @ heads.W_O[i] for i in range(3)))
+    named = [line.split(":")[0] for line in layer.mapping().splitlines()]
+    assert named == ["edge_update", "message", "aggregate", "update"]
+    assert all(callable(getattr(layer, name)) for name in named)
 
 
 def test_S1_21_three_formulations(way):
@@ -533,6 +587,10 @@ def test_S1_22_compute_requirements():
         thin, square, heads_of_8, model_space = 16 * T * 32 * 8, 8 * T * 32 * 32, 8 * T * T * 8, 8 * T * T * 32
         assert operations == [thin + heads_of_8, thin + model_space, square + model_space]
         assert operations[0] < operations[1] < operations[2]
+        costs = [cost.of_form(name, 32, 4, graph=patterns.full(T)) for name in cost.FORMS]
+        assert [each.macs.total for each in costs] == operations
+        memory = [each.activations for each in costs], [next(iter(each.cache.values())) for each in costs]
+        assert all(least < of_factored == of_merged for least, of_factored, of_merged in memory)  # both keep model space
     assert [sum(p.numel() for p in form.parameters()) for form in forms] == [16 * 32 * 8, 16 * 32 * 8, 8 * 32 * 32]
 
 
@@ -562,6 +620,38 @@ def test_S1_24_heads_read_and_write_subspaces(way):
     close(layer(x + unread, graph), update)
     assert differ(unread, torch.zeros(6, 12))
     assert differ(layer(x + noise, graph), update)
+
+
+def test_S1_25_edit_a_word_along_a_line():
+    """Project down to the sentiment line, modify the value, and project back up; another line, and they form a 2-D subspace."""
+    words, sentiment, formality = drawn(200, 3), *drawn(2, 3, seed=1)
+    line = circuits.Subspace.spanned_by(sentiment)
+    unit = sentiment / sentiment.norm()
+    close(line.project(words), (words @ unit).unsqueeze(1) * unit)
+    moved = line.edit(words, sentiment, 2.0)
+    close(moved, words + (2 - words @ unit).unsqueeze(1) * unit)  # up or down in the direction of the line, and nowhere else
+    close(moved @ unit, torch.full((200,), 2.0, dtype=torch.float64))
+    plane = line + circuits.Subspace.spanned_by(formality)
+    across = torch.linalg.cross(sentiment, formality)
+    assert (line.dim, plane.dim, plane.width) == (1, 2, 3)
+    close(plane.reject(words), (words @ across).unsqueeze(1) * across / across.square().sum())
+    close(plane.reject(plane.edit(words, formality, -1.0)), plane.reject(words))
+
+
+def test_S1_26_alternative_decompositions(way):
+    """Alternative decompositions: three with equally many parameters; notebook 10 cuts the trained model down to them."""
+    x, own, down, up = drawn(6, 12), heads_with(), drawn(12, 8), drawn(2, 3, 8, 4, seed=2)
+    thinner, grouped = heads_with(num_heads=4, head_dim=3), heads_with(num_heads=4, head_dim=4, num_kv_heads=2)
+    latent = StandardHeads.from_arrays(own.W_Q, down @ up[0], down @ up[1], own.W_O)
+    parts = ([*thinner.parameters()], [*grouped.parameters()], [own.W_Q, own.W_O, down, up])
+    assert [sum(part.numel() for part in each) for each in parts] == [576] * 3
+    assert torch.linalg.matrix_rank(torch.cat([*latent.W_K, *latent.W_V], dim=1)) == 8
+    assert [heads.pattern_matrix().rank().unique().tolist() for heads in (thinner, grouped, latent)] == [[3], [4], [4]]
+    for heads in (thinner, grouped, latent):
+        group = heads.num_heads // heads.num_kv_heads
+        W_K, W_V = (W.repeat_interleave(group, dim=0) for W in (heads.W_K, heads.W_V))
+        expected = update_of(StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O), x)
+        close(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), expected, 1e-11)
 
 
 # -- S2: the query, key and value note --------------------------------------------------------------------------------
@@ -848,6 +938,8 @@ def test_S4_3_only_attention_moves_information():
     assert torch.equal(reached(block.compute), alone)
     assert torch.equal(reached(lambda x: model.unembedding(model.norm(x))), alone)
     assert torch.equal(reached(lambda x: block.communicate(x, graph)), graph.mask())
+    for part, declared in ((block.mlp, patterns.self_loops(5)), (model.norm, patterns.self_loops(5)), (block.attention, graph)):
+        assert ga.audit(part, declared, (5, 12), layers=1).exact
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     moved = model.embedding(tokens) != model.embedding(torch.tensor([[3, 1, 2, 1, 5]]))
     assert torch.equal(moved[0].all(1), torch.arange(5) == 2)
@@ -917,6 +1009,8 @@ def test_S4_8_three_stages_of_a_ranking(way):
     close(ranking(patterns.full(5), 0.5), torch.exp(a / 2) / torch.exp(a / 2).norm(p=1, dim=0))
     m = torch.ones(5, 5, dtype=torch.float64).triu()
     close(ranking(patterns.causal(5), 0.5), m * torch.exp(a / 2) / (m * torch.exp(a / 2)).norm(p=1, dim=0))
+    offered = [mask["name"].partition("(")[0] for mask in data_of(explorer.page("Llamas do not output words"))["masks"]]
+    assert {"full", "causal"} <= set(offered)  # the soft and the masked soft ranking, to switch between in the explorer
 
 
 def test_S4_9_sum_to_i_or_to_T(way):
@@ -975,6 +1069,8 @@ def test_S4_12_attention_patterns_and_probes():
 
     assert told(states[0]) < 0.02  # an embedding knows nothing of its neighbour
     assert told(states[1]) > 0.05  # after the first communication
+    shown = data_of(explorer.page("Llamas do not output words"))  # the viewer: it has all that weights are computed from
+    assert set(shown["model"]["tensors"]) == set(model.state_dict())
 
 
 def test_S4_13_the_attention_transform():
@@ -1121,6 +1217,24 @@ def test_S4_20_a_program_on_a_graph(way):
     assert 0 < layers[0].heads.W_V.grad.norm() < torch.inf
 
 
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Identity()], ids=str)
+def test_S4_21_a_contextual_mlp(activation):
+    """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static nodes."""
+    mlp, x = redrawn(nn.Sequential(nn.Linear(12, 20), activation, nn.Linear(20, 12))), drawn(6, 12)
+    nodes = general.StaticNodes.of(mlp)
+    close(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
+    heads, graph = heads_with(), patterns.window(6, 3)
+    found = general.PairwiseMessages.of(heads, normaliser=activation)(x, graph)
+    for i in range(6):
+        heard, written = x[graph.mask()[i]], torch.zeros(12, dtype=torch.float64)
+        for h in range(3):
+            first = heard @ heads.W_K[h] @ heads.W_Q[h].T / heads.head_dim**0.5  # a row for each token that is heard
+            second = heard @ heads.W_V[h] @ heads.W_O[h]
+            written = written + activation(x[i] @ first.T) @ second
+        close(found[i], written)
+    close(general.PairwiseMessages.of(heads)(x, graph), update_of(heads, x, graph.mask()))
+
+
 def test_S4_22_senders_and_receivers_are_symmetric(way):
     """Sending and receiving messages are equivalent pursuits: the same edges, seen from the reader or from the writer."""
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
@@ -1152,14 +1266,22 @@ def test_S4_23_keys_times_queries(way):
     close(update.T, source.T @ alignment, 1e-11)
 
 
+# -- the notebooks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "notebook"), SHOWN.items())
+def test_notebooks_show_it(seed, notebook):
+    """The committed notebook has an output, a picture or a table, where its source says that it is for this seed."""
+    file = Path(__file__).parents[1] / "notebooks" / f"{notebook}.ipynb"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    assert any(cell["outputs"] for cell in cells if seed in cell["metadata"].get("tags", ()))
+
+
 # -- the list ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_seed_is_tested_or_not_yet():
-    """Tests and NOT_YET are together all seeds, none twice; the tests stand in the order of the list."""
+def test_every_seed_is_tested():
+    """Once each, in the order of the list."""
     every = [f"S{text}.{n}" for text, last in enumerate((11, 26, 9, 8, 23)) for n in range(1, last + 1)]
     found = [re.match(r"test_S(\d)_(\d+)_", name) for name in globals()]
-    tested = [f"S{match[1]}.{match[2]}" for match in found if match]
-    assert tested == [seed for seed in every if seed not in NOT_YET]
-    assert list(NOT_YET) == [seed for seed in every if seed not in tested]
-    assert list(STILL_TO_COME) == [seed for seed in tested if seed in STILL_TO_COME]
+    assert [f"S{match[1]}.{match[2]}" for match in found if match] == every
