@@ -17,7 +17,26 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 if TYPE_CHECKING:
-    from gnn_attention import analyse, bench, cache, catalogue, draw, expressions, foreign, minilm, model, tasks, trace, verify
+    from gnn_attention import (
+        analyse,
+        bench,
+        cache,
+        catalogue,
+        circuits,
+        cost,
+        draw,
+        experiment,
+        explorer,
+        expressions,
+        foreign,
+        general,
+        graph_files,
+        minilm,
+        model,
+        tasks,
+        trace,
+        verify,
+    )
     from gnn_attention.auditor import audit
     from gnn_attention.foreign import heads_of
     from gnn_attention.huggingface import use_graph
@@ -46,13 +65,19 @@ __all__ = [
     "bench",
     "cache",
     "catalogue",
+    "circuits",
     "convert",
+    "cost",
     "cost_model",
     "draw",
     "edges",
+    "experiment",
     "explain",
+    "explorer",
     "expressions",
     "foreign",
+    "general",
+    "graph_files",
     "heads_of",
     "list_backends",
     "minilm",
@@ -76,9 +101,15 @@ _ON_DEMAND = {
     "bench": ("gnn_attention.bench", None),
     "cache": ("gnn_attention.cache", None),
     "catalogue": ("gnn_attention.catalogue", None),
+    "circuits": ("gnn_attention.circuits", None),
+    "cost": ("gnn_attention.cost", None),
     "draw": ("gnn_attention.draw", None),
+    "experiment": ("gnn_attention.experiment", None),
+    "explorer": ("gnn_attention.explorer", None),
     "expressions": ("gnn_attention.expressions", None),
     "foreign": ("gnn_attention.foreign", None),
+    "general": ("gnn_attention.general", None),
+    "graph_files": ("gnn_attention.graph_files", None),
     "heads_of": ("gnn_attention.foreign", "heads_of"),
     "minilm": ("gnn_attention.minilm", None),
     "model": ("gnn_attention.model", None),

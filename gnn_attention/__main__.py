@@ -1,4 +1,4 @@
-"""The command line: ``gnn-attention verify | audit | bench | graphs | draw | generate | train | reach``.
+"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | compare | reach``.
 
 Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """
@@ -11,8 +11,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnn_attention import __version__, _audit_command, bench, commands, generation, tasks, training, verify
+from gnn_attention import (
+    __version__,
+    _audit_command,
+    _cost_command,
+    bench,
+    commands,
+    experiment,
+    generation,
+    tasks,
+    training,
+    verify,
+)
 from gnn_attention.backends import BACKENDS
+from gnn_attention.explorer import _command as _explore_command
 from gnn_attention.verify.cases import GRAPHS
 from gnn_attention.verify.check import DTYPES
 
@@ -47,12 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_graphs(added)
     commands.add_draw(added)
     generation.add_generate(added)
+    _explore_command.add_explore(added)
     train = added.add_parser("train", help="train the small language model on the standard library's sources")
     training.add_arguments(train)
     train.set_defaults(run=training.run)
     reach = added.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
     tasks.add_arguments(reach)
     reach.set_defaults(run=tasks.run)
+    experiment.add_compare(added)
+    _cost_command.add_cost(added)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What every picture is made of: figures, colours, axes, lines with a direction. Only ``draw`` uses it.
+"""What every picture is made of: figures, colours, axes, lines with a direction. ``draw`` uses it, and the plot of ``compare``.
 
 matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global setting is read
 for longer than the drawing or changed, and a figure that nobody holds is gone.

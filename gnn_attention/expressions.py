@@ -26,11 +26,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from gnn_attention import _checks, _effort, algebra, patterns
+from gnn_attention import _checks, _effort, _sizing, algebra, patterns
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "tensor"]
+__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "sized", "tensor"]
 
 LONGEST_TEXT = 10_000  # characters
 DEEPEST = 64  # brackets and operators inside one another
@@ -79,12 +79,24 @@ def evaluate(text: str, largest: int = LARGEST_NUMBER) -> Any:
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
     torch.Size([16])
     """
-    if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {text!r} of type {type(text).__name__}")
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
-    text = re.sub(r"\s", " ", text).strip()  # one line, so that a column says it all
+    text = _one_line(text)
     return _Reader(text, largest).value(_syntax_tree(text), 0)
+
+
+def sized(text: str, n: int) -> str:
+    """The expression for ``n`` tokens: n becomes the first argument of every builder that lacks it, and a bare name is a call.
+
+    Builders that take a number of tokens are those whose first parameter is called n; all others stay as they are written. The
+    signature says whether n is there: ``window(8)`` lacks an argument, so 8 is w; ``window(64, 8)`` and ``causal(64)`` lack none.
+    What can be read both ways, such as ``sink_window(8, 2)``, is refused unless its first argument is n. Nothing is built:
+    :func:`parse` reads the result, and refuses the rest. Raises as it does.
+
+    >>> sized("causal | window(8) | sinks(s=4) | documents([40, 24])", 64)
+    'causal(64) | window(64, 8) | sinks(64, s=4) | documents([40, 24])'
+    """
+    text = _one_line(text)
+    refuse = _Reader(text, LARGEST_NUMBER).refuse
+    return _sizing.Sizing(text, _syntax_tree(text), FUNCTIONS, _checks.size("n", n), refuse).filled()
 
 
 def parameters(function: Callable[..., Any]) -> str:
@@ -276,6 +288,15 @@ class _Reader:
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _one_line(text: object) -> str:
+    """The text without breaks, so that a column says it all; TypeError or ValueError for what is no text or too long."""
+    if not isinstance(text, str):
+        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {text!r} of type {type(text).__name__}")
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
+    return re.sub(r"\s", " ", text).strip()
 
 
 def _syntax_tree(text: str) -> ast.expr:

@@ -17,7 +17,7 @@ import shlex
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import _checks, expressions, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._shapes import Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.bytepair import BytePair
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores, previous_token_scores, save
 
-__all__ = ["Corpus", "Recipe", "add_arguments", "corpus", "run", "train"]
+__all__ = ["Corpus", "Encoded", "Recipe", "add_arguments", "add_recipe", "corpus", "encoded", "run", "train"]
 
 # Tests and other tools' fixtures, tables of characters, what is not the standard library, what differs by machine.
 _SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "site-packages"} | {
@@ -70,6 +70,15 @@ class Corpus(NamedTuple):
 
     training: Mapping[str, str]
     held_out: Mapping[str, str]
+
+
+class Encoded(NamedTuple):
+    """A corpus as tokens, made once for several trainings: see :func:`encoded`."""
+
+    text: Corpus
+    vocabulary: BytePair
+    training: Int[Tensor, " tokens"]
+    held_out: Int[Tensor, " tokens"]
 
 
 @dataclass(frozen=True)
@@ -115,10 +124,13 @@ class Recipe:
         """The graph of a window; ValueError if it has another number of tokens."""
         if not self.graph:
             return patterns.causal(self.length)
-        graph = expressions.parse(self.graph)
-        if (graph.num_dst, graph.num_src) != (self.length, self.length):
-            raise ValueError(f"graph must be one of length = {self.length} tokens, got {graph!r}")
-        return graph
+        return _fitting(expressions.parse(self.graph), self)
+
+
+def _fitting(graph: TokenGraph, recipe: Recipe) -> TokenGraph:
+    if (graph.num_dst, graph.num_src) != (recipe.length, recipe.length):
+        raise ValueError(f"graph must be one of length = {recipe.length} tokens, got {graph!r}")
+    return graph
 
 
 def corpus(root: Path | None = None) -> Corpus:
@@ -138,40 +150,53 @@ def corpus(root: Path | None = None) -> Corpus:
     return Corpus(*({name: texts[name] for name in names if _is_held_out(name) == held_out} for held_out in (False, True)))
 
 
+def encoded(text: Corpus | None = None, pieces: int = Recipe.pieces) -> Encoded:
+    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for training."""
+    text = text or corpus()
+    vocabulary = BytePair.learn("".join(text.training.values()), pieces)
+    training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
+    return Encoded(text, vocabulary, training, held_out)
+
+
 def train(
     recipe: Recipe | None = None,
-    text: Corpus | None = None,
+    text: Corpus | Encoded | None = None,
     config: Config | None = None,
     minutes: float | None = None,
     out: Path | None = None,
     progress: bool | None = None,
     backend: str | Backend = "auto",
+    graph: TokenGraph | None = None,
+    watch: Callable[[int, float], None] | None = None,
 ) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """A trained model, its vocabulary and a report of how it was made and what it reached.
 
     Args:
         recipe: what decides the result, ``Recipe()`` unless given.
-        text: what to learn from, :func:`corpus` unless given.
+        text: what to learn from, :func:`corpus` unless given; ``pieces`` is not looked at where it is encoded already.
         config: sizes of the model; its ``vocabulary_size`` is replaced by what the vocabulary has.
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
         progress: a line on stderr every two seconds; None means only when it is a terminal.
         backend: what attends, a name of ``list_backends()``, "auto" or one of your own.
+        graph: who hears whom in a window, instead of the recipe's.
+        watch: called after every step with the number of steps and the loss of the last.
 
     The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises ValueError for a
-    corpus shorter than one window.
+    corpus shorter than one window, or a graph of another size than a window.
     """
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes!r}; None sets no limit")
-    recipe, text = recipe or Recipe(), text or corpus()
+    recipe = recipe or Recipe()
+    graph = recipe.edges() if graph is None else _fitting(graph, recipe)
     lines = sys.stderr.isatty() if progress is None else progress
-    vocabulary = BytePair.learn("".join(text.training.values()), recipe.pieces)
-    tokens, held_out = (_encoded(vocabulary, part, recipe) for part in text)
+    text, vocabulary, tokens, held_out = text if isinstance(text, Encoded) else encoded(text, recipe.pieces)
+    _check_long_enough(recipe, tokens, held_out)
     model = _new_model(replace(config or Config(1), vocabulary_size=len(vocabulary)), recipe)
     model.backend = backend
-    came = _Fit(model, recipe, minutes).run(tokens, held_out, lines)
+    came = _Fit(model, recipe, minutes, graph, watch).run(tokens, held_out, lines)
     model.eval().load_state_dict({name: weight.half().float() for name, weight in model.state_dict().items()})
-    report = _description(recipe, text, minutes) | came | _measured(model, tokens, held_out, recipe)
+    report = _description(recipe, text, minutes) | {"graph": graph.name} | came | _measured(model, tokens, held_out, graph)
     if out is not None:
         save(out, model, vocabulary, report)
     return model, vocabulary, report
@@ -188,11 +213,10 @@ def _is_held_out(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
 
 
-def _encoded(vocabulary: BytePair, texts: Mapping[str, str], recipe: Recipe) -> Tensor:
-    tokens = torch.tensor(vocabulary.encode("".join(texts.values())))
-    if len(tokens) <= recipe.length:
-        raise ValueError(f"the corpus has a part of {len(tokens)} tokens: expected more than length = {recipe.length}")
-    return tokens
+def _check_long_enough(recipe: Recipe, *parts: Tensor) -> None:
+    for tokens in parts:
+        if len(tokens) <= recipe.length:
+            raise ValueError(f"the corpus has a part of {len(tokens)} tokens: expected more than length = {recipe.length}")
 
 
 def _windows(tokens: Tensor, recipe: Recipe, share: float, generator: torch.Generator) -> Tensor:
@@ -239,9 +263,16 @@ def _loss(model: LanguageModel, window: Tensor, graph: TokenGraph, precision: st
 class _Fit:
     """One training under way: the model, its optimizer and what happened so far."""
 
-    def __init__(self, model: LanguageModel, recipe: Recipe, minutes: float | None) -> None:
-        self.model, self.recipe, self.minutes = model, recipe, minutes
-        self.optimizer, self.graph = _optimizer(model, recipe), recipe.edges()
+    def __init__(
+        self,
+        model: LanguageModel,
+        recipe: Recipe,
+        minutes: float | None,
+        graph: TokenGraph,
+        watch: Callable[[int, float], None] | None,
+    ) -> None:
+        self.model, self.recipe, self.minutes, self.graph, self.watch = model, recipe, minutes, graph, watch
+        self.optimizer = _optimizer(model, recipe)
         self.losses: list[float] = []
         self.history: list[dict[str, float]] = []
         self.began = self.last_line = time.monotonic()
@@ -255,6 +286,8 @@ class _Fit:
                 self.history.append(self.look(held_out))
             if lines:
                 self.tell()
+            if self.watch is not None:
+                self.watch(len(self.losses), self.losses[-1])
         seen, seconds = self.tokens_seen(), self.seconds()
         return {
             "steps": len(self.losses),
@@ -281,7 +314,7 @@ class _Fit:
         return {
             "step": len(self.losses),
             "training_loss": _rounded(self.recent_loss()),
-            "held_out_loss": _rounded(_evaluated(self.model, held_out, self.recipe, _WINDOWS_LOOKED_AT)),
+            "held_out_loss": _rounded(_evaluated(self.model, held_out, self.graph, _WINDOWS_LOOKED_AT)),
             "induction": _rounded(induction_scores(self.model).max()),
             "previous_token": _rounded(previous_token_scores(self.model)[0].max()),
         }
@@ -320,9 +353,9 @@ class _Fit:
 
 
 @torch.no_grad()
-def _evaluated(model: LanguageModel, tokens: Tensor, recipe: Recipe, most: int) -> float:
+def _evaluated(model: LanguageModel, tokens: Tensor, graph: TokenGraph, most: int) -> float:
     """The mean loss over windows that lie evenly in the text: at most so many, and no more tokens than so many of 128 have."""
-    length, graph = recipe.length, recipe.edges()
+    length = graph.num_dst
     windows = max(1, min(most, most * 128 // length))
     starts = torch.linspace(0, len(tokens) - length - 1, windows).long()
     text = tokens[starts.unsqueeze(1) + torch.arange(length + 1)]
@@ -354,11 +387,11 @@ def _command(recipe: Recipe, minutes: float | None) -> str:
     return " ".join(["gnn-attention train", *changed, *([f"--minutes {minutes:g}"] if minutes else [])])
 
 
-def _measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, recipe: Recipe) -> dict[str, Any]:
+def _measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, graph: TokenGraph) -> dict[str, Any]:
     """What came out: losses over text as it is, and what the heads do."""
     return {
-        "training_loss": _rounded(_evaluated(model, tokens, recipe, _WINDOWS_JUDGED)),
-        "held_out_loss": _rounded(_evaluated(model, held_out, recipe, _WINDOWS_JUDGED)),
+        "training_loss": _rounded(_evaluated(model, tokens, graph, _WINDOWS_JUDGED)),
+        "held_out_loss": _rounded(_evaluated(model, held_out, graph, _WINDOWS_JUDGED)),
         "uniform_loss": _rounded(math.log(model.config.vocabulary_size)),
         "induction_scores": _table(induction_scores(model)),
         "previous_token_scores": _table(previous_token_scores(model)),
@@ -391,11 +424,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
     parser.add_argument("--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)")
     parser.add_argument("--progress", action="store_true", help="lines on stderr even if it is no terminal")
-    for field in fields(Recipe):
-        default = getattr(Recipe, field.name)
-        parser.add_argument(
-            f"--{field.name}", type=type(default), default=default, help=f"{_HELP[field.name]} (default: %(default)s)"
-        )
+    add_recipe(parser)
+
+
+def add_recipe(parser: argparse.ArgumentParser, defaults: Recipe | None = None, without: Collection[str] = ()) -> None:
+    """An option for each field of :class:`Recipe`, those ``without`` left out."""
+    for name, default in asdict(defaults or Recipe()).items():
+        if name not in without:
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{_HELP[name]} (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

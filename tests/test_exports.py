@@ -41,6 +41,12 @@ PUBLIC = [
     "huggingface",
     "auditor",
     "trace",
+    "circuits",
+    "cost",
+    "experiment",
+    "explorer",
+    "general",
+    "graph_files",
 ]
 
 PROMISED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import time
 
 import pytest
@@ -130,6 +131,148 @@ class TestReading:
         python = eval(text, {name: getattr(patterns, name) for name in patterns.__all__})
         assert parse(text) == python
         assert parse(python.name) == python
+
+
+class TestSized:
+    """The number of tokens is filled in where the signature says that it is missing."""
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("causal", "causal(64)"),
+            ("causal()", "causal(64)"),
+            ("causal(64)", "causal(64)"),
+            ("causal(n=64)", "causal(n=64)"),
+            ("window(8)", "window(64, 8)"),
+            ("window(w=8)", "window(64, w=8)"),
+            ("window(8, causal=False)", "window(64, 8, causal=False)"),
+            ("window(8, False)", "window(64, 8, False)"),
+            ("window(64, 8)", "window(64, 8)"),
+            ("window(8, w=3)", "window(8, w=3)"),
+            ("window(64, 64)", "window(64, 64)"),
+            ("window(64)", "window(64, 64)"),
+            ("window(32) | sinks(4)", "window(64, 32) | sinks(64, 4)"),
+            ("( ~window( 8 )).T@causal", "( ~window(64,  8 )).T@causal(64)"),
+            ("causal.T", "causal(64).T"),
+            ("window(8) ** 2 - self_loops", "window(64, 8) ** 2 - self_loops(64)"),
+            ("strides(8) & ~window(4)", "strides(64, 8) & ~window(64, 4)"),
+            ("sink_window(8)", "sink_window(64, 8)"),
+            ("sink_window(w=8)", "sink_window(64, w=8)"),
+            ("sink_window(64, 8)", "sink_window(64, 8)"),
+            ("longnet([8, 32], [1, 4])", "longnet(64, [8, 32], [1, 4])"),
+            ("longformer(4, [0, 9])", "longformer(64, 4, [0, 9])"),
+            ("watts_strogatz(4, 0.1, 3)", "watts_strogatz(64, 4, 0.1, 3)"),
+            ("erdos_renyi(0.1)", "erdos_renyi(64, 0.1)"),
+            ("expander(2)", "expander(64, 2)"),
+            ("expander(64, 2, 'cycles')", "expander(64, 2, 'cycles')"),
+            ("expander(2, 'cycles')", "expander(64, 2, 'cycles')"),
+            ("log_sparse(False)", "log_sparse(64, False)"),
+            ("log_sparse(32)", "log_sparse(32)"),
+            ("documents([40, 24])", "documents([40, 24])"),
+            ("torus(8, 8)", "torus(8, 8)"),
+            ("cross(8, 8)", "cross(8, 8)"),
+            ("top_k(randn(64, 64), 8) | causal", "top_k(randn(64, 64), 8) | causal(64)"),
+            ("per_head(causal, window(8))", "per_head(causal(64), window(64, 8))"),
+            ("memory_tokens(window(60, 8), 4)", "memory_tokens(window(60, 8), 4)"),
+            ("hypercube", "hypercube()"),
+            ("cusal", "cusal()"),
+            ("window (8)", "window (64, 8)"),
+            ("(window)(8)", "(window)(64, 8)"),
+            ("global_tokens('ä') | causal", "global_tokens('ä') | causal(64)"),
+            (" window(8)\n| causal ", "window(64, 8) | causal(64)"),
+        ],
+    )
+    def test_what_is_filled_in(self, text, wanted):
+        assert expressions.sized(text, 64) == wanted
+
+    @pytest.mark.parametrize("row", [row for row in ROWS if row.named_at is not None], ids=lambda row: row.name)
+    def test_a_name_that_has_its_size_stays(self, row):
+        graph = row.build(row.named_at)
+        assert expressions.sized(graph.name, graph.num_dst) == graph.name
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            (
+                "sink_window(8, 2)",
+                r"column 1, 'sink_window.8, 2.': .*sink_window.n=8, w=2. or sink_window.n=64, w=8, s=2.: write",
+            ),
+            ("causal | power_attention(16)", r"column 10, .*power_attention.n=16. or power_attention.n=64, block=16."),
+            ("chunked(16, 1)", r"chunked.n=16, chunk=1. or chunked.n=64, chunk=16, before=1."),
+            ("random_senders(-4, 1)", r"random_senders.n=-4, r=1. or"),
+        ],
+    )
+    def test_what_has_two_meanings_is_refused(self, text, match):
+        with pytest.raises(ValueError, match=match):
+            expressions.sized(text, 64)
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            ("cusal", "there is no builder 'cusal'; did you mean 'causal'"),
+            ("window", "missing a required argument: 'w'"),
+            ("hypercube", "missing a required argument: 'dimension'"),
+            ("window(n, 8)", "there is no builder 'n'"),
+            ("window(*[8])", "arguments are written out"),
+            ("window(**{'w': 8})", "arguments are written out"),
+            ("causal.__globals__", "not part of the language"),
+            ("[causal for causal in 3]", "not part of the language"),
+            ("(lambda causal: causal)(3)", "only builders and the methods of graphs"),
+            ("causal(n=3, n=4)", "an argument is given twice"),
+        ],
+    )
+    def test_the_rest_is_left_to_the_reader(self, text, match):
+        with pytest.raises(ValueError, match=match):
+            parse(expressions.sized(text, 64))
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [("causal |", "not an expression"), ("'\ud800'", "half a character"), ("causal|" * 2000, "at most 10000 are read")],
+    )
+    def test_what_is_no_expression(self, text, match):
+        with pytest.raises(ValueError, match=match):
+            expressions.sized(text, 64)
+
+    def test_wrong_arguments(self):
+        with pytest.raises(TypeError, match="an expression is a string"):
+            expressions.sized(3, 64)
+        with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+            expressions.sized("causal", -1)
+
+    def test_builders_that_take_a_size_call_it_n(self):
+        """A builder whose first parameter counts its tokens under another name would not be filled in."""
+        first = {name: next(iter(inspect.signature(getattr(patterns, name)).parameters.values())) for name in patterns.__all__}
+        others = {
+            name: parameter.name for name, parameter in first.items() if parameter.annotation == "int" and parameter.name != "n"
+        }
+        assert others == {
+            "cross": "num_dst",
+            "causal_aligned": "num_dst",
+            "encoder_decoder": "source",
+            "shared_prefix": "prompt",
+            "svg_spatial": "frames",
+            "svg_temporal": "frames",
+            "hypercube": "dimension",
+            "de_bruijn": "k",
+            "torus": "sizes",
+            "tree_decoding": "prompt",
+            "draft_training": "prefix",
+        }
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.recursive(st.sampled_from(["causal", "window(2)", "sinks(s=2)", "no_self()", "window(5, 3)"]), combined))
+    def test_twice_is_once(self, text):
+        once = expressions.sized(text, 5)
+        assert expressions.sized(once, 5) == once
+        assert parse(once).num_dst == 5
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20))
+    def test_any_text_is_a_text_or_a_value_error(self, text):
+        try:
+            assert isinstance(expressions.sized(text, 5), str)
+        except ValueError:
+            return
 
 
 TOO_MUCH = {

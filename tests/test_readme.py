@@ -38,6 +38,7 @@ def test_its_numbers_hold():
     checks = [check for check in ga.verify.checks(device="cpu") if "skip" not in check.run.__qualname__]
     assert f"has {len(checks)} named checks" in TEXT
     assert f"{len(GRAPHS)} graphs" in TEXT
+    assert f"holds {len(ga.patterns.__all__)} builders" in TEXT
     model, _ = ga.model.load_trained()
     parameters = sum(p.numel() for p in model.parameters())
     induction, previous = ga.model.induction_scores(model).max(), ga.model.previous_token_scores(model)[0].max()
@@ -60,10 +61,11 @@ def test_its_training_is_the_newest_record():
     newest = max(RECORDS.glob("*-bench-training.json"))
     record = json.loads(newest.read_text(encoding="utf-8"))
     auto, peer = record["runs"]
+    recipe, step = record["recipe"], auto["seconds"] / record["recipe"]["steps"]
     told = (
-        f"steps of {record['recipe']['length']:,} tokens over `{record['recipe']['graph']}`, {record['faster']:.1f} times faster "
-        f"and {record['smaller']:.1f} times smaller than with SDPA and a mask ({auto['seconds'] / record['recipe']['steps']:.1f} s "
-        f"and {auto['peak_memory_mb'] / 1e3:.1f} GB a step), no loss apart by more than 0.0001"
+        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`, {record['faster']:.1f} times faster "
+        f"and {record['smaller']:.1f} times smaller than with SDPA and a mask "
+        f"({step:.1f} s and {auto['peak_memory_mb'] / 1e3:.1f} GB a step), no loss apart by more than 0.0001"
     )
     assert record["apart"] < 1e-4
     assert peer["method"] == "SDPA mask"

@@ -11,7 +11,8 @@ from gnn_attention.bench.summary import Record, case_of
 __all__ = ["README", "kept_targets", "report", "table"]
 
 PASSES = ("forward", "both")
-README = "a2048 b2048 b8192 b131072 c16384 d34 e16384 e65536 f64 f1024 g34 g100000 h2048".split()  # the rows of its table
+# The rows of the README's table.
+README = ["a2048", "b2048", "b8192", "b131072", "c16384", "d34", "e16384", "e65536", "f1024", "g34", "g100000", "h2048"]
 SHORT = {"out of memory by estimate": "out of memory", "too slow by estimate": "too slow"}
 
 

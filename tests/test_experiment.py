@@ -1,0 +1,555 @@
+"""The comparison of graphs: what is equal for all of them, what is measured, what is kept, and the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import _experiment_plot, _experiment_store, expressions, graph_files, patterns, training
+from gnn_attention import experiment as ex
+from gnn_attention.__main__ import main
+from gnn_attention._experiment_results import Mean, Outcome, rows, table
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.model import Config, LanguageModel, induction_scores
+from gnn_attention.training import Corpus, Recipe
+
+SIZES = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
+SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
+TEXT = Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+THREE = "causal; window(4); window(3) | sinks(2)"
+
+
+@pytest.fixture(autouse=True)
+def judged_briefly(monkeypatch):
+    """Reports of trainings take most of the time here: few windows, short sequences."""
+    monkeypatch.setattr(training, "_WINDOWS_JUDGED", 8)
+    for name in ("induction_scores", "previous_token_scores"):
+        monkeypatch.setattr(training, name, partial(getattr(training, name), length=8, samples=1))
+
+
+def compared(graphs=THREE, recipe=SHORT, seeds=1, out=None, **more):
+    return ex.compare(graphs, recipe, seeds, out, TEXT, SIZES, **more)
+
+
+def measured(outcome):
+    """What does not depend on the clock."""
+    return replace(outcome, seconds_per_step=0.0, tokens_per_second=0.0)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The (graph, seed) of every training, as they come."""
+    seen = []
+
+    def train(recipe, *arguments, graph, **more):
+        seen.append((graph.name, recipe.seed))
+        return training.train(recipe, *arguments, graph=graph, **more)
+
+    monkeypatch.setattr(ex, "train", train)
+    return seen
+
+
+class TestEquality:
+    def test_weights_and_windows_are_the_same_for_every_graph_of_a_seed(self, monkeypatch):
+        seen, step = [], training._Fit.step
+
+        def watched(fit, window, done):
+            seen.append((len(fit.losses), window, [parameter.detach().clone() for parameter in fit.model.parameters()]))
+            step(fit, window, done)
+
+        monkeypatch.setattr(training._Fit, "step", watched)
+        compared("causal; window(4)", seeds=2)
+        runs = [seen[start : start + SHORT.steps] for start in range(0, len(seen), SHORT.steps)]
+        assert len(runs) == 4
+        for one, other in ((0, 1), (2, 3)):
+            assert all(torch.equal(a[1], b[1]) for a, b in zip(runs[one], runs[other], strict=True))
+            assert all(map(torch.equal, runs[one][0][2], runs[other][0][2]))
+        assert not torch.equal(runs[0][0][1], runs[2][0][1])
+        assert not torch.equal(runs[0][0][2][0], runs[2][0][2][0])
+        assert not torch.equal(runs[0][2][2][0], runs[1][2][2][0])  # what they learn differs
+
+    def test_a_training_is_that_of_the_recipe_with_the_graph(self):
+        """As ``gnn-attention train --graph`` does it; losses and scores are its report's and its model's."""
+        for one in compared("window(4); window(3) | sinks(2)", seeds=2)[1:3]:
+            graph = expressions.sized(one.graph, 16)
+            model, _, report = training.train(replace(SHORT, graph=graph, seed=one.seed), TEXT, SIZES)
+            assert (one.held_out_loss, one.training_loss) == (report["held_out_loss"], report["training_loss"])
+            score = induction_scores(model, 8, graph=expressions.parse(graph)).max()
+            assert one.induction == pytest.approx(float(score), abs=1e-4)
+
+    def test_it_is_judged_along_its_own_graph(self):
+        """The loss is the mean of -log p over held-out windows, heard through the graph's mask and nothing else."""
+        graph, known = patterns.window(16, 4), training.encoded(TEXT, 262)
+        model, _, report = training.train(SHORT, known, SIZES, graph=graph, progress=False)
+        starts = torch.linspace(0, len(known.held_out) - 17, 8).long()
+        windows = known.held_out[starts[:, None] + torch.arange(17)]
+        model.backend = "reference"
+        losses = {}
+        with torch.no_grad():
+            for heard in (graph, patterns.causal(16)):
+                logits = model(windows[:, :-1], heard).double()
+                losses[heard.name] = float(functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
+        assert report["held_out_loss"] == pytest.approx(losses["window(16, 4)"], abs=1e-4)
+        assert abs(losses["causal(16)"] - losses["window(16, 4)"]) > 1e-3
+
+    def test_seeds_and_order_do_not_matter(self):
+        """A further seed or graph changes no other result; all graphs of a seed come before the next seed."""
+        first = compared(seeds=2)
+        assert [(one.graph, one.seed) for one in first] == [(name, seed) for seed in (0, 1) for name in THREE.split("; ")]
+        again = compared("window(4); causal", seeds=1)
+        assert measured(again[0]) == measured(first[1])
+        assert measured(again[1]) == measured(first[0])
+
+    def test_the_graph_of_a_training_is_that_of_a_window(self):
+        with pytest.raises(ValueError, match=r"graph must be one of length = 16 tokens, got TokenGraph.causal.5."):
+            training.train(SHORT, TEXT, SIZES, graph=patterns.causal(5))
+        assert training.train(SHORT, TEXT, SIZES, graph=patterns.window(16, 4))[2]["graph"] == "window(16, 4)"
+
+    def test_the_recipes_own_seed_and_graph_are_replaced(self):
+        assert measured(compared("causal", replace(SHORT, seed=7, graph="window(16, 2)"))[0]) == measured(compared("causal")[0])
+
+
+class TestMeasures:
+    def test_edges_per_token_are_exact(self):
+        """The triangle of 16; a window of 4 begins with 1, 2, 3; and 2 senders more for all behind it."""
+        found = {one.graph: one.edges_per_token for one in compared()}
+        assert found == {
+            "causal": 136 / 16,
+            "window(4)": (1 + 2 + 3 + 13 * 4) / 16,
+            "window(3) | sinks(2)": (1 + 2 + 3 + 4 + 12 * 5) / 16,
+        }
+
+    def test_a_graph_for_each_head(self):
+        (one,) = compared("per_head(causal, window(4))")
+        assert one.edges_per_token == (136 + 58) / 32
+        assert one.induction is None
+        assert one.senders == 16
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("causal(24)", "window(24, 5)", "strides(24, 6)", "chunked(24, 8)", "window(24, 3) | sinks(24, 2)", "window(24, 1)"),
+            *(
+                "strict_causal(24)",
+                "log_sparse(24)",
+                "duo_attention(24, 2, [1], 4)",
+                "dilated(24, 3, 4)",
+                "sparse_fixed(24, 6, 2)",
+            ),
+        ],
+    )
+    @torch.no_grad()
+    def test_senders_held_are_the_most_that_a_cache_holds(self, text):
+        graph = expressions.parse(text)
+        cache, most = KeyValueCache(graph), 0
+        for _ in range(24):
+            cache.append(*(torch.zeros(1, 2, 1, 4) for _ in range(2)))
+            most = max(most, len(cache.positions))
+        assert ex.senders_held(graph) == most
+
+    def test_nobody_heard_nobody_held(self):
+        assert ex.senders_held(patterns.causal(5) - patterns.causal(5)) == 0
+
+    def test_generation_is_timed_through_a_cache_of_the_graph(self, monkeypatch):
+        """Half a window, token by token, the last one at its end."""
+        seen = []
+
+        def watched(model, tokens, count, cache):
+            result = generate(model, tokens, count, cache=cache)
+            seen.append((cache.graph.name, count, cache.length, tokens.tolist()))
+            return result
+
+        generate = ex.generate
+        monkeypatch.setattr(ex, "generate", watched)
+        (one,) = compared("window(4)")
+        known = training.encoded(TEXT, 262)
+        assert seen == [("window(16, 4)", 8, 15, known.held_out[7:8].tolist())] * 2
+        assert one.tokens_per_second > 0
+        assert one.seconds_per_step > 0
+
+    def test_a_training_that_diverged(self, monkeypatch, tmp_path):
+        def train(*arguments, **more):
+            model, vocabulary, report = training.train(*arguments, **more)
+            return model, vocabulary, report | {"held_out_loss": float("nan")}
+
+        monkeypatch.setattr(ex, "train", train)
+        with pytest.raises(ValueError, match=r"causal, seed 0: the training diverged; take a lower rate than 0.003"):
+            compared(out=tmp_path / "kept")
+        assert list((tmp_path / "kept").iterdir()) == []
+
+
+class TestGraphs:
+    def test_expressions_files_and_graphs(self, tmp_path):
+        """A file may hold a longer graph: its first tokens are taken."""
+        graph_files.write(patterns.strides(40, 3) | patterns.sinks(40, 2), tmp_path / "longer.graphml")
+        name = f"file:{tmp_path / 'longer.graphml'}"
+        mine = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (src % 2 == 0), 16, name="mine")
+        found = compared([name, mine, "window(16, 4)"])
+        assert [one.graph for one in found] == [name, "mine", "window(16, 4)"]
+        pairs = sum((dst - src) % 3 == 0 or src < 2 for dst in range(16) for src in range(dst + 1))
+        assert [one.edges_per_token for one in found] == [pairs / 16, 72 / 16, 58 / 16]
+        assert measured(compared("strides(3) | sinks(2)")[0]) == replace(measured(found[0]), graph="strides(3) | sinks(2)")
+
+    def test_the_key_is_that_of_the_edges(self):
+        one, other = compared("window(4)")[0], compared("window(16, 4) & causal")[0]
+        assert one.key == other.key != compared("window(5)")[0].key
+
+    @pytest.mark.parametrize(
+        ("graphs", "match"),
+        [
+            ("", "graphs must name at least one graph, such as 'causal; window.64.', got ''"),
+            (" ; ", "at least one graph"),
+            ([], "at least one graph"),
+            ("causal; windw(4)", "graphs: 'windw.4.': column 1, .*there is no builder 'windw'; did you mean 'window'"),
+            ("causal(15)", r"graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src -> 15 dst"),
+            ("cross(16, 8)", "must have the 16 tokens"),
+            ("causal.rows(0, 8)", "must have the 16 tokens"),
+            ("causal; full", r"graphs: 'full' has 120 edges from a later token \(src > dst\)"),
+            ("window(4).T", "edges from a later token"),
+            ("causal; window(16)", "graphs: 'causal' and 'window.16.' have the same 16 tokens and edges, leave one out"),
+            ("duo_attention(3, [1], 4)", "one graph, or one for each of the 2 heads"),
+            ("per_sample(causal, causal)", "one graph, or one for each of the 2 heads"),
+            ("file:nowhere.txt", "nowhere.txt: expected a file that ends in"),
+            ("chunked(4, 1)", "this may be chunked"),
+        ],
+    )
+    def test_what_is_refused_before_any_training(self, graphs, match, trained, tmp_path):
+        with pytest.raises(ValueError, match=match) as refused:
+            compared(graphs, out=tmp_path / "kept")
+        assert "\n" not in str(refused.value)
+        assert trained == []
+        assert list(tmp_path.iterdir()) == []
+
+    def test_files_that_do_not_fit(self, tmp_path):
+        graph_files.write(patterns.causal(15), tmp_path / "short.edges")
+        with pytest.raises(ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of 15 or less"):
+            compared(f"file:{tmp_path / 'short.edges'}")
+        graph_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
+        with pytest.raises(ValueError, match=r"has 29 edges from a later token .* take the lines with src > dst out of a file"):
+            compared(f"file:{tmp_path / 'both.edges'}")
+        with pytest.raises(FileNotFoundError):
+            compared("file:nowhere.edges")
+
+    def test_wrong_kinds(self):
+        with pytest.raises(TypeError, match=r"an expression is a string such as 'window.64, 8.', got 3"):
+            compared([3])
+        with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+            compared(seeds=0)
+
+
+class TestFolder:
+    def test_what_is_there_is_not_trained_again(self, trained, tmp_path):
+        first = compared("causal; window(4)", out=tmp_path / "kept")
+        assert trained == [("causal(16)", 0), ("window(16, 4)", 0)]
+        trained.clear()
+        assert compared("causal; window(16, 4)", out=tmp_path / "kept") == [first[0], replace(first[1], graph="window(16, 4)")]
+        assert trained == []
+        more = compared("window(4); window(5); causal", seeds=2, out=tmp_path / "kept")
+        assert trained == [("window(16, 5)", 0), ("window(16, 4)", 1), ("window(16, 5)", 1), ("causal(16)", 1)]
+        assert (more[0], more[2]) == (first[1], first[0])
+        assert len(list((tmp_path / "kept").glob("*-seed*.json"))) == 6
+
+    def test_nothing_is_read_where_nothing_is_missing(self, monkeypatch, tmp_path):
+        found = compared(out=tmp_path / "kept")
+        monkeypatch.setattr(ex, "encoded", lambda *_: pytest.fail("the text was encoded"))
+        assert compared(out=tmp_path / "kept") == found
+
+    def test_an_interruption_leaves_what_is_finished(self, trained, monkeypatch, tmp_path):
+        step, count = training._Fit.step, iter(range(100))
+
+        def interrupted(fit, window, done):
+            if next(count) == 4:
+                raise KeyboardInterrupt
+            step(fit, window, done)
+
+        monkeypatch.setattr(training._Fit, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compared(out=tmp_path / "kept")
+        assert len(list((tmp_path / "kept").iterdir())) == 2
+        trained.clear()
+        found = compared(out=tmp_path / "kept")
+        assert trained == [("window(16, 4)", 0), ("window(16, 3) | sinks(16, 2)", 0)]
+        assert list(map(measured, found)) == list(map(measured, compared()))
+
+    def test_a_file_is_there_in_full_or_not_at_all(self, monkeypatch, tmp_path):
+        compared("causal", out=tmp_path / "kept")
+        before = sorted(tmp_path.rglob("*"))
+
+        def full(_):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            compared("window(4)", out=tmp_path / "kept")
+        assert sorted(tmp_path.rglob("*")) == before
+
+    @pytest.mark.parametrize(
+        ("changed", "text", "match"),
+        [
+            ({"steps": 4}, TEXT, r"kept holds a comparison with steps 3, not 4: choose a new folder, or the same options"),
+            ({"rate": 0.1, "batch": 3}, TEXT, r"with batch 2, not 3, rate 0.003, not 0.1: choose"),
+            ({}, Corpus({"a.py": "x = 1\n" * 99}, TEXT.held_out), r"with corpus \"\w{16}\", not \"\w{16}\": choose"),
+        ],
+    )
+    def test_another_recipe_is_refused_by_name(self, changed, text, match, tmp_path):
+        compared("causal", out=tmp_path / "kept")
+        with pytest.raises(ValueError, match=match):
+            ex.compare("causal", replace(SHORT, **changed), 1, tmp_path / "kept", text, SIZES)
+        with pytest.raises(ValueError, match="with width 16, not 8: choose"):
+            ex.compare("causal", SHORT, 1, tmp_path / "kept", TEXT, replace(SIZES, width=8))
+
+    @pytest.mark.parametrize(
+        ("name", "content", "match"),
+        [
+            ("plan.json", "{", "plan.json is no JSON .*: delete it to begin anew"),
+            ("plan.json", "[]", "plan.json holds no object"),
+            ("plan.json", "[" * 99999, "plan.json is no JSON"),
+            ("plan.json", "{}", r"holds a comparison with batch null, not 2"),
+            ("{key}-seed0.json", "", "seed0.json is no JSON"),
+            ("{key}-seed0.json", "{}", "seed0.json holds no result of a training: delete it to train anew"),
+            ("{key}-seed0.json", '"seed": 1', "holds the result of causal, seed 1: delete it to train anew"),
+            ("{key}-seed0.json", '"senders": "16"', "holds no result"),
+            ("{key}-seed0.json", '"senders": true', "holds no result"),
+            ("{key}-seed0.json", '"held_out_loss": NaN', "holds no result"),
+            ("{key}-seed0.json", '"more": 1', "holds no result"),
+        ],
+    )
+    def test_files_that_somebody_changed(self, name, content, match, tmp_path):
+        (one,) = compared("causal", out=tmp_path / "kept")
+        file = tmp_path / "kept" / name.format(key=one.key)
+        changed = json.dumps(asdict(one))[:-1] + f", {content}}}" if content.startswith('"') else content  # the last one counts
+        file.write_text(changed)
+        with pytest.raises(ValueError, match=match):
+            compared("causal", out=tmp_path / "kept")
+
+    def test_folders_that_are_none(self, tmp_path):
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match=r"holds files, but no plan.json of a comparison: choose a new folder"):
+            compared(out=tmp_path)
+        with pytest.raises(ValueError, match=r"notes.txt is no folder"):
+            compared(out=tmp_path / "notes.txt")
+        with pytest.raises(ValueError, match=r"expected a place in a folder that exists, make .*none first"):
+            compared(out=tmp_path / "none" / "kept")
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+    def test_a_folder_belongs_to_nobody_before_something_is_finished(self, tmp_path):
+        with pytest.raises(ValueError, match="expected more than length = 4000"):
+            compared("causal", replace(SHORT, length=4000), out=tmp_path / "kept")
+        assert len(compared("causal", out=tmp_path / "kept")) == 1
+
+    def test_what_an_end_without_warning_left_does_not_matter(self, tmp_path):
+        (tmp_path / ".0123.part").write_text("{")
+        assert len(compared("causal", out=tmp_path)) == 1
+
+    def test_a_number_or_nothing_is_all_there_is(self):
+        assert set(_experiment_store._NUMBERS) >= {field.type for field in Outcome.__dataclass_fields__.values()}
+
+
+def made(graph, losses, edges=4.0, **more):
+    values = {"training_loss": 1.0, "induction": 0.5, "seconds_per_step": 0.01, "tokens_per_second": 100.0, "senders": 4} | more
+    return [Outcome(graph, graph, seed, edges, loss, **values) for seed, loss in enumerate(losses)]
+
+
+class TestRows:
+    def test_means_and_standard_errors(self):
+        losses, others = [2.0, 2.3, 2.9], [2.5, 2.1, 3.0]
+        first, second = rows(made("a", losses) + made("b", others))
+        differences = [b - a for a, b in zip(losses, others, strict=True)]
+        for found, values in ((first.loss, losses), (second.loss, others), (second.difference, differences)):
+            assert found.mean == pytest.approx(statistics.mean(values))
+            assert found.error == pytest.approx(statistics.stdev(values) / 3**0.5)
+        assert first.difference is None
+
+    def test_differences_are_taken_seed_by_seed(self):
+        """Seeds far apart, graphs always the same step apart: the mean is uncertain, the difference is not."""
+        _, second = rows(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]))
+        assert second.loss.error > 0.8
+        assert (second.difference.mean, second.difference.error) == (pytest.approx(0.25), pytest.approx(0.0, abs=1e-12))
+        mixed = sorted(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]), key=lambda one: (one.graph, -one.seed))
+        assert rows(mixed)[1].difference == second.difference
+
+    def test_one_seed_has_no_error(self):
+        (one,) = rows(made("a", [2.0]))
+        assert one.loss == Mean(2.0, None)
+        assert "±" not in table([one])
+
+    def test_the_table(self):
+        lines = table(rows(made("causal", [2.0, 2.2], 8.5) + made("window(4)", [2.1, 2.1], 3.625, induction=None))).splitlines()
+        assert lines[0].split("  ")[0] == "graph"
+        assert lines[1].split() == ["causal", "8.5", "2.1000", "±", "0.1000", "-", "0.50", "±", "0.00", "10.0", "100", "4"]
+        assert lines[2].split() == [
+            "window(4)",
+            "3.6",
+            "2.1000",
+            "±",
+            "0.0000",
+            "+0.0000",
+            "±",
+            "0.1000",
+            "-",
+            "10.0",
+            "100",
+            "4",
+        ]
+        assert len(set(map(len, lines))) == 1
+
+
+class TestPlot:
+    FOUND = rows(made("causal", [2.0, 2.2], 32.5) + made("window(4)", [2.3, 2.3], 3.6) + made("window(8)", [2.25, 2.35], 7.0))
+
+    def test_points_bars_and_names(self):
+        (axes,) = _experiment_plot.figure(self.FOUND, "title", "facts").axes
+        assert axes.get_xscale() == "log"
+        points = {tuple(point) for line in axes.lines if line.get_marker() in "os" for point in line.get_xydata().tolist()}
+        assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
+        ends = [segment[:, 1].tolist() for bars in axes.collections for segment in bars.get_segments()]
+        wanted = [[row.loss.mean - row.loss.error, row.loss.mean + row.loss.error] for row in self.FOUND]
+        assert list(chain(*sorted(ends))) == pytest.approx(list(chain(*sorted(wanted))))
+        assert {text.get_text(): text.xy for text in axes.texts} == {
+            row.graph: (row.edges_per_token, row.loss.mean) for row in self.FOUND
+        }
+        assert axes.get_title(loc="left") == "title\nfacts"
+
+    def test_names_do_not_overlap_and_stay_inside(self):
+        figure = _experiment_plot.figure(self.FOUND, "title", "facts")
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+        assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+    def test_one_graph_and_one_seed(self):
+        figure = _experiment_plot.figure(rows(made("causal", [2.0])), "title", "facts")
+        assert [text.get_text() for text in figure.axes[0].texts] == ["causal"]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """``gnn-attention compare`` on a little text, with a small model."""
+    monkeypatch.setattr(ex, "corpus", lambda: TEXT)
+    monkeypatch.setattr(ex, "Config", lambda _: SIZES)
+    short = [f"--{name}={getattr(SHORT, name)}" for name in ("steps", "batch", "length", "pieces", "warmup", "precision")]
+    return lambda *words: main(["compare", *short, "--seeds=2", f"--out={tmp_path / 'kept'}", *words])
+
+
+class TestCommand:
+    def test_the_table(self, command, capsys):
+        assert command("--graphs", "causal; window(4)") == 0
+        said = capsys.readouterr()
+        assert said.err == ""
+        lines = said.out.splitlines()
+        assert lines[0] == "3 steps of 2 windows of 16 tokens; 2 seeds, ± is the standard error over them"
+        assert [line.split()[0] for line in lines[1:]] == ["graph", "causal", "window(4)"]
+        assert command("--graphs", "causal; window(4)") == 0
+        assert capsys.readouterr().out == said.out  # the times too: nothing was measured again
+
+    def test_json_and_plot(self, command, capsys, tmp_path):
+        files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "loss.png")]
+        assert command("--graphs", "causal; window(4)", *files) == 0
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+        record = json.loads((tmp_path / "found.json").read_text())
+        capsys.readouterr()
+        assert command("--graphs", "causal; window(4)", "--json") == 0
+        assert json.loads(capsys.readouterr().out) == record
+        assert record["recipe"]["steps"] == 3
+        outcomes = [Outcome(**one) for one in record["outcomes"]]
+        assert [(one.graph, one.seed) for one in outcomes] == [(g, s) for s in (0, 1) for g in ("causal", "window(4)")]
+        assert record["rows"] == [asdict(row) for row in rows(outcomes)]
+        assert record["rows"][1]["difference"].keys() == {"mean", "error"}
+
+    def test_interrupted_it_says_how_to_go_on(self, command, monkeypatch, capsys, tmp_path):
+        step, count = training._Fit.step, iter(range(100))
+
+        def interrupted(fit, window, done):
+            if next(count) == 4:
+                raise KeyboardInterrupt
+            step(fit, window, done)
+
+        monkeypatch.setattr(training._Fit, "step", interrupted)
+        assert command("--graphs", "causal; window(4)") == 130
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err == f"\ninterrupted: 1 of 4 trainings are in {tmp_path / 'kept'}, the same command goes on from there\n"
+        assert command("--graphs", "causal; window(4)") == 0
+        assert "window(4)" in capsys.readouterr().out
+
+    def test_progress_on_a_terminal(self, command, monkeypatch, capsys):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setattr(ex, "_SECONDS_BETWEEN_LINES", 0.0)
+        monkeypatch.setenv("COLUMNS", "90")
+        assert command("--graphs", "causal; window(4)") == 0
+        lines = [line.strip("\r") for line in capsys.readouterr().err.split("\x1b[K")]
+        assert lines[0] == "reading the text"
+        assert lines[1].startswith("1/4 causal, seed 0: step 1/3, loss ")
+        assert lines[1].endswith(" s left")
+        assert lines[12].startswith("4/4 window(4), seed 1: step 3/3, loss ")
+        assert lines[12].endswith(", 0 s left")
+        assert lines[13:] == ["", ""]  # the line is empty again before the table
+        monkeypatch.setenv("COLUMNS", "20")
+        assert command("--graphs", "window(5)") == 0
+        assert all(len(line.strip("\r")) < 20 for line in capsys.readouterr().err.split("\x1b[K"))
+
+    @pytest.mark.parametrize(
+        ("words", "match"),
+        [
+            (["--plot", "no/such/loss.svg"], "--plot no/such/loss.svg: expected a folder that exists"),
+            (["--json", "no/such/loss.json"], "--json no/such/loss.json: expected a folder that exists"),
+            (["--plot", "{}/loss"], "loss: expected a file name that ends in one of .eps, "),
+            (["--plot", "{}/loss.xyz"], "expected a file name that ends in one of"),
+            (["--graphs", "windw(4)"], "did you mean 'window'"),
+            (["--seeds", "0"], "seeds must be at least 1, got 0"),
+            (["--steps", "0"], "steps must be at least 1, got 0"),
+            (["--length", "4000"], "the corpus has a part of"),
+        ],
+    )
+    def test_wrong_arguments(self, words, match, command, capsys, tmp_path, trained):
+        assert command(*(word.format(tmp_path) for word in words)) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("gnn-attention compare: ")
+        assert match in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+        assert not list(tmp_path.glob("loss*"))
+
+    def test_without_matplotlib_nothing_is_trained(self, command, monkeypatch, capsys, tmp_path, trained):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        assert command("--plot", str(tmp_path / "loss.svg")) == 2
+        assert "pictures need matplotlib" in capsys.readouterr().err
+        assert trained == []
+
+    def test_help_and_defaults(self, capsys):
+        with pytest.raises(SystemExit) as left:
+            main(["compare", "--help"])
+        assert left.value.code == 0
+        said = capsys.readouterr().out
+        assert all(
+            f"--{name}" in said
+            for name in ("graphs", "seeds", "out", "json", "plot", *asdict(SHORT))
+            if name not in ("seed", "graph")
+        )
+        parser = argparse.ArgumentParser()
+        ex.add_compare(parser.add_subparsers())
+        args = parser.parse_args(["compare"])
+        assert {name: getattr(args, name) for name in ex._shared(ex.RECIPE)} == ex._shared(ex.RECIPE)
+        assert (args.graphs, args.seeds, args.out) == (ex.GRAPHS, ex.SEEDS, Path("comparison"))
+
+    def test_the_default_graphs_are_graphs_of_the_default_length(self):
+        found = ex.contenders(ex.GRAPHS, ex.RECIPE.length, Config(1).num_heads)
+        assert [one.text for one in found] == [part.strip() for part in ex.GRAPHS.split(";")]
+        assert found[0].graph.is_causal()
+
+
+def test_the_architecture_is_the_shipped_models():
+    shipped, _ = ga.model.load_trained()
+    assert replace(Config(1), vocabulary_size=shipped.config.vocabulary_size) == shipped.config
+    assert isinstance(shipped, LanguageModel)
