@@ -151,7 +151,9 @@ class TestDraw:
 
 
 class TestMain:
-    @pytest.mark.parametrize("command", ["verify", "audit", "bench", "explore", "graphs", "draw", "cost", "generate", "train", "compare", "reach"])
+    @pytest.mark.parametrize(
+        "command", ["verify", "audit", "bench", "explore", "graphs", "draw", "cost", "generate", "train", "compare", "reach"]
+    )
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])

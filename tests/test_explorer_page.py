@@ -20,6 +20,8 @@ import torch
 from gnn_attention import TokenGraph, algebra, convert, explorer, expressions, patterns, trace
 from gnn_attention import model as lm
 
+pytestmark = pytest.mark.slow  # a browser starts
+
 HERE = Path(__file__).parent / "explorer"
 WEB = Path(explorer.__file__).parent / "web"
 TEXT = "Llamas do not output words"
@@ -366,7 +368,6 @@ def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> Non
 # -- longer -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_every_control_does_what_it_says(files: Callable[[str], str], masks: dict[str, int]) -> None:
     demo = files("demo")
     window = {"file": demo, "mask": masks["window"]}
@@ -403,7 +404,6 @@ def check_reach(told: dict[str, Any]) -> None:
     assert told["atOnce"] == 4
 
 
-@pytest.mark.slow
 def test_numbers_hold_for_every_receiver_layer_and_head(files: Callable[[str], str], oracle: Oracle) -> None:
     where = {"file": files("demo"), "layer": LAYER, "head": HEAD}
     one_layer = {"scenario": "toggled", **where, "token": 6, "src": 3, "scope": "layer"}
@@ -414,7 +414,6 @@ def test_numbers_hold_for_every_receiver_layer_and_head(files: Callable[[str], s
         oracle.check(one["result"], oracle.run(), dst)
 
 
-@pytest.mark.slow
 def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     names = {name: files(name) for name in ("demo", "one", "64", "512")}
     (found,) = drive([{"scenario": "sizes", "files": names}])
@@ -427,7 +426,6 @@ def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     assert found["result"]["512 at 1200"]["kind"] == "ticks"
 
 
-@pytest.mark.slow
 def test_512_tokens_are_usable_and_every_step_is_open_to_everybody(files: Callable[[str], str]) -> None:
     long = files("512")
     jobs = [
@@ -453,7 +451,6 @@ def test_512_tokens_are_usable_and_every_step_is_open_to_everybody(files: Callab
             assert all(violations == [] for violations in one.values()), (name, one)
 
 
-@pytest.mark.slow
 def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     frame = tmp_path / "notebook.html"
     frame.write_text(f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}", encoding="utf-8")
@@ -464,7 +461,6 @@ def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     assert {url.split("#")[0] for url in found["result"]["seen"]["requests"]} <= {frame.as_uri(), "about:srcdoc"}
 
 
-@pytest.mark.slow
 def test_a_recorded_model_says_what_it_cannot(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -187,7 +187,7 @@ def _forward_only(run):
 
 def test_without_a_backward_pass_the_output_is_judged_alone():
     """Right outputs pass, and no gradient is said to be right; wrong ones fail; the truth for others is as it was."""
-    few = {**FEW, "features": ["plain"]}
+    few = {**FEW, "graphs": ["causal"], "features": ["plain"], "dtypes": ["float32"]}
     report = verify.run(device="cpu", backends=[_forward_only(dense.run), BACKENDS["dense"]], **few)
     told = {r.backend: r for r in report.results if r.group == "attend" and r.name.startswith("causal")}
     assert report.ok, str(report)
