@@ -117,9 +117,9 @@ plt.show()
 
 # %% [markdown]
 # The table is not symmetric: *output* hears *Llamas*, but *Llamas* does not hear *output*. So it matters which index comes
-# first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph
-# theory, which networkx computes, says `A[src, dst]`: it is the **transpose**. Most wrong masks are this mistake, and it
-# shows only on a graph that is not symmetric.
+# first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph theory,
+# which networkx computes, says `A[src, dst]`: it is the **transpose**. Many a wrong mask is this mistake, and it shows only on
+# a graph that is not symmetric.
 
 # %%
 graph = nx.DiGraph(edges)
@@ -176,14 +176,15 @@ W_O = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]])  # where it is 
 # |---|---|---|---|
 # | 1 | **receiving channel** of the receiver $i$ | $q_i = x_i W_Q$ | query |
 # | 2 | **sending channel** of every sender $j$ | $k_j = x_j W_K$ | key |
-# | 3 | **channel overlap** of the two | $a_{ij} = q_i \cdot k_j$ | score, logit |
+# | 3 | **channel overlap** of the two | $a_{ij} = q_i \cdot k_j$ | logit (elsewhere also: score) |
 # | 4 | **listening distribution** over the in-edges of $i$ | $w_{ij} = \text{softmax}_j (a_{ij} / \sqrt d)$ | weights |
 # | 5 | **outgoing message** of every sender | $v_j = x_j W_V$ | value |
 # | 6 | **mixed incoming message** | $z_i = \sum_{j \to i} w_{ij} v_j$ | head output |
 # | 7 | **state update** | $y_i = z_i W_O$ | output projection |
 #
-# Here $d = 2$ is the width of a channel. The *softmax* turns numbers into shares: exponentials, divided by their sum. Steps
-# 1 to 4 decide **who is listened to**, steps 5 to 7 decide **what is said**.
+# Here $d = 2$ is the width of a channel. The *logit* of an edge is what goes into the softmax: wherever we say it below, the
+# $1 / \sqrt d$ is in it. The *softmax* turns numbers into shares: exponentials, divided by their sum. Steps 1 to 4 decide
+# **who is listened to**, steps 5 to 7 decide **what is said**.
 
 # %%
 heard = [src for src, dst in edges if dst == OUTPUT]  # the in-edges of "output": a list, not a matrix
@@ -277,7 +278,7 @@ assert torch.allclose(weights, table[edge_index[1], edge_index[0]], rtol=0, atol
 # Left: what is listened to, one row for each receiver; the shares of a row add up to 1. Right: what each token's state
 # gains.
 #
-# *Llamas* and *words* look for nothing: their receiving channel is 0, all overlaps are 0, and so they listen to everyone
+# *Llamas*, *not* and *words* look for nothing: their receiving channel is 0, all overlaps are 0, and so they listen to everyone
 # they may hear equally. The softmax has no way to say "nobody".
 
 # %%
@@ -542,10 +543,10 @@ plt.show()
 # %% [markdown]
 # ## 9. A trained model
 #
-# The package ships a small language model. It has learned to predict the next token on the source code of Python's
-# standard library, so English is not its home, but it will do. Each of its layers is one round of message passing
-# (*communication*: attention) followed by a small network at each node (*computation*). So far the order of the tokens did
-# not matter to a head; here each head also adds to every logit a learned number for the distance between the two tokens.
+# The package ships a small language model. It has learned to predict the next token on the source code of Python's standard
+# library, so English is not its home, but it will do. Each of its layers is one round of message passing (*communication*:
+# attention) followed by a small network at each node, an MLP (*computation*). So far the order of the tokens did not matter to
+# a head; here each head also adds to every logit a learned number for the distance between the two tokens.
 #
 # Its tokens are pieces of words, found by counting: frequent words are one piece, others fall into several. `␣` marks a
 # space.
@@ -694,8 +695,9 @@ for name, curve in runs.items():
 assert gain(runs["causal"]) > 1 > gain(runs["window(64, 8)"])
 
 # %% [markdown]
-# Over the causal graph the model recognises the second copy. Over the window it cannot, however good its heads are: what a
-# model can know is decided by its graph, before any number is learned. Exercise 5 gives the lost edges back.
+# Over the causal graph the model recognises the second copy, if by no means every token of it: its surprise comes down to about
+# that of even guessing. Over the window it cannot, however good its heads are: what a model can know is decided by its graph,
+# before any number is learned. Exercise 5 gives the lost edges back.
 #
 # **In short.** An attention mask is a graph. Along each of its edges a message travels, with a weight that the receiver shares
 # out among its in-edges. A receiver's state gains the sum of what arrives, over all heads. Dense matrices are one way to
@@ -717,6 +719,7 @@ solution = ga.patterns.causal(5).T
 answer = solution if answer is None else answer
 
 assert all(src >= dst for src, dst in answer.edge_index.T.tolist()), "some token hears one before it"
+assert answer.num_dst == 5, "five tokens"
 assert answer.num_edges == 15, "an edge is missing: a token hears itself too"
 print("right:\n", answer, sep="")
 
@@ -786,11 +789,11 @@ assert torch.allclose(found[0], torch.full((4,), 0.25)), "the first is not even"
 assert found[1][NOT] > 0.999, "the second is not sharp enough"
 
 # %% [markdown]
-# **5. Give the induction head its edges back.** Build a graph over the 64 tokens of section 9 with **less than 600 edges**
-# (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph
-# is a rule: `ga.TokenGraph.from_rule(lambda b, h, dst, src: ..., 64)` has an edge wherever the condition on the positions
-# `dst` and `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be
-# worse: fewer senders compete for a listener.
+# **5. Give the induction head its edges back.** Build a graph over the 64 tokens of section 9 with **fewer than 600 edges**
+# (the causal graph has 2,080) over which the model is better on the second copy than on the first by more than 1. A graph is a
+# rule: `ga.TokenGraph.from_rule(lambda b, h, dst, src: ..., 64)` has an edge wherever the condition on the positions `dst` and
+# `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be worse:
+# fewer senders compete for a listener.
 
 # %%
 answer = None  # your turn: a TokenGraph of 64 tokens

@@ -11,15 +11,16 @@
 # ---
 
 # %% [markdown]
-# # The zoo: attention patterns as graphs
+# # The zoo: attention masks as graphs
 #
 # A paper that makes attention cheaper, or gives it structure, usually does one thing: it says **who may hear whom**. That is
 # a graph, and this library builds it: tokens are nodes, and an edge `src -> dst` lets the receiver `dst` hear the sender
 # `src`. This notebook walks through the families of graphs, counts what they cost, combines them, and takes them to other
 # libraries.
 #
-# You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph, and
-# `mask[dst, src]` is its table.
+# You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph, and `mask[dst, src]` is
+# its table. (The builders live in `ga.patterns`, since the literature calls such graphs attention patterns. In this library's
+# prose a *pattern* is something else: what a receiver looks for.)
 
 # %%
 import inspect
@@ -63,8 +64,8 @@ draw.degrees(patterns.window(64, 8) | patterns.sinks(64, 4))
 # %% [markdown]
 # ## 2. The families
 #
-# `gnn-attention graphs` lists all builders on the command line; here is how many there are, by family. Every builder states
-# its set of edges exactly, in its docstring, with the paper it comes from.
+# `gnn-attention graphs` lists all builders on the command line; here they are, by family. Every builder states its set of edges
+# exactly, in its docstring, with the paper it comes from.
 
 # %%
 entries = catalogue.entries()
@@ -104,7 +105,7 @@ PACKED = ["documents([24, 8, 32])", "prefix(64, 16)", "shared_prefix(16, [16, 16
 gallery(LINE + STRIDED + HUBS + PACKED)
 
 # %% [markdown]
-# From the top: patterns **on a line**; **strided** ones, which reach far with few edges; those with **hubs**, tokens that
+# From the top: graphs **on a line**; **strided** ones, which reach far with few edges; those with **hubs**, tokens that
 # everyone hears; and those of **packed** rows, where one row of tokens holds several texts.
 #
 # Pictures are not lines. On a grid of 8 x 8 patches a window has two dimensions, and the mask of a line shows stripes:
@@ -286,6 +287,7 @@ answer = solution if answer is None else answer
 
 assert answer.num_edges == 12 * 13 // 2 - 11, "not the right number of edges"
 assert not any(dst - src == 1 for src, dst in answer.edge_index.T.tolist()), "somebody hears its direct predecessor"
+assert answer == solution, "somebody hears what is still to come"
 print("right:\n", answer, sep="")
 
 # %% [markdown]

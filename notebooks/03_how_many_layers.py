@@ -71,7 +71,7 @@ draw.arcs(window, lit=list(pairwise(way)), title="a shortest way from the first 
 # ## 2. Does the graph tell the truth about a model?
 #
 # The receptive field says what *can* have an influence. Let us ask a network. We run $L$ rounds of attention with random
-# weights, each adding its messages to the state, and take the derivative of the last token's state with respect to every
+# matrices, each adding what was heard to the state, and take the derivative of the last token's state with respect to every
 # input token. Where the graph says "not reached" it must be exactly zero, and elsewhere it must not.
 
 
@@ -101,8 +101,8 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Exactly the receptive field, token for token. The curve says something else too: what comes from afar, over several hops,
-# arrives weak. Reach is what is possible, not what is easy.
+# Exactly the receptive field, token for token. The curves say something else too: with two layers or more, what comes from the
+# far edge of the field, where a single way leads, arrives weakest. Reach is what is possible, not what is easy.
 #
 # ## 3. Fewer layers, or fewer edges?
 #
@@ -124,7 +124,7 @@ for text in GRAPHS:
 
 # %% [markdown]
 # A sink costs one edge for each token and looks like a shortcut. It is none: everyone hears the sink, but with causal edges the
-# sink hears nobody but itself, so it has nothing to tell. Strides of $\sqrt n$ reach everything in two layers with
+# sink hears nobody but itself, so it has nothing to tell. Strides of $\sqrt n$ reach everything in two layers with at most
 # $2 \sqrt n$ senders, powers of two in about $\log_2 n$ layers with $\log_2 n$ senders.
 
 # %%
@@ -243,6 +243,7 @@ answer = None  # your turn: a TokenGraph of 64 tokens
 solution = patterns.global_tokens(64, [0], causal=False)
 answer = solution if answer is None else answer
 
+assert answer.num_dst == 64, "64 tokens"
 assert answer.in_degree()[1:].max() <= 10, "somebody hears too many"
 assert analyse.diameter(answer) is not None, "somebody never hears of somebody"
 assert analyse.diameter(answer) <= 2, f"it takes {analyse.diameter(answer)} layers"

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Change the graph of a trained model and watch it answer
 #
-# A trained model has learnt what to say *along the graph it was trained on*. Its weights do not hold that graph: attention takes
-# it as an argument. So we may ask a trained model to listen along another one, edge by edge if we like, and see which edges an
-# answer hangs on. This is the nearest thing to surgery that a language model offers.
+# A trained model has learned what to say *along the graph it was trained on*. Its parameters do not hold that graph: attention
+# takes it as an argument. So we may ask a trained model to listen along another one, edge by edge if we like, and see which
+# edges an answer hangs on. This is the nearest thing to surgery that a language model offers.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); the model is the one that ships with the package.
 
@@ -37,7 +37,7 @@ n = len(pieces)
 print(n, "tokens:", pieces)
 
 # %% [markdown]
-# ## 1. The same weights, other graphs
+# ## 1. The same parameters, other graphs
 #
 # The model was trained causally: every token hears all tokens up to itself. What comes after `for name in`, which the text has
 # said once before? We ask for the three likeliest next tokens, along four graphs.
@@ -82,9 +82,9 @@ plt.ylabel(f"probability of {vocabulary.decode([int(wanted)])!r}")
 plt.show()
 
 # %% [markdown]
-# The answer comes back all at once, at the width with which the last token hears the word behind the first ` in` in a single hop.
-# A window half as wide reaches it in two hops, yet that does not help: nobody on the way hands the word on. The graph says what
-# *can* be heard of, the weights decide what *is* passed on.
+# The answer comes back all at once, at the width with which the last token hears the word behind the first ` in` in a single
+# hop. A window half as wide reaches it in two hops, yet that does not help: nobody on the way hands the word on. The graph says
+# what *can* be heard of, what the model has learned decides what *is* passed on.
 #
 # ## 3. One edge
 #

@@ -83,7 +83,7 @@ for call in run.layers:
 
 # %% [markdown]
 # A layer's record can be *told* in the words of each of the four views. Where a view has no word for a part, that part does not
-# appear in its story.
+# appear in its story. (The shapes: one text, 66 edges, 4 heads, 11 tokens, channels of 32 numbers, states of 128.)
 
 # %%
 call = run.layers[1]
@@ -178,9 +178,9 @@ print(f"{len(updates)} blocks, {len(run.states)} states of every token; all upda
 
 # %% [markdown]
 # Most pictures of transformers show a tower of blocks. Turn the picture inside out: put the **streams in the middle**, one for
-# each token, from its embedding at the bottom to the prediction at the top. The blocks are detours. A blue line **reads** from
-# one stream, at the sender, and **writes** to another, at the receiver: attention. An orange line leaves a stream and comes
-# back to the same one: the MLP. The widths are the sizes of what is written.
+# each token, from its embedding (the state it starts with) at the bottom to the prediction at the top. The blocks are detours.
+# A blue line **reads** from one stream, at the sender, and **writes** to another, at the receiver: attention. An orange line
+# leaves a stream and comes back to the same one: the MLP. The widths are the sizes of what is written.
 
 
 # %% tags=["S4.11"]
@@ -223,11 +223,12 @@ plt.show()
 assert torch.equal(model.unembedding(model.norm(run.states[-1])), run.output)  # the top of the picture is the model's answer
 
 # %% [markdown]
-# Every arrow of attention points to the right or straight up: a token is told nothing by those after it. And between two
-# streams there is no orange line at all. **Only attention moves information from token to token.**
+# Every line of attention leads to the right or straight up: a token is told nothing by those after it. And between two streams
+# there is no orange line at all. **Only attention moves information from token to token.**
 #
-# If all states live in one space, any of them can be read out with the last layer's words, to see what the model would say if
-# it stopped there. (This way of looking is called the *logit lens*.) Here is the last token's stream:
+# If all states live in one space, any of them can be read out like the last one, by the *unembedding* (a matrix that gives
+# every token of the vocabulary a logit), to see what the model would say if it stopped there. (This way of looking is called
+# the *logit lens*.) Here is the last token's stream:
 
 # %%
 for number, state in enumerate(run.states):
@@ -274,7 +275,8 @@ plt.show()
 # %% [markdown]
 # A score $x_i W_P x_j^\top$ need not be the same in both directions. Split $W_P$ in two: the **symmetric** half says how well
 # two tokens match, whoever asks; the **antisymmetric** half says *who* listens to *whom*. For a matrix of random numbers the
-# second holds half of the size (of the sum of squares).
+# second holds half of the size (of the sum of squares). In our trained heads it holds that or somewhat less: direction is no
+# small part of what they look for.
 
 # %%
 for layer, trained in enumerate(model.layers):
@@ -324,7 +326,8 @@ assert torch.allclose(update, steps["state update"][0, receiver])
 
 # %% [markdown]
 # The **channel overlap** of step 3 is defined for any two nodes, edge or not; only the listening distribution of step 4 looks
-# at the edges. Of this sentence's pairs just over half are edges.
+# at the edges. (The overlap that a run keeps is the logit, with the scale and the number for the distance in it.) Of this
+# sentence's pairs just over half are edges.
 #
 # Sending and receiving are the two ends of one edge, so the same weights can be read from either end: *whom does this node
 # hear?* (its in-edges, whose shares add up to 1) and *who hears this node?* (its out-edges, which need not add up to anything).

@@ -253,8 +253,8 @@ print(f"states from {y.norm(dim=-1).min():.1f} to {y.norm(dim=-1).max():.1f} lon
 # %% [markdown]
 # The states have been normalised before they come here, so they are all about equally long. The patterns are not. What does the
 # length do? It multiplies *all* logits of its receiver alike. So it does not change who fits best, but **how decided** the
-# receiver is: a long pattern makes the softmax sharp, a pattern near 0 makes it even. It is the receiver's own inverse
-# temperature.
+# receiver is: a long pattern makes the softmax sharp, a pattern near 0 makes it even. It acts as an *inverse temperature*, a
+# factor in front of all logits ([notebook 09](09_why_the_square_root.ipynb), section 4), and one of the receiver's own.
 #
 # To see it we count the senders that a receiver effectively hears, $e^{\text{entropy}}$, as a share of those it may hear: 1 if
 # it listens evenly. Below are the last 32 receivers. (Without the model's numbers for distances, which would blur the picture.)
@@ -350,8 +350,8 @@ assert math.isclose(even[-1] * 32, 7.97, rel_tol=0.02)  # a random vector of wid
 # %% [markdown]
 # ## 8. What each form costs
 #
-# Take the sizes of Llama 3 8B, as the text does: states of 4,096 numbers and heads of 128. To make **one message** takes $4096
-# \cdot 128 + 128 \cdot 4096$ multiplications through the two thin matrices, and $4096 \cdot 4096$ through the merged one.
+# Take the sizes of Llama 3 8B, as the text does: states of 4,096 numbers and heads of 128. To make **one message** takes
+# $4096 \cdot 128 + 128 \cdot 4096$ multiplications through the two thin matrices, and $4096 \cdot 4096$ through the merged one.
 # `gnn_attention.cost` counts without running anything.
 
 # %%
@@ -361,7 +361,8 @@ assert (thin, square) == (1_048_576, 16_777_216) == (2 * 4096 * 128, 4096 * 4096
 
 # %% [markdown]
 # A whole layer with 32 heads, which share 8 sets of keys and values, for texts of different lengths. The forms differ twice:
-# merged projections are wider, and in model space a comparison takes 4,096 multiplications instead of 128, on every edge.
+# merged projections are wider, and in the space of the states a comparison takes 4,096 multiplications instead of 128, on every
+# edge.
 
 # %%
 LENGTHS = [2**exponent for exponent in range(0, 17, 2)]
@@ -379,7 +380,8 @@ for standard, factored, merged in zip(*costs.values(), strict=True):
 # %% [markdown]
 # Always standard < factored < merged. And the memory, for writing token by token? The standard form keeps a key and a value of
 # 128 numbers for each of the 8 shared sets; a pattern and a message are 4,096 numbers each, for every one of the 32 heads.
-# Their sets cannot be shared: each head has its own $W_Q$ and $W_O$ in them. (Section 9 comes to the states.)
+# Their sets cannot be shared: each head has its own $W_Q$ and $W_O$ in them. (Section 9 comes to the ways that keep the state
+# instead; the 1 beside it is for biases.)
 
 # %%
 for form, found in costs.items():

@@ -138,9 +138,9 @@ weights = A[graph.edge_index[1], graph.edge_index[0]]
 draw.arcs(graph, weights=weights, lit=[(1, 2), (2, 2)], title="A as a graph: node 2 hears nodes 1 and 2 (line width = weight)")
 
 # %% [markdown]
-# Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph $A_2
-# A_1$ holds the ways of two hops. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the identity
-# is the graph in which everyone hears only itself.
+# Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph
+# $A_2 A_1$ holds the ways of two hops. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
+# identity is the graph in which everyone hears only itself.
 
 # %%
 two_rounds = A @ (A @ B)
@@ -263,9 +263,9 @@ assert times[by_queries][3] < times[by_edges_in_python][3]
 # computes twice as much as is needed. Processors are built for products. Gathering copies 64 numbers to each end of every edge,
 # and copying is slow.
 #
-# But the table has $n^2$ cells, whatever the graph. Over a window every token hears 16 others, and the number of edges grows
-# like $n$. Now the edges win as soon as the text is long enough. The last curve is this library's own attention, which takes
-# the graph as it is and needs no table.
+# But the table has $n^2$ cells, whatever the graph. Over a window every token hears at most 16, itself included, and the number
+# of edges grows like $n$. Now the edges win as soon as the text is long enough. The last curve is this library's own attention,
+# which takes the graph as it is and needs no table.
 
 
 # %%
@@ -346,8 +346,9 @@ print("nn.Linear(8, 3).weight is", list(linear.weight.shape), "and multiplies co
 # $$\text{rows} \quad Y = \text{softmax}_{\text{rows}}\Big(\frac{X W_Q W_K^\top X^\top}{\sqrt d}\Big) X W_V W_O \qquad
 # \text{columns} \quad Y = W_O^\top W_V X \; \text{softmax}_{\text{columns}}\Big(\frac{X^\top W_K^\top W_Q X}{\sqrt d}\Big)$$
 #
-# With columns everything is mirrored: keys stand before queries, the graph's table is `[src, dst]` (networkx's adjacency
-# matrix, as it were), and the columns of the weights add up to 1.
+# (In the second line $W_Q$, $W_K$ and $W_V$ are the transposes of those in the first, and $W_O$ is the same.) With columns
+# everything is mirrored: keys stand before queries, the graph's table is `[src, dst]` (networkx's adjacency matrix, as it
+# were), and the columns of the weights add up to 1.
 
 
 # %%
@@ -421,8 +422,8 @@ print("right: the transposes")
 # ## Sources
 #
 # * *Multi-headed attention as matrix multiplication*: the two readings, and the two slips of sections 5 and 6.
-# * *Attention: All you need to know*, far.in.net, 2025: the column convention. Its formula is printed once as $X^\top W_K W_Q
-#   X$; the transpose on $W_K$ belongs there.
+# * *Attention: All you need to know*, far.in.net, 2025: the column convention. Its formula is printed once as
+#   $X^\top W_K W_Q X$; the transpose on $W_K$ belongs there.
 # * D. Bahdanau et al., [Neural Machine Translation by Jointly Learning to Align and
 #   Translate](https://arxiv.org/abs/1409.0473), 2014: alignments.
 # * J. Kepner and J. Gilbert (eds.), *Graph Algorithms in the Language of Linear Algebra*, SIAM, 2011: graphs as matrices.

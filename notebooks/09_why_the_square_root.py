@@ -187,7 +187,7 @@ assert hills[1024][UNITS.index(32.0)] < hills[1024][UNITS.index(1.0)] / 10
 # %% [markdown]
 # ## 4. The scale is a temperature
 #
-# Write $\beta$ for the scale. In physics $\beta$ would be an inverse temperature. At $\beta = 0$, infinitely hot, every state
+# Write $\beta$ for the scale. In physics $\beta$ would be an inverse temperature. At $\beta = 0$, infinitely hot, every outcome
 # is equally likely: the receiver hears all its senders **evenly**. As $\beta$ grows it cools down, and at $\beta \to \infty$ it
 # is frozen in the best one: **one-hot**. The scale $1/\sqrt d$ is a room temperature. Evenly does not mean over all tokens,
 # though. It means over the in-edges:
@@ -280,7 +280,8 @@ assert max(deviations) > 2 * min(deviations)
 
 # %% [markdown]
 # Some heads have stayed mild and others have grown sharp. The root made it possible to start; where a head ends up is its own
-# affair. (There is one more view: if queries and keys *agree* after training, their dot product grows like $d$ and not like
+# affair. What strays here is the whole logit, with the model's learned number for each distance in it, and not the dot product
+# alone. (There is one more view: if queries and keys *agree* after training, their dot product grows like $d$ and not like
 # $\sqrt d$. Yang et al. therefore divide by $d$ when they scale one model up to another.)
 #
 # ## 7. Exercises

@@ -91,7 +91,7 @@ print(
 
 # %% [markdown]
 # A second line, and the two of them span a **plane**: a subspace of two dimensions. To project onto it keeps two numbers of a
-# word and loses one.
+# word and loses one. (In the pictures red words are bad and blue ones good.)
 
 # %%
 second = torch.tensor([-0.5, 1.0, 0.0], dtype=torch.float64)
@@ -243,8 +243,8 @@ assert room[readers][:, writers].min() > 0.4
 assert (room[[1, 2]] - 0.25).abs().max() < 0.02
 
 # %% [markdown]
-# Heads 0 and 3 of layer 1 are induction heads: they find the earlier place where a text stood before. Heads 2 and 3 of layer 0
-# write into each token what stood before it. And it shows in the weights alone, without running anything: the two read best
+# Heads 0 and 3 of layer 1 are induction heads: they find the earlier place where the same token stood. Heads 2 and 3 of layer 0
+# write into each token what stood before it. And it shows in the matrices alone, without running anything: the two read best
 # where the other two write, and the remaining heads of layer 1 are at chance. (Head 0 of layer 0 joins in; it looks further
 # back.) [Notebook 12](12_induction_heads.ipynb) follows this circuit.
 #
@@ -321,8 +321,9 @@ assert max(late["if"]) < 0.1 < 0.5 < min(late["if, edited to for"])
 assert max(random["if, edited to for"]) < 0.1
 
 # %% [markdown]
-# One number of 128 was changed, and the model takes an `if` for a `for`, and the other way round. (The random line disturbs,
-# but it does not turn `if` into `for`.)
+# One number of 128 was changed, and the model takes an `if` for a `for`, and the other way round. (A step as long along the
+# random line disturbs: after `for` the chance falls too, but stays above what it is after `if`. And it does not turn `if` into
+# `for`.)
 #
 # Now the same edit one step earlier, *before* the last layer has listened. The line is there too, but the edit does next to
 # nothing:
@@ -569,8 +570,8 @@ assert answer == torch.linalg.matrix_rank(model.layers[0].heads.W_O[:2].flatten(
 print("right:", answer, "- the sum of both, since they share no direction exactly")
 
 # %% [markdown]
-# **2. A neutral word.** In the cloud of section 1, move word 4 so that its sentiment is 0 and nothing else about it changes.
-# Give the three numbers, without `edit`.
+# **2. A neutral word.** In the cloud of section 1, move the word that was edited there, `cloud[word]`, so that its sentiment is
+# 0 and nothing else about it changes. Give the three numbers, without `edit`.
 
 # %%
 answer = None  # your turn: a tensor of three numbers

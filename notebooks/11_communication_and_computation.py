@@ -19,7 +19,7 @@
 #
 # How strict is this division? Completely: attention is the *only* place where anything passes from one token to another. That
 # can be measured. Then we do an exercise of Karpathy's, attention as a graph of objects that talk to each other, and look at a
-# small mistake in the published version from which much can be learnt.
+# small mistake in the published version from which much can be learned.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb).
 
@@ -48,8 +48,8 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 # $$J_{\mathit{dst}, \mathit{src}} = \frac{\partial\, y_\mathit{dst}}{\partial\, x_\mathit{src}}$$
 #
 # The block says how the result at `dst` changes when the state of `src` does. If nothing passes from `src` to `dst`, the whole
-# block is exactly zero. Here are the parts of one layer (a small one, with weights just drawn), one after the other. A cell is
-# darker where the block is larger; grey means: exactly zero.
+# block is exactly zero. Here are the parts of one layer (a small one, with parameters just drawn) and of the read-out after it,
+# one after the other. A cell is darker where the block is larger; grey means: exactly zero.
 
 # %%
 T, WIDTH = 8, 16
@@ -82,8 +82,8 @@ axes[0].set_ylabel("dst (receiver)")
 plt.show()
 
 # %% [markdown]
-# Three of the four are diagonal: whatever they do, they do to each token by itself. The fourth is the mask of the graph, edge
-# for edge. (The window of three, and the first token, which everybody hears.)
+# Three of the four are diagonal: whatever they do, they do to each token by itself. The other one, communication, is the mask
+# of the graph, edge for edge. (The window of three, and the first token, which everybody hears.)
 
 # %%
 alone = torch.eye(T, dtype=torch.bool)

@@ -76,7 +76,7 @@ assert answers[5:] == ["do", "not"]
 
 # %% [markdown]
 # Neither round could do it alone, and no single head can: whether a token is worth hearing depends on *another* token, the one
-# before it, and that has to be told first. Tokens that find no match (the first five) hear everybody a little.
+# before it, and that has to be told first. Tokens that find no match (the first five) hear everybody before them alike.
 #
 # ## 2. A job is a graph
 #
@@ -137,7 +137,8 @@ assert scores["induction"][1].topk(3).values[-1] < 0.01 < 0.4 < scores["inductio
 
 # %% [markdown]
 # The jobs are there, and shared: heads 2 and 3 of layer 0 listen to the token before, heads 0 and 3 of layer 1 are induction
-# heads, and the other two heads of layer 1 do nothing of the kind. No head of this model looks for duplicates as such.
+# heads, and the other two heads of layer 1 are not: they give a quarter of their listening to the token before. No head of this
+# model looks for duplicates as such.
 #
 # Is the second head fed by the first, as in the program by hand? What a head writes into a state, and what another reads from
 # it, are matrices, $W_M$ and $W_P$. How much of the one arrives in the other is measured by
@@ -168,7 +169,8 @@ assert composition.argmax() == 4 * 3 + 3
 # %% [markdown]
 # In units of what two unrelated heads have (1), the two induction heads read both previous-token heads, 2 and 3, with 1.4 to
 # 2.1, while the other heads of layer 1 stay at 1.3 or below. The table is not as clean as the program by hand: head 0 of layer
-# 0 is read too, though it does not listen to the token before. What a measure of weights suggests, an operation has to confirm.
+# 0 is read too, though it does not listen to the token before. What a measure of matrices suggests, an operation has to
+# confirm.
 #
 # ## 3. Break it
 #
@@ -243,9 +245,9 @@ right.set(xlabel="share of the second copy that is predicted right")
 plt.show()
 
 # %% [markdown]
-# The tokens are random, so the text is unlike anything the model has learnt, and in the first copy it is far more surprised
+# The tokens are random, so the text is unlike anything the model has learned, and in the first copy it is far more surprised
 # than even guessing would be (6.93). In the second copy it predicts about one token in six right, of 1024 possible ones.
-# Without the 47 edges of the job, nothing is left of that; without as many others, all of it is.
+# Without the 48 edges of the job, nothing is left of that; without as many others, all of it is.
 #
 # Without the previous-token edges of the *first* layer the second copy is lost too, though the second layer has all its edges:
 # nobody has told it what stood before.
@@ -285,9 +287,9 @@ assert without[1] == without[2] == intact
 assert max(without[0], without[3], *only) < 0.1 * intact
 
 # %% [markdown]
-# Heads 1 and 2 make no difference, as their scores said. Heads 0 and 3 need each other: either alone gets less than a tenth of
-# what both get together, because two messages into the same token's state add up, and only the sum is enough to win against all
-# other tokens of the vocabulary.
+# Heads 1 and 2 make no difference, as their shares in section 2 said. Heads 0 and 3 need each other: either alone gets less
+# than a tenth of what both get together, presumably because two messages into the same token's state add up, and only the sum
+# is enough to win against all other tokens of the vocabulary.
 
 # %% [markdown]
 # ## 5. Exercises
@@ -327,7 +329,7 @@ print(f"right: {elsewhere:.1%} are still right, and {there:.1%} without the edge
 # %% [markdown]
 # **3. Cut or mute?** A cut edge leaves its weight to the others, a muted one keeps it and says nothing (`trace.mute`). Do each
 # of the two to the induction edges of layer 1, in all heads. How large is the surprise in the second copy? Give both numbers to
-# two digits.
+# two digits after the point.
 
 # %%
 answer = None  # your turn: two numbers (cut, mute)
@@ -346,4 +348,4 @@ print(f"right: cut {wanted[0]:.2f}, muted {wanted[1]:.2f}")
 # * N. Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021: induction heads in two-layer models, K
 #   composition.
 # * C. Olsson et al., [In-context Learning and Induction Heads](https://arxiv.org/abs/2209.11895), 2022: repeated random tokens.
-# * TransformerLens, head detector: heads found by the pattern they should have.
+# * TransformerLens, head detector: heads found by the table of weights they should have.

@@ -183,9 +183,9 @@ print(
 )
 
 # %% [markdown]
-# (*Relayed by words* itself means: heard in round 1, and in round 2 from oneself.) Now knock out one edge, *not* $\to$ *output*
-# in round 1. With fixed weights exactly one cell of the table disappears. In truth *more* changes: *output* is in another state
-# now, so it also offers something else in round 2, and is listened to more or less.
+# (*Relayed by words* itself means: heard in round 1, and in round 2 from oneself.) Now mute one edge, *not* $\to$ *output* in
+# round 1: it keeps its weight and says nothing. With fixed weights exactly one cell of the table disappears. In truth *more*
+# changes: *output* is in another state now, so it also offers something else in round 2, and is listened to more or less.
 
 # %%
 with torch.no_grad():

@@ -15,8 +15,8 @@
 #
 # Attention is message passing of a special kind. What is special about it, what does it cost, and what does it save? Widen it a
 # little and graph attention, convolutions on graphs and other layers come out. Change one function in it, the softmax, and let
-# the senders stand still: out comes the other half of a transformer, the MLP. Then both halves are the same operation over two
-# graphs.
+# the senders stand still: out comes the other half of a transformer, the MLP (the small network at each node). Then both halves
+# are the same operation over two graphs.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), and some of [notebook
 # 11](11_communication_and_computation.ipynb).
@@ -168,9 +168,9 @@ print("a message of both ends: every listener is told exactly what it should be"
 
 # %% [markdown]
 # Attention has to make do with the same messages for all. (There is a second, silent sender, so that a listener can turn down a
-# head: the softmax must listen to somebody.) With $H$ heads what the 8 listeners are told has rank at most $H + 1$. No weights
-# whatever can be better than the best approximation of that rank, which the singular values give. And a plain way to do it is
-# to let each head serve one listener, which leaves $1 - H / 8$ of the error. We train and see.
+# head: the softmax must listen to somebody.) With $H$ heads what the 8 listeners are told has rank at most $H + 1$. Whatever
+# its heads have learned, they cannot be better than the best approximation of that rank, which the singular values give. And a
+# plain way to do it is to let each head serve one listener, which leaves $1 - H / 8$ of the error. We train and see.
 
 
 # %%
@@ -218,6 +218,7 @@ for number, values in errors.items():
     assert min(values) > least[number] - 0.02
 
 # %% [markdown]
+# Trained heads do as well as that plain way or a little better, and stay far from the bound until every listener has its own.
 # Heads in parallel are how transformers live with the limit. The other way is in their second half: a token may be told more
 # than it needs, and pick out its part afterwards, in the MLP.
 #
@@ -230,7 +231,8 @@ for number, values in errors.items():
 #
 # Each neuron has a **pattern** $p_j$, which is compared with the token by a dot product, and a **message** $m_j$, which it adds
 # to the token's state, weighted by how well the pattern fits. It is a *sender*. The neurons are nodes that never change, every
-# token hears all of them, and the function $\phi$ (GELU, say) stands where attention has its softmax.
+# token hears all of them, and the function $\phi$ (GELU, say, which leaves large numbers as they are and makes nearly 0 of
+# those well below zero) stands where attention has its softmax.
 
 # %%
 model, vocabulary = ga.model.load_trained()
@@ -282,7 +284,7 @@ right.axhline(0, color=GREY, linewidth=1)
 right.set(xlabel="nodes, in order of weight", ylabel="weight", title="a few nodes are heard loudly, most hardly")
 plt.show()
 loud, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)
-print(f"weights above 0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}")
+print(f"weights beyond ±0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}")
 
 # %% [markdown]
 # What does a node say? Its message is as wide as a state, so the unembedding turns it into tokens, just as it does with a
@@ -299,8 +301,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## 5. A graph for the MLP
 #
-# If an MLP is attention over a complete bipartite graph, it can have a *sparser* graph as well: each token hears some of the
-# nodes. (Choose the nodes in groups, with a small network that decides for each token, and it is called a *mixture of
+# If an MLP is message passing over a complete bipartite graph, it can have a *sparser* graph as well: each token hears some of
+# the nodes. (Choose the nodes in groups, with a small network that decides for each token, and it is called a *mixture of
 # experts*.) Let every token hear only the $k$ nodes that weigh most for it. How much of the update is left?
 
 # %%
