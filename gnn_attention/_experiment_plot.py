@@ -67,4 +67,5 @@ def _name(axes: Axes, found: Sequence[Row]) -> None:
             ha="right" if left else "left",
             fontsize=8.5,
             color=_canvas.BLACK,
+            parse_math=False,  # a file's name may hold a $
         )

@@ -57,11 +57,13 @@ class Store:
         return replace(outcome, graph=graph)
 
     def keep(self, outcome: Outcome) -> None:
-        """Write what a training came to, and before the first one the plan."""
+        """Write what a training came to, and before the first one the plan. ValueError if another plan took the folder since."""
         file = self._file(outcome.key, outcome.seed)
         if file is None:
             return
-        if not (plan := file.with_name(PLAN)).exists():
+        if (plan := file.with_name(PLAN)).exists():
+            self._check_plan(file.parent)
+        else:
             _write(plan, self.plan)
         _write(file, asdict(outcome))
 

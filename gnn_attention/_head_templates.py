@@ -176,7 +176,7 @@ def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
         raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {got}; see BytePair.encode")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
-    return tokens.reshape(-1, tokens.shape[-1]).long()  # "one less than all" is none of them in bytes, which wrap round
+    return tokens.reshape(-1, tokens.shape[-1]).long()  # small integers wrap round below their least
 
 
 def _labels(tokens: Tensor, rows: Tensor) -> Tensor:

@@ -256,6 +256,8 @@ def _check_files(args: argparse.Namespace) -> None:
     for option, file in (("--json", args.json), ("--plot", args.plot)):
         if file not in (None, "-") and not Path(file).parent.is_dir():
             raise ValueError(f"{option} {file}: expected a folder that exists, make {Path(file).parent} first")
+        if file not in (None, "-") and Path(file).is_dir():
+            raise ValueError(f"{option} {file} is a folder: give a file")
     if args.plot is not None:
         _experiment_plot.check(args.plot)
 

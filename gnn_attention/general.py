@@ -280,7 +280,8 @@ class _PatternLogits(nn.Module):
     def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
         q, (k, _) = self.heads.receive(_batched(x_dst)), self.heads.send(_batched(x_src))
         wide = edges.accumulation_dtype(q.dtype)
-        return edges.logit(q.to(wide), k.to(wide), self.heads.scale).mT.reshape(*x_dst.shape[:-1], -1)
+        logits = edges.logit(q.to(wide), k.to(wide), self.heads.scale).mT  # [B, edges, heads]
+        return logits.reshape(*x_dst.shape[:-1], logits.shape[-1])
 
 
 class _SendersMessages(nn.Module):

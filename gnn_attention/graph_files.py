@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
     parse, _ = _form(path)
     content = _content(path)
     try:
-        found = parse(content.decode("utf-8-sig"))
+        found = parse(content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
         size = _size(found, None if num_tokens is None else _checks.size("num_tokens", num_tokens))
     except ValueError as error:
         raise ValueError(f"{path} holds no graph of tokens: {error}") from error

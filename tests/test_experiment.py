@@ -349,6 +349,15 @@ class TestFolder:
             compared("causal", replace(SHORT, length=4000), out=tmp_path / "kept")
         assert len(compared("causal", out=tmp_path / "kept")) == 1
 
+    def test_two_at_once_do_not_share_a_folder(self, tmp_path):
+        """Both began in an empty one: what the first finishes makes it its own."""
+        one, other = (_experiment_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
+        (outcome,) = made("causal", [2.0])
+        one.keep(outcome)
+        with pytest.raises(ValueError, match="holds a comparison with steps 1, not 2"):
+            other.keep(replace(outcome, seed=1))
+        assert (one.find("causal", outcome.key, 0), one.find("causal", outcome.key, 1)) == (outcome, None)
+
     def test_what_an_end_without_warning_left_does_not_matter(self, tmp_path):
         (tmp_path / ".0123.part").write_text("{")
         assert len(compared("causal", out=tmp_path)) == 1
@@ -428,6 +437,11 @@ class TestPlot:
         assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
+    def test_a_name_is_no_formula(self):
+        name = "file:a$x^$b.edges"
+        (axes,) = _experiment_plot.figure(rows(made(name, [2.0])), "title", "facts").axes
+        assert [text.get_text() for text in axes.texts] == [name]
+
     def test_one_graph_and_one_seed(self):
         figure = _experiment_plot.figure(rows(made("causal", [2.0])), "title", "facts")
         assert [text.get_text() for text in figure.axes[0].texts] == ["causal"]
@@ -504,6 +518,7 @@ class TestCommand:
         [
             (["--plot", "no/such/loss.svg"], "--plot no/such/loss.svg: expected a folder that exists"),
             (["--json", "no/such/loss.json"], "--json no/such/loss.json: expected a folder that exists"),
+            (["--json", "{}"], " is a folder: give a file"),
             (["--plot", "{}/loss"], "loss: expected a file name that ends in one of .eps, "),
             (["--plot", "{}/loss.xyz"], "expected a file name that ends in one of"),
             (["--graphs", "windw(4)"], "did you mean 'window'"),

@@ -225,9 +225,11 @@ class TestFile:
         assert len(page.html) < 2_100_000
 
     def test_saved_and_shown(self, page: explorer.Page, tmp_path: Path) -> None:
+        (tmp_path / ".page.html.part").write_text("of somebody else")
         path = page.save(tmp_path / "page.html")
         assert path.read_bytes().decode("utf-8") == page.html
-        assert [child.name for child in tmp_path.iterdir()] == ["page.html"]
+        assert {child.name for child in tmp_path.iterdir()} == {"page.html", ".page.html.part"}
+        assert (tmp_path / ".page.html.part").read_text() == "of somebody else"
         assert _html.is_ours(path)
         with pytest.raises(OSError, match="nowhere"):
             page.save(tmp_path / "nowhere" / "page.html")

@@ -118,9 +118,11 @@ class TestRecorded:
 
     def test_the_model_is_left_as_it_was(self) -> None:
         model = foreign("Llama").train()
+        model.layers[0].eval()  # frozen, say
         before = model.config._attn_implementation
         made = explorer.page([1, 2, 3], model, layers=[1])
-        assert (model.training, model.config._attn_implementation) == (True, before)
+        assert (model.training, model.layers[0].training, model.layers[1].training) == (True, False, True)
+        assert model.config._attn_implementation == before
         assert [layer["number"] for layer in data_of(made)["model"]["layers"]] == [1]
 
     def test_a_folder_with_a_tokenizer(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

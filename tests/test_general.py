@@ -81,6 +81,15 @@ def test_who_hears_nobody_gets_b_O_alone():
         assert torch.equal(y[receiver], made.b_O)
 
 
+@pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of])
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_graph_without_edges(form, size):
+    """Nobody hears anybody, or nobody is there."""
+    made = form(heads())
+    graph = patterns.window(size, 1) - patterns.window(size, 1)
+    assert torch.equal(PairwiseMessages.of(made)(drawn(2, size, 12), graph), made.b_O.expand(2, size, 12))
+
+
 def test_an_edge_index_will_do():
     """PyG's form of a graph."""
     made, x = heads(), drawn(7, 12)

@@ -101,6 +101,8 @@ class TestReading:
             ("a.edges", "0 1\n\n1 2  # a remark\n# another\n 2\t0 3.5 {'a': 1}\n", 3, [(0, 1), (1, 2), (2, 0)]),
             ("a.edges", "# tokens 5\n0 1\n", 5, [(0, 1)]),
             ("a.edges", "0 1\r\n1 0\r\n0 1\r\n", 2, [(0, 1), (1, 0)]),
+            ("a.edges", "# tokens 3\r0 1\r1 0\r", 3, [(0, 1), (1, 0)]),
+            ("a.adjlist", "0 1\r1 0\r", 2, [(0, 1), (1, 0)]),
             ("a.edges", "\ufeff0 1\n", 2, [(0, 1)]),
             ("a.edges", "", 0, []),
             ("a.adjlist", "#from somewhere\n0 1 2\n1\n2 2 2\n", 3, [(0, 1), (0, 2), (2, 2)]),

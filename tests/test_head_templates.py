@@ -20,6 +20,7 @@ TOKENS = {
     "mixed": torch.tensor([5, 5, 1, 5, 1, 1, 0, 5]),
     "one": torch.tensor([3]),
     "negative": torch.tensor([-1, -2, -1, -2, -2]),
+    "bytes, and none is less than 0": torch.tensor([3, 0, 255, 7, 0, 255], dtype=torch.uint8),
     "several": torch.tensor([[1, 2, 1, 2, 3], [0, 0, 0, 1, 0], [4, 3, 2, 1, 0]]),
 }
 each_tokens = pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,10 @@ class Page:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, in full or not at all, and return where. OSError where that cannot be."""
         path = Path(path)
-        partly = path.with_name(f".{path.name}.part")
+        partly = path.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            partly.write_text(self.html, encoding="utf-8", newline="\n")
+            with partly.open("x", encoding="utf-8", newline="\n") as file:
+                file.write(self.html)
             partly.replace(path)
         finally:
             partly.unlink(missing_ok=True)

@@ -103,14 +103,15 @@ def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
 @contextmanager
 def _routed(model: Any) -> Iterator[None]:
     """The model listens through this library, in eval mode; afterwards as before."""
-    before, training = model.config._attn_implementation, model.training
+    before, training = model.config._attn_implementation, [(part, part.training) for part in model.modules()]
     model.eval()
     model.set_attn_implementation(huggingface.NAME)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
-        model.train(training)
+        for part, mode in training:
+            part.training = mode
 
 
 def _kept(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
