@@ -402,6 +402,7 @@ def check_reach(told: dict[str, Any]) -> None:
     assert told["other"] == 4
     assert told["playing"] >= 1
     assert told["atOnce"] == 4
+    assert told["rows"] == [3, 13]  # down to the model's two layers; where layers differ, none of twelve is known to be the last
 
 
 def test_numbers_hold_for_every_receiver_layer_and_head(files: Callable[[str], str], oracle: Oracle) -> None:

@@ -84,6 +84,22 @@ class TestRecorded:
         assert own["meaning"] == f"The model's own {meanings.get(name, 'graph: everyone hears itself and all before it')}."
         assert own["causal"] == (name != "BERT")
 
+    def test_the_page_knows_each_layers_own_edges(self) -> None:
+        """A sliding layer lacks edges of a full one: there they can be added, though another layer has them."""
+        pairs = [(src, dst, layer) for layer in (0, 1) for dst in range(7) for src in range(7)]
+        sizes = {"Gemma 2": {(src, dst, 0) for dst in range(7) for src in range(7) if 0 <= dst - src < 2}, "Llama": None}
+        for name, sliding in sizes.items():
+            made = explorer.page([5, 3, 1, 4, 1, 5, 9], foreign(name))
+            last = len(data_of(made)["masks"]) - 1  # one of the zoo, the same for all layers
+            questions = [{"ask": "has", "pairs": [[mask, *pair] for pair in pairs]} for mask in (0, last)]
+            has, shared = (said["said"] for said in ask(made, questions))
+            wanted = {(src, dst, layer) for src, dst, layer in pairs if src <= dst}
+            wanted -= {pair for pair in wanted if sliding is not None and pair[2] == 0 and pair not in sliding}
+            assert {pair for pair, found in zip(pairs, has, strict=True) if found} == wanted
+            assert shared[:49] == shared[49:]
+            asked = ask(made, [{"ask": "varies", "masks": [0, last]}])
+            assert asked[0]["said"] == [sliding is not None, False]
+
     def test_a_cut_changes_its_layer_alone(self) -> None:
         """The others of the receiver share the weight; no other layer moves; all in-edges cut give b_O alone."""
         model, ids = foreign("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]

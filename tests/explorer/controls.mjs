@@ -184,7 +184,14 @@ export async function reach(browser, job) {
   const still = await open(browser, job.file, { reducedMotion: "reduce", hash: await page.evaluate(() => location.hash) });
   await press(still.page, "Play");
   const atOnce = Number(await still.page.locator(".reach .summary data").getAttribute("value"));
-  return { counts, other, playing, atOnce, seen };
+  const rows = () => still.page.locator(".reach .row").count();
+  const alike = await rows();
+  await still.page.evaluate(() => {
+    window.explorer.dispatch({ type: "look", change: { layer: 1, scope: "layer" } });
+    window.explorer.dispatch({ type: "edge", src: 2, dst: 3, head: 0, present: false, given: true });
+  });
+  await ready(still.page);
+  return { counts, other, playing, atOnce, rows: [alike, await rows()], seen };
 }
 
 /** Decoding plays and pauses, goes back, takes another token than the likeliest, and ends where there is no more room. */

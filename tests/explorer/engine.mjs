@@ -25,7 +25,8 @@ function answer({ ask, ...rest }) {
   if (ask === "erf") return Float64Array.from(rest.numbers, erf);
   if (ask === "halves") return Float64Array.from({ length: 65536 }, (_, bits) => half(bits));
   if (ask === "sizes") return { size: engine.size, whole: engine.whole, texts: rest.ids.map((id) => engine.text(id)) };
-  if (ask === "has") return rest.pairs.map(([mask, src, dst]) => engine.has(mask, src, dst));
+  if (ask === "has") return rest.pairs.map(([mask, src, dst, layer]) => engine.has(mask, src, dst, layer ?? 0));
+  if (ask === "varies") return rest.masks.map((mask) => engine.varies(mask));
   if (ask === "reach") return engine.reach(rest);
   return engine[ask](run, ...rest.with);
 }

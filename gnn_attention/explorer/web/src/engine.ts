@@ -62,9 +62,17 @@ abstract class AnyEngine implements Engine {
     return spread(this.edgesOf(mask, edits, size, () => heads), heads, size, token, layers);
   }
 
-  has(mask: number, src: number, dst: number): boolean {
+  has(mask: number, src: number, dst: number, layer: number): boolean {
     const inside = src >= 0 && dst >= 0 && src < this.size && dst < this.size;
-    return inside && this.masks.bits(mask)[dst * this.size + src] === 1;
+    return inside && this.edge(mask, src, dst, layer);
+  }
+
+  varies(_mask: number): boolean {
+    return false;
+  }
+
+  protected edge(mask: number, src: number, dst: number, _layer: number): boolean {
+    return this.masks.bits(mask)[dst * this.size + src] === 1;
   }
 
   /** The mask of one layer, [tokens, tokens]. */
@@ -164,8 +172,23 @@ class RecordEngine extends AnyEngine {
     return this.record.run(edgesOf);
   }
 
+  override varies(mask: number): boolean {
+    const [first, ...others] = this.record.layers;
+    return mask === 0 && others.some((other) => other.mask.some((bit, at) => bit !== first.mask[at]));
+  }
+
+  protected override edge(mask: number, src: number, dst: number, layer: number): boolean {
+    const tokens = this.data.tokens.length;
+    if (mask !== 0 || src >= tokens || dst >= tokens) return super.edge(mask, src, dst, layer);
+    return this.own(layer)[dst * tokens + src] === 1;
+  }
+
   protected override base(mask: number, tokens: number, layer: number): Uint8Array {
-    if (mask !== 0 || tokens !== this.data.tokens.length) return super.base(mask, tokens, layer);
+    return mask === 0 && tokens === this.data.tokens.length ? this.own(layer) : super.base(mask, tokens, layer);
+  }
+
+  /** The mask of one layer, as it was recorded. */
+  private own(layer: number): Uint8Array {
     return this.record.layers[Math.min(layer, this.depth - 1)].mask;
   }
 

@@ -59,7 +59,7 @@ export class Reach {
     const size = Math.max(1, engine.size);
     const options = { mask: state.work.mask, edits: state.work.edits, token: state.reachToken, layers: MOST_LAYERS, size };
     this.rows = [alone(state.reachToken, size), ...engine.reach(options)];
-    this.rows = this.rows.slice(0, this.stable() + 1);
+    if (!varied(scene)) this.rows = this.rows.slice(0, this.stable() + 1);
     const layers = Math.min(state.reachLayers, this.last);
     set(this.slider, "max", size - 1);
     this.slider.value = String(state.reachToken);
@@ -98,7 +98,7 @@ export class Reach {
     return text === undefined ? `token ${token} (to come)` : `token ${named(token, text)}`;
   }
 
-  /** The number of layers after which nothing new is heard of, at least as many as the model has. */
+  /** The number of layers, all alike, after which nothing new is heard of, at least as many as the model has. */
   private stable(): number {
     for (let layer = 1; layer < this.rows.length; layer++)
       if (count(this.rows[layer]) === count(this.rows[layer - 1])) return Math.max(this.own, layer - 1);
@@ -147,7 +147,7 @@ export class Reach {
     set(this.picture, "height", height);
     this.picture.classList.toggle("dense", slot < 6);
     const rows = this.rows.map((row, layer) => this.row(row, layer, layers, x, y(layer), slot));
-    const lines = size <= LINES_UP_TO ? this.rows.slice(1).map((_, layer) => this.lines(scene, layer, layers, x, y)) : [];
+    const lines = size <= LINES_UP_TO && !varied(scene) ? this.rows.slice(1).map((_, layer) => this.lines(scene, layer, layers, x, y)) : [];
     const labels = words > 8 ? scene.tokens.map((token, index) => this.label(token.text, x(index), y(this.last) + 18)) : [];
     fill(this.picture, ...lines, ...rows, ...this.border(y(this.own) + ROW / 2, width), ...labels);
   }
@@ -225,6 +225,11 @@ function block(x: number, y: number, slot: number): string {
   return `M${(x - slot / 2).toFixed(2)} ${y - 4}h${slot.toFixed(2)}v8h${(-slot).toFixed(2)}z`;
 }
 
+/** Whether one layer has other edges than another: then a layer that brings nothing is not the end. */
+function varied({ engine, state }: Scene): boolean {
+  return engine.varies(state.work.mask) || state.work.edits.some((edit) => edit.layer !== "all");
+}
+
 /** An edge of the graph with those edits that hold in every layer. */
 function edgeBetween(scene: Scene, src: number, dst: number): boolean {
   const { mask, edits } = scene.state.work;
@@ -232,5 +237,5 @@ function edgeBetween(scene: Scene, src: number, dst: number): boolean {
     edits,
     (found) => found.src === src && found.dst === dst && found.layer === "all" && (found.head === "all" || found.present),
   );
-  return edit ? edit.present : scene.engine.has(mask, src, dst);
+  return edit ? edit.present : scene.engine.has(mask, src, dst, 0);
 }

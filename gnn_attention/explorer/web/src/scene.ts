@@ -147,9 +147,9 @@ export function layerNumber(data: PageData, layer: number): number {
   return data.model.kind === "record" ? data.model.layers[layer].number : layer;
 }
 
-/** Whether the mask without edits has an edge. */
+/** Whether the mask without edits has an edge, in the layer that is shown. */
 export function given(scene: Scene, src: number, dst: number): boolean {
-  return scene.engine.has(scene.state.work.mask, src, dst);
+  return scene.engine.has(scene.state.work.mask, src, dst, scene.state.layer);
 }
 
 /** The edits of pairs that end at a receiver and touch a layer and head. */
