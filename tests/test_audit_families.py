@@ -19,6 +19,8 @@ import gnn_attention as ga  # noqa: E402
 from gnn_attention import patterns  # noqa: E402
 from gnn_attention.auditor import PartOf, audit  # noqa: E402
 
+pytestmark = pytest.mark.slow  # many models are audited
+
 RECORD = json.loads(hf_audits.RECORD.read_text(encoding="utf-8"))
 ROWS = {(row["family"], row["subject"]): row for row in RECORD["rows"]}
 AS_RECORDED = pytest.mark.skipif(
@@ -104,7 +106,6 @@ def test_a_sample_of_the_record_is_so(name, what, implementation):
 
 
 @AS_RECORDED
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_record_is_so(name):
     """All of it."""
@@ -211,7 +212,7 @@ def test_an_encoder_under_a_graph(name):
             assert {src for src, dst in verdict.unused} == set(range(TOKENS - PAD, TOKENS))
 
 
-@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["t5", "bart"])
 def test_an_encoder_decoder_under_graphs(name):
     """One graph for the encoder, one for the decoder, and cross-attention as ever."""
     model, audits = build(name), subjects(name)
@@ -228,7 +229,7 @@ def test_an_encoder_decoder_under_graphs(name):
         assert audit(model, across.graphs, across.shape, call=across.call, embedding=across.embedding).exact
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_decoding_under_a_graph(name):
     """Token by token, with a cache that drops what its window has passed: along the same paths as in one pass."""
     model, sparse = build(name), patterns.window(TOKENS, 2) | patterns.sinks(TOKENS, 1)

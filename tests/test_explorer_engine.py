@@ -14,6 +14,8 @@ from gnn_attention import model as lm
 from gnn_attention.bytepair import BytePair
 from gnn_attention.explorer import _html, _pack
 
+pytestmark = pytest.mark.slow  # node is started
+
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[lm.LanguageModel, BytePair]:
@@ -215,7 +217,6 @@ class TestEngine:
         for number, said in enumerate(ask(page, asked)):
             check_run(said, state, ids[:number], edges_of(data, number, [], number, 2, 4))
 
-    @pytest.mark.slow
     def test_as_many_tokens_as_a_page_takes(self, shipped: Any) -> None:
         model, vocabulary = shipped
         made = explorer.page(vocabulary.encode((TEXT + " ") * 60)[:512], room=2)
@@ -246,7 +247,7 @@ class TestEngine:
             "RangeError: tokens must be in 0 .. 1023, got 1024",
         ]
 
-    @pytest.mark.parametrize(("count", "bound"), [(64, 250), pytest.param(512, 3000, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize(("count", "bound"), [(64, 250), (512, 3000)])
     def test_speed(self, count: int, bound: float, shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
         """Milliseconds after an edit, the next token included: printed, and bounded loosely, since CI is busy."""
         made = explorer.page(shipped[1].encode((TEXT + " ") * 60)[:count], room=0)

@@ -15,6 +15,8 @@ from gnn_attention import explorer
 from gnn_attention.__main__ import main
 from gnn_attention.explorer import _pack
 
+pytestmark = pytest.mark.slow  # node is started
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaModel", {"num_key_value_heads": 2}),
     "GPT-2": ("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}),
