@@ -119,6 +119,7 @@ class TestProcesses:
         with pytest.raises(RuntimeError, match="killed by SIGALRM"):
             process.in_a_fork(lambda: time.sleep(30), timeout=1)
 
+    @pytest.mark.slow
     def test_a_process_that_fails_says_its_last_line(self):
         with pytest.raises(RuntimeError, match=r"measure.* failed: KeyError: 'no such case'"):
             process.in_a_process("gnn_attention.bench.graphs", "measure", {"case": "no such case", "n": 5})

@@ -253,6 +253,7 @@ class TestMeasureProblem:
         about, cases = attention.measure_problem(posed, some, replace(TINY, **changes), threads=1)
         return about, {(case["method"], case["pass"]): case for case in cases}
 
+    @pytest.mark.slow
     def test_what_proves_too_slow_is_not_timed(self, in_this_process, monkeypatch):
         """It was checked all the same."""
         some = [*methods.ours(["dense"]), Method("sleeps", lambda posed: Prepared(partial(_sleeping, posed.graph)))]

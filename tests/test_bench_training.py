@@ -37,6 +37,7 @@ def test_the_peer_is_attention():
     assert max(float((a - b).detach().abs().max()) for a, b in zip(*found, strict=True)) < 1e-12
 
 
+@pytest.mark.slow
 def test_both_methods_learn_the_same(in_this_process):
     told = []
     record = training.run_training(tokens=64, steps=3, progress=told.append)

@@ -417,6 +417,7 @@ class TestFigures:
         figure = Figure()
         assert draw.layers(patterns.window(6, 2), 2, ax=figure.subplots()) is figure
 
+    @pytest.mark.slow
     def test_nothing_global_is_touched(self):
         program = (
             "import sys\nfrom gnn_attention import draw, patterns\nassert 'matplotlib' not in sys.modules\n"
