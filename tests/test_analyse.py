@@ -181,6 +181,7 @@ class TestReach:
         assert analyse.witness(patterns.strict_causal(1), 0, 0) == [0]
         assert analyse.path_counts(patterns.causal(0), 3).shape == (0, 0)
 
+    @pytest.mark.slow
     def test_long_sequences_are_walked_without_their_square(self):
         n = 200_000
         graph = random_graph(n, 8) | graph_of(n, [(i, i + 1) for i in range(n - 1)])

@@ -611,6 +611,7 @@ def test_compiled_calls_serve_other_sizes(backend):
         assert torch.allclose(compiled(q, k, v, graph), run(q, k, v, graph), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_graph_may_be_made_in_a_compiled_function():
     """With a graph break, for builders, algebra, decoding rows and conversions."""
     makers = (

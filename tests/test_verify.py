@@ -148,6 +148,7 @@ def test_a_wrong_backend_of_your_own_is_caught(mistake):
     assert "FAILED attend" in str(report)
 
 
+@pytest.mark.slow
 def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
     """The control of the test above; an exception inside a check is its failure, with the message."""
     assert verify.run(device="cpu", backends=[Backend("mine", dense.run)], **FEW).ok
@@ -270,6 +271,7 @@ def few(*more):
     return ["verify", "--device", "cpu", "--graph", "causal", "--dtype", "float64", "--no-trained", *more]
 
 
+@pytest.mark.slow
 def test_command_prints_a_table_and_json(tmp_path, capsys):
     """Exit code 0; the record names device, versions, flags, commit and every case."""
     file = tmp_path / "record.json"
