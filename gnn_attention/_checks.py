@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-__all__ = ["choice", "position", "probability", "size", "sizes"]
+__all__ = ["choice", "head_sizes", "position", "probability", "size", "sizes"]
 
 
 def size(name: str, value: object, minimum: int = 0) -> int:
@@ -26,6 +26,20 @@ def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a sequence of sizes, got {values!r}; for a single one give [{values!r}]")
     return [size(f"each of {name}", value, minimum) for value in values]
+
+
+def head_sizes(
+    width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
+) -> tuple[int, int, int, int, int]:
+    """The five sizes of heads with their defaults; TypeError or ValueError names the one that does not fit."""
+    width, num_heads = size("width", width, 1), size("num_heads", num_heads, 1)
+    num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads, 1)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+    if head_dim is None and width % num_heads:
+        raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
+    head_dim = width // num_heads if head_dim is None else size("head_dim", head_dim, 1)
+    return width, num_heads, head_dim, head_dim if value_dim is None else size("value_dim", value_dim, 1), num_kv_heads
 
 
 def position(name: str, value: object) -> int:

@@ -56,17 +56,10 @@ class Sizes:
         >>> Sizes.of(512, 8)
         Sizes(width=512, num_heads=8, head_dim=64, value_dim=64, num_kv_heads=8, bias='', qk_norm=False)
         """
-        width, num_heads = _checks.size("width", width, 1), _checks.size("num_heads", num_heads, 1)
-        groups = num_heads if num_kv_heads is None else _checks.size("num_kv_heads", num_kv_heads, 1)
-        if num_heads % groups:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {groups}")
-        if head_dim is None and width % num_heads:
-            raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
-        head_dim = width // num_heads if head_dim is None else _checks.size("head_dim", head_dim, 1)
-        value_dim = head_dim if value_dim is None else _checks.size("value_dim", value_dim, 1)
+        sizes = _checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         if not set(bias) <= set("QKVO") or len(set(bias)) < len(bias):
             raise ValueError(f"bias must be some of the letters QKVO, got {bias!r}")
-        return cls(width, num_heads, head_dim, value_dim, groups, bias, qk_norm)
+        return cls(*sizes, bias, qk_norm)
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,8 @@ class StandardHeads(nn.Module):
     ) -> None:
         """Raises ValueError if ``width`` is no multiple of ``num_heads`` (give ``head_dim``) or heads do not group evenly."""
         super().__init__()
-        width, num_heads = _checks.size("width", width, 1), _checks.size("num_heads", num_heads, 1)
-        num_kv_heads = num_heads if num_kv_heads is None else _checks.size("num_kv_heads", num_kv_heads, 1)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-        if head_dim is None and width % num_heads:
-            raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
-        head_dim = width // num_heads if head_dim is None else _checks.size("head_dim", head_dim, 1)
-        value_dim = head_dim if value_dim is None else _checks.size("value_dim", value_dim, 1)
+        sizes = _checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
+        width, num_heads, head_dim, value_dim, num_kv_heads = sizes
         source = width if source_width is None else _checks.size("source_width", source_width, 1)
         self.W_Q = nn.Parameter(torch.empty(num_heads, width, head_dim))
         self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))

@@ -15,19 +15,19 @@ import math
 import platform
 import shlex
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from gnn_attention import _checks, expressions, patterns
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._corpus import Corpus, Encoded, corpus, encoded
+from gnn_attention._shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.bytepair import BytePair
 from gnn_attention.graph import TokenGraph
@@ -35,13 +35,6 @@ from gnn_attention.model import Config, LanguageModel, generate, induction_score
 
 __all__ = ["Corpus", "Encoded", "Recipe", "add_arguments", "add_recipe", "corpus", "encoded", "run", "train"]
 
-# Tests and other tools' fixtures, tables of characters, what is not the standard library, what differs by machine.
-_SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "site-packages"} | {
-    "test",
-    "tests",
-    "turtledemo",
-}
-_HELD_OUT = 16  # one file in so many
 _PROMPT = "def read(self, size=-1):\n"
 _SECONDS_BETWEEN_LINES = 2.0
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
@@ -63,22 +56,6 @@ _HELP = {
     "precision": "of the products: float32 or bfloat16",
     "graph": "who hears whom in a window, an expression such as 'window(8192, 256)'; causal unless given",
 }
-
-
-class Corpus(NamedTuple):
-    """Text to learn from and text to be judged by: file name -> content."""
-
-    training: Mapping[str, str]
-    held_out: Mapping[str, str]
-
-
-class Encoded(NamedTuple):
-    """A corpus as tokens, made once for several trainings: see :func:`encoded`."""
-
-    text: Corpus
-    vocabulary: BytePair
-    training: Int[Tensor, " tokens"]
-    held_out: Int[Tensor, " tokens"]
 
 
 @dataclass(frozen=True)
@@ -133,31 +110,6 @@ def _fitting(graph: TokenGraph, recipe: Recipe) -> TokenGraph:
     return graph
 
 
-def corpus(root: Path | None = None) -> Corpus:
-    """The sources of the running interpreter's standard library (or of another folder), split by a hash of the file's name.
-
-    Raises ValueError if there are none.
-
-    >>> text = corpus()
-    >>> "ast.py" in text.training | text.held_out, set(text.training) & set(text.held_out)
-    (True, set())
-    """
-    root = Path(sysconfig.get_path("stdlib")) if root is None else root
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root)))
-    texts = {name: (root / name).read_text("utf-8", errors="replace") for name in names}
-    if not texts:
-        raise ValueError(f"root {str(root)!r} holds no *.py files: expected the sources of the standard library")
-    return Corpus(*({name: texts[name] for name in names if _is_held_out(name) == held_out} for held_out in (False, True)))
-
-
-def encoded(text: Corpus | None = None, pieces: int = Recipe.pieces) -> Encoded:
-    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for training."""
-    text = text or corpus()
-    vocabulary = BytePair.learn("".join(text.training.values()), pieces)
-    training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
-    return Encoded(text, vocabulary, training, held_out)
-
-
 def train(
     recipe: Recipe | None = None,
     text: Corpus | Encoded | None = None,
@@ -202,15 +154,7 @@ def train(
     return model, vocabulary, report
 
 
-# -- the corpus -------------------------------------------------------------------------------------------------------
-
-
-def _belongs(path: Path) -> bool:
-    return not _SKIPPED & set(path.parts) and not path.name.startswith(("_sysconfigdata", "sitecustomize"))
-
-
-def _is_held_out(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
+# -- the windows ------------------------------------------------------------------------------------------------------
 
 
 def _check_long_enough(recipe: Recipe, *parts: Tensor) -> None:

@@ -15,7 +15,7 @@ ROWS = [
         *("_edge_lists", "_text", "_arrays", "_given", "_grids", "_canvas", "_spans", "_range_extremes", "bytepair", "weights"),
         *("_audit_part", "_cost_rates", "_experiment_store", "_subspaces", "_audit_cover", "_audit_embedding"),
     ],
-    ["_ranges", "_listed", "_cost_configs", "_experiment_plot", "_audit_runner"],
+    ["_corpus", "_ranges", "_listed", "_cost_configs", "_experiment_plot", "_audit_runner"],
     ["_rules", "_audit_witnesses"],
     ["_enumeration"],
     ["_cover"],
