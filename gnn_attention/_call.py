@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gnn_attention import _checks
-from gnn_attention._shapes import Bool, Float, Tensor
+from gnn_attention import _checks, _edge_dropout
+from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
 
@@ -22,7 +22,8 @@ class Call:
 
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
     ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
-    ``first_sample`` and ``first_head`` number the first sample and head for the score_mod, where the call is a part of another.
+    ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the call is a part of
+    another; ``seed`` is that of dropout (``_edge_dropout``), drawn from torch's generator.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -37,6 +38,7 @@ class Call:
     with_lse: bool = False
     first_sample: int = 0
     first_head: int = 0
+    seed: Int[Tensor, ""] | None = None
 
     @classmethod
     def checked(
@@ -55,7 +57,7 @@ class Call:
         """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
         _check_tensors(q, k, v)
         _check_graph(graph, q, k)
-        scale = _checked_scale(scale, q)
+        scale, dropout = _checked_scale(scale, q), _checks.probability("dropout", dropout)
         return cls(
             q=_for_positive_scale(q, scale),
             k=k,
@@ -65,8 +67,9 @@ class Call:
             score_mod=_checked_score_mod(score_mod),
             bias=_checked_bias(bias, graph, q),
             sink_logits=_checked_sinks(sink_logits, q),
-            dropout=_checks.probability("dropout", dropout),
+            dropout=dropout,
             with_lse=with_lse,
+            seed=_edge_dropout.draw_seed(q.device) if dropout else None,
         )
 
     def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -81,6 +84,11 @@ class Call:
         h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(1, -1, *lead)
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
+
+    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
+        ends = dst + self.graph.dst_offset, src + self.graph.src_offset
+        return _edge_dropout.dropped(weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head)
 
     @property
     def heard(self) -> Bool[Tensor, "..."]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from gnn_attention import edges
 from gnn_attention._call import Call
@@ -82,7 +81,7 @@ def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
         position = _positions(call.graph, dst, mask)
         logits = logits + call.bias.to(wide)[..., position]
     weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf))
-    out = functional.dropout(weights, call.dropout) @ v
+    out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 

@@ -3,22 +3,22 @@
 Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges ``src -> dst`` of the graph,
 
 * ``edge_update``: pattern scoring, ``logit = q_dst . k_src * scale``, then softmax over the in-edges of each receiver;
-* ``message``: what travels along one edge, the weight times the sender's message;
+* ``message``: what travels along one edge, the weight (after dropout) times the sender's message;
 * ``aggregate``: PyG's plain sum over the in-edges, for each head;
 * ``update``: the sum over heads, in model space.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
-from gnn_attention import _checks, convert, edges
+from gnn_attention import _checks, _edge_dropout, convert, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
@@ -152,7 +152,7 @@ class MessagePassingAttention(MessagePassing):
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
         alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
-        return self.propagate(edge_index, size=size, v=v, alpha=alpha), alpha
+        return self.propagate(edge_index, size=size, v=v, alpha=self._dropped(alpha, edge_index, call)), alpha
 
     def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object) -> Tensor:
         """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
@@ -163,8 +163,7 @@ class MessagePassingAttention(MessagePassing):
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
-        weights = nn.functional.dropout(alpha, self.dropout, self.training)
-        return weights.unsqueeze(-1) * v_j
+        return alpha.unsqueeze(-1) * v_j
 
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
@@ -194,6 +193,14 @@ class MessagePassingAttention(MessagePassing):
         score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
         score = score if call.bias is None else score + call.bias.to(score.dtype)
         return score.mT.reshape(logits.shape)
+
+    def _dropped(self, alpha: Tensor, edge_index: Tensor, call: Call) -> Tensor:
+        """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
+        if not (self.training and self.dropout):
+            return alpha
+        call = replace(call, dropout=self.dropout, seed=_edge_dropout.draw_seed(alpha.device))
+        weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
+        return weights.mT.reshape(alpha.shape)
 
     def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
         if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():

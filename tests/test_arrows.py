@@ -13,7 +13,7 @@ ROWS = [
     ["_shapes", "_checks", "_compile", "_experiment_results", "_sizing", "explorer._html", "_glossary"],
     [
         *("_edge_lists", "_text", "_arrays", "_given", "_grids", "_canvas", "_spans", "_range_extremes", "bytepair", "weights"),
-        *("_audit_part", "_cost_rates", "_experiment_store", "_subspaces", "_audit_cover", "_audit_embedding"),
+        *("_audit_part", "_cost_rates", "_experiment_store", "_subspaces", "_audit_cover", "_audit_embedding", "_edge_dropout"),
     ],
     ["_corpus", "_ranges", "_listed", "_cost_configs", "_experiment_plot", "_audit_runner"],
     ["_rules", "_audit_witnesses"],

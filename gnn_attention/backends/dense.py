@@ -1,6 +1,7 @@
 """Attention over all pairs with a mask: torch's ``scaled_dot_product_attention`` wherever it can express the call.
 
-What SDPA cannot (a score_mod, a per-edge bias, sinks, lse) is the plain formula on ``[dst, src]`` logits in float32 or better.
+What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on ``[dst, src]`` logits
+in float32 or better.
 Three things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
 result replaced, so that no kernel ever sees an empty row), a token that holds NaN or inf reaches only those who hear it
 (kernels multiply a hidden value by weight 0, and 0 * NaN is NaN), and a score_mod without a finite value or derivative on some
@@ -51,7 +52,7 @@ def bytes_needed(call: Call) -> int:
 
 
 def _plain(call: Call) -> bool:
-    return call.score_mod is None and call.bias is None and call.sink_logits is None and not call.with_lse
+    return call.is_plain and call.sink_logits is None and not call.with_lse
 
 
 def _needs_no_mask(graph: TokenGraph) -> bool:
@@ -92,7 +93,6 @@ def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
         call.v,
         attn_mask=mask,
         is_causal=is_causal,
-        dropout_p=call.dropout,
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
@@ -108,7 +108,8 @@ def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits + _spread(call.bias.to(wide), call.graph)
     weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), call.sink_logits)
     nobody = ~mask.any(-1)
-    weights = functional.dropout(weights.masked_fill(~mask, 0.0), call.dropout)
+    dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
+    weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src)
     return (weights @ v).to(call.q.dtype), lse.masked_fill(nobody, -torch.inf)
 
 

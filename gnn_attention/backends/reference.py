@@ -90,7 +90,7 @@ def _some_rows(call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chos
     if call.bias is not None:
         logits = logits + call.bias[..., chosen]
     weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)
-    weights = torch.nn.functional.dropout(weights, call.dropout)
+    weights = call.dropped(weights, dst, src)
     messages = weights.unsqueeze(-1) * call.v[:, :, src]
     out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1]).index_add(2, dst - start, messages)
     return out, lse

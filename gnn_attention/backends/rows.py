@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn import functional
 
 from gnn_attention import _edge_products, _fused, edges
 from gnn_attention._call import Call
@@ -95,5 +94,5 @@ def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tenso
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
     weights, lse = _edge_products.softmax(logits, listed)
-    weights = functional.dropout(weights, call.dropout)
+    weights = call.dropped(weights, listed[2].long(), listed[1].long())
     return _edge_products.incoming(weights, v, listed).to(call.q.dtype), lse

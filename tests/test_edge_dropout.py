@@ -1,0 +1,130 @@
+"""Dropout keyed by the edge: SplitMix64 as published, even and independent, and the same edges on every way through attention."""
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import _edge_dropout, patterns
+from gnn_attention._edge_dropout import FIRST, GOLDEN, SECOND, kept
+
+CPU = torch.device("cpu")
+WAYS = ["reference", "dense", "tiles", "rows"]
+
+
+def mixed(z):
+    """SplitMix64's finalizer in Python's own integers."""
+    z %= 2**64
+    z = (z ^ (z >> 30)) * FIRST % 2**64
+    z = (z ^ (z >> 27)) * SECOND % 2**64
+    return z ^ (z >> 31)
+
+
+def bits(seed, sample, head, dst, src):
+    stream = mixed(seed + GOLDEN * ((sample << 32) + head + 1))
+    return mixed(stream + GOLDEN * ((dst << 32) + src + 1))
+
+
+def test_the_mixing_is_that_of_splitmix64():
+    """The first outputs of the published generator started at 1234567."""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert [mixed(1234567 + GOLDEN * n) for n in range(1, 6)] == known
+    state = torch.tensor([_edge_dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 6)])
+    assert [int(z) % 2**64 for z in _edge_dropout._mixed(state)] == known
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("seed", [0, 1, 2**62 - 1])
+def test_kept_is_the_formula(seed, probability):
+    numbers = [(b, h, i, j) for b in (0, 3) for h in (0, 7) for i in (0, 5, 2**31 - 1) for j in (0, 6, 2**31 - 1)]
+    expected = [(bits(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
+    assert kept(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probability):
+    ends = torch.arange(600)
+    b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(2).view(-1, 1, 1)
+    stays = kept(torch.tensor(3), b, h, ends.view(-1, 1), ends, probability).double()
+    sigma = (probability * (1 - probability) / 600**2) ** 0.5
+    assert ((stays.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
+    assert ((stays.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
+    flat = (stays.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
+    others = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]  # transpose, next sender, next receiver
+    for other in [*flat[1:], *others]:
+        assert abs(float((flat[0] * other).mean())) < 5 / 600
+
+
+def test_a_seed_is_needed_and_comes_from_torchs_generator():
+    with pytest.raises(ValueError, match=r"dropout 0\.5 needs a seed, got None"):
+        _edge_dropout.dropped(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
+    torch.manual_seed(5)
+    first, second = _edge_dropout.draw_seed(CPU), _edge_dropout.draw_seed(CPU)
+    torch.manual_seed(5)
+    assert first != second
+    assert first == _edge_dropout.draw_seed(CPU)
+
+
+GRAPHS = [
+    patterns.causal(40),
+    patterns.window(200, 9) | patterns.sinks(200, 2),
+    patterns.strict_causal(30).rows(10, 30),
+    patterns.documents([5, 20, 13]),
+    ga.TokenGraph.from_edges(torch.tensor([[4, 0, 2, 9, 9], [1, 0, 1, 3, 0]]), 5, 10),
+]
+
+
+def attended(graph, backend):
+    torch.manual_seed(0)
+    sizes = ((graph.num_dst, 4), (graph.num_src, 2), (graph.num_src, 2))
+    q, k, v = (torch.randn(2, heads, n, 8, dtype=torch.float64, requires_grad=True) for n, heads in sizes)
+    torch.manual_seed(1)
+    out = ga.attend(q, k, v, graph, dropout=0.3, backend=backend)
+    return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g.name)
+@pytest.mark.parametrize("backend", WAYS[1:])
+def test_every_backend_drops_the_same_edges(graph, backend):
+    """Output and gradients as the reference's; another seed gives others."""
+    for found, expected in zip(attended(graph, backend), attended(graph, "reference"), strict=True):
+        assert torch.allclose(found, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", WAYS)
+def test_dropout_is_of_the_weights_of_the_formula(backend):
+    """Against softmax written out with the mask of Python's integers."""
+    graph = patterns.causal(9).rows(3, 9)
+    q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64) for n in (6, 9, 9))
+    torch.manual_seed(4)
+    out = ga.attend(q, k, v, graph, dropout=0.4, backend=backend)
+    torch.manual_seed(4)
+    seed = int(_edge_dropout.draw_seed(CPU))
+    weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
+    index = [(b, h, i, j) for b in range(2) for h in range(2) for i in range(6) for j in range(9)]
+    stays = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
+    assert torch.allclose(out, weights * stays.view(2, 2, 6, 9) / 0.6 @ v, rtol=0, atol=1e-12)
+
+
+def test_the_walk_drops_the_same_edges():
+    torch.manual_seed(0)
+    heads, x, graph = ga.StandardHeads(16, 4, num_kv_heads=2).double(), torch.randn(2, 12, 16).double(), patterns.window(12, 5)
+    results = []
+    for backend in (None, "reference", "rows"):
+        torch.manual_seed(2)
+        results.append(ga.MessagePassingAttention(heads, dropout=0.5, backend=backend).train()(x, graph))
+    assert torch.allclose(results[0], results[1], rtol=0, atol=1e-12)
+    assert torch.allclose(results[0], results[2], rtol=0, atol=1e-12)
+
+
+def test_graphs_that_differ_by_head_drop_by_the_number_of_the_head():
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 12, heads=2)
+    for found, expected in zip(attended_by_head(graph, "rows"), attended_by_head(graph, "dense"), strict=True):
+        assert torch.allclose(found, expected, rtol=0, atol=1e-11)
+
+
+def attended_by_head(graph, backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 12, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    torch.manual_seed(1)
+    out = ga.attend(q, k, v, graph, dropout=0.3, backend=backend)
+    return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
