@@ -1,7 +1,7 @@
 """Attention over all pairs with a mask: torch's ``scaled_dot_product_attention`` wherever it can express the call.
 
-What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on ``[dst, src]`` logits
-in float32 or better.
+What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on ``[dst, src]``
+logits in float32 or better.
 Three things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
 result replaced, so that no kernel ever sees an empty row), a token that holds NaN or inf reaches only those who hear it
 (kernels multiply a hidden value by weight 0, and 0 * NaN is NaN), and a score_mod without a finite value or derivative on some
