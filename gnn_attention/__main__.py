@@ -9,12 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from gnn_attention import (
     __version__,
     _audit_command,
     _cost_command,
+    _files,
     bench,
     commands,
     experiment,
@@ -88,8 +88,7 @@ def _add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
     report = verify.run(
         device=args.device,
         dtypes=args.dtype,
@@ -102,7 +101,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json == "-":
         print(report.to_json())
     elif args.json:
-        Path(args.json).write_text(report.to_json() + "\n", encoding="utf-8")
+        _files.write(args.json, report.to_json() + "\n")
     print(report, file=sys.stderr if args.json == "-" else sys.stdout)
     return 0 if report.ok else 1
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from gnn_attention import auditor, expressions, model
+from gnn_attention import _files, auditor, expressions, model
 
 __all__ = ["add_audit"]
 
@@ -26,8 +25,7 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _audit(args: argparse.Namespace) -> int:
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
     graph = expressions.parse(args.expression)
     if graph.num_dst > LONGEST:
         raise ValueError(f"{graph!r} is too long for an audit of a model: take at most {LONGEST} tokens, the rule is the same")
@@ -39,6 +37,6 @@ def _audit(args: argparse.Namespace) -> int:
     if args.json == "-":
         print(verdict.to_json())
     elif args.json:
-        Path(args.json).write_text(verdict.to_json() + "\n", encoding="utf-8")
+        _files.write(args.json, verdict.to_json() + "\n")
     print(verdict, file=sys.stderr if args.json == "-" else sys.stdout)
     return 0 if verdict.ok else 1

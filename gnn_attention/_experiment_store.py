@@ -7,15 +7,13 @@ and what is there is not trained again.
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gnn_attention import _files
 from gnn_attention._experiment_results import Outcome
 
 __all__ = ["Store"]
@@ -79,17 +77,7 @@ class Store:
 
 
 def _write(file: Path, value: Any) -> None:
-    """A JSON file, in full or not at all: it is written beside its place, which it then takes."""
-    part = file.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with part.open("x", encoding="utf-8") as writing:
-            json.dump(value, writing, indent=1, allow_nan=False)
-            writing.write("\n")
-            writing.flush()
-            os.fsync(writing.fileno())
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
+    _files.write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -107,7 +95,7 @@ def _outcome(file: Path) -> Outcome:
     fitting = value.keys() == kinds.keys() and all(
         isinstance(value[name], kind) and not isinstance(value[name], bool) for name, kind in kinds.items()
     )
-    if not fitting or not all(math.isfinite(number) for number in value.values() if isinstance(number, int | float)):
+    if not fitting or not all(abs(number) < 1e300 for number in value.values() if isinstance(number, int | float)):  # nor NaN
         raise ValueError(f"{file} holds no result of a training: delete it to train anew")
     return Outcome(**value)
 

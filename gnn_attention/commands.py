@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnn_attention import catalogue, draw, expressions
+from gnn_attention import _files, catalogue, draw, expressions
 from gnn_attention.graph import LARGEST_PICTURE, TokenGraph
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def _graphs(args: argparse.Namespace) -> int:
         near = difflib.get_close_matches(unknown[0], catalogue.EXAMPLES, 1)
         hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
         raise ValueError(f"there is no builder {unknown[0]!r}; {hint}")
-    if args.json not in (None, "-"):
-        _check_folder("--json", args.json)
+    _files.check_place("--json", args.json)
     found = catalogue.entries(args.name or None)
     if args.json is None:
         print(catalogue.listing(found, min(shutil.get_terminal_size((100, 0)).columns, 120)))
@@ -65,7 +64,7 @@ def _graphs(args: argparse.Namespace) -> int:
     if args.json == "-":
         print(text)
     else:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        _files.write(args.json, text + "\n")
     return 0
 
 
@@ -78,12 +77,14 @@ def _draw(args: argparse.Namespace) -> int:
     if args.out is None:
         print(_in_text(graph, args.kind))
         return 0
-    _check_folder("-o", args.out)
     if not Path(args.out).suffix:
         raise ValueError(f"-o {args.out}: expected a file name whose ending says what to write, such as picture.svg")
+    _files.check_place("-o", args.out)
     if args.kind == "layers":
         options.setdefault("layers", 3)
-    picture(graph, **options).savefig(args.out)
+    made = picture(graph, **options)
+    with _files.written(args.out) as file:
+        made.savefig(file, format=Path(args.out).suffix[1:].lower())
     print(f"{args.out}: {graph!r}")
     return 0
 
@@ -99,8 +100,3 @@ def _in_text(graph: TokenGraph, kind: str | None) -> str:
             "add for example -o picture.svg"
         )
     return text
-
-
-def _check_folder(option: str, file: str) -> None:
-    if not Path(file).parent.is_dir():
-        raise ValueError(f"{option} {file}: expected a folder that exists, make {Path(file).parent} first")

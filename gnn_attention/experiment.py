@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, _experiment_plot, algebra
+from gnn_attention import _checks, _experiment_plot, _files, algebra
 from gnn_attention._experiment_graphs import Contender, Graphs, contenders
 from gnn_attention._experiment_results import Mean, Outcome, Row, rows, table
 from gnn_attention._experiment_store import Store
@@ -246,7 +246,9 @@ def _run(args: argparse.Namespace) -> int:
         tell("")
     found, facts = rows(outcomes), _facts(recipe, args.seeds)
     if args.plot is not None:
-        _experiment_plot.figure(found, "What a graph costs", _facts(recipe, args.seeds, "a bar")).savefig(args.plot)
+        made = _experiment_plot.figure(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
+        with _files.written(args.plot) as file:
+            made.savefig(file, format=Path(args.plot).suffix[1:].lower())
     _report(args.json, recipe, outcomes, f"{facts}\n{table(found)}")
     return 0
 
@@ -254,10 +256,7 @@ def _run(args: argparse.Namespace) -> int:
 def _check_files(args: argparse.Namespace) -> None:
     """Before anything is trained in vain."""
     for option, file in (("--json", args.json), ("--plot", args.plot)):
-        if file not in (None, "-") and not Path(file).parent.is_dir():
-            raise ValueError(f"{option} {file}: expected a folder that exists, make {Path(file).parent} first")
-        if file not in (None, "-") and Path(file).is_dir():
-            raise ValueError(f"{option} {file} is a folder: give a file")
+        _files.check_place(option, file)
     if args.plot is not None:
         _experiment_plot.check(args.plot)
 
@@ -269,7 +268,7 @@ def _report(file: str | None, recipe: Recipe, outcomes: Sequence[Outcome], text:
         "outcomes": [asdict(one) for one in outcomes],
     }
     if file not in (None, "-"):
-        Path(file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _files.write(file, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1) if file == "-" else text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, expressions, model, patterns
+from gnn_attention import _checks, _files, expressions, model, patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
 
@@ -79,14 +79,13 @@ def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _generate(args: argparse.Namespace) -> int:
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
     said = continued(args.prompt, args.tokens, args.graph, args.temperature, args.seed, args.model, args.backend)
     if args.json == "-":
         print(json.dumps(said, indent=2))
         return 0
     if args.json:
-        Path(args.json).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        _files.write(args.json, json.dumps(said, indent=2) + "\n")
     print(said["text"])
     print("{came} tokens along {graph}: {kept} senders kept, {bytes:,} bytes".format_map(said), file=sys.stderr)
     return 0

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention import _checks
+from gnn_attention import _checks, _files
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["MOST_BYTES", "MOST_TOKENS", "read", "write"]
@@ -87,7 +87,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     text = "".join(form(graph)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
     if text is None or len(text) > MOST_BYTES:
         raise ValueError(f"{graph!r} has {graph.num_edges:,} edges, which do not fit into the {MOST_BYTES:,} bytes that are read")
-    path.write_text(text, encoding="utf-8")
+    _files.write(path, text)
 
 
 # -- in ---------------------------------------------------------------------------------------------------------------
@@ -124,13 +124,18 @@ def _graphml(text: str) -> _Found:
     import networkx as nx
 
     try:
-        graph = nx.parse_graphml(text, node_type=int)
+        graph = nx.parse_graphml(text, node_type=str)
+        number = {label: int(label) for label in graph.nodes}
     except Exception as error:  # of the XML parser, of networkx, of a label that is no number
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-    edges = [(int(u), int(v)) for u, v in graph.edges()]
+    label_of: dict[int, str] = {}
+    for label, token in number.items():
+        if (other := label_of.setdefault(token, label)) != label:
+            raise ValueError(f"its nodes {other!r} and {label!r} are the same number: write every number in one way")
+    edges = [(number[u], number[v]) for u, v in graph.edges()]
     if not graph.is_directed():
         edges = [pair for u, v in edges for pair in ((u, v), (v, u))]
-    return _Found(edges, set(graph.nodes))
+    return _Found(edges, set(number.values()))
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -14,13 +14,12 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention import _checks, algebra, analyse
+from gnn_attention import _checks, _files, algebra, analyse
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
@@ -246,12 +245,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``gnn-attention reach``: train, print the table; 0 when it is done."""
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
     outcomes = compare(args.depth, args.seeds, args.steps, tell=_tell if sys.stderr.isatty() else None)
     text = json.dumps([asdict(outcome) for outcome in outcomes], indent=2)
     if args.json not in (None, "-"):
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        _files.write(args.json, text + "\n")
     print(text if args.json == "-" else table(outcomes))
     return 0
 

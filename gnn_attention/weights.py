@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from gnn_attention import _files
 
 __all__ = ["load", "save"]
 
@@ -68,17 +69,9 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: 
     # Largest items first: then each tensor starts at a multiple of its item, for readers that map the file.
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     header = _header_bytes(tensors, order, dict(metadata or {}))
-    target = Path(path)
-    part = target.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.writelines(_data(tensors[name]) for name in order)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with _files.written(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.writelines(_data(tensors[name]) for name in order)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -10,7 +10,7 @@ import gnn_attention
 PACKAGE = Path(gnn_attention.__file__).parent
 
 ROWS = [
-    ["_shapes", "_checks", "_compile", "_experiment_results", "_sizing", "explorer._html", "_glossary"],
+    ["_shapes", "_checks", "_compile", "_files", "_experiment_results", "_sizing", "explorer._html", "_glossary"],
     [
         *("_edge_lists", "_text", "_arrays", "_given", "_grids", "_canvas", "_spans", "_range_extremes", "bytepair", "weights"),
         *("_audit_part", "_cost_rates", "_experiment_store", "_subspaces", "_audit_cover", "_audit_embedding", "_edge_dropout"),

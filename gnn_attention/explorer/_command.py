@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gnn_attention import explorer
+from gnn_attention import _files, explorer
 from gnn_attention.explorer._html import is_ours
 
 __all__ = ["add_explore"]
@@ -56,9 +56,8 @@ def _text(text: str | None, file: str | None) -> str:
 
 def _check_out(out: Path, force: bool) -> None:
     """ValueError where nothing can be written, or something else would be lost."""
-    if not out.parent.is_dir():
-        raise ValueError(f"-o {out}: expected a folder that exists, make {out.parent} first")
     if out.is_dir():
         raise ValueError(f"-o {out} is a folder: give a file, such as {out / 'explorer.html'}")
+    _files.check_place("-o", str(out))
     if out.exists() and not force and not is_ours(out):
         raise ValueError(f"-o {out} exists and is no page of the explorer: give another name, or --force to replace it")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gnn_attention import _files
 
 __all__ = ["MARK", "TEMPLATE", "Page", "assembled", "embedded", "is_ours"]
 
@@ -28,15 +29,7 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, in full or not at all, and return where. OSError where that cannot be."""
-        path = Path(path)
-        partly = path.with_name(f".{secrets.token_hex(8)}.part")
-        try:
-            with partly.open("x", encoding="utf-8", newline="\n") as file:
-                file.write(self.html)
-            partly.replace(path)
-        finally:
-            partly.unlink(missing_ok=True)
-        return path
+        return _files.write(path, self.html)
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, which may run its script and nothing more."""

@@ -1,0 +1,68 @@
+"""Files written whole or not at all: beside their place first, which they then take. An interrupt leaves what was there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["check_place", "write", "written"]
+
+
+@contextmanager
+def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file open for writing that takes the place of ``path`` when the block ends well, and is removed when it does not.
+
+    A link stays a link to what is replaced, a mode stays as it was; what is no regular file (a pipe, ``/dev/stdout``) is written
+    to directly. OSError where nothing can be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with written(Path(folder) / "a.txt") as file:
+    ...         _ = file.write(b"all of it")
+    ...     (Path(folder) / "a.txt").read_text()
+    'all of it'
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Write a whole file, text as UTF-8 with its line ends as they are, and return where."""
+    with written(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+def check_place(option: str, path: str | None) -> None:
+    """ValueError where a file that an option names could not be written; "-" and None, which name none, pass.
+
+    >>> check_place("--json", "no/such/folder/a.json")
+    Traceback (most recent call last):
+    ValueError: --json no/such/folder/a.json: expected a folder that exists, make no/such/folder first
+    """
+    if path in (None, "-"):
+        return
+    place = Path(str(path))
+    if not place.parent.is_dir():
+        raise ValueError(f"{option} {path}: expected a folder that exists, make {place.parent} first")
+    if place.is_dir():
+        raise ValueError(f"{option} {path} is a folder: give a file in it")

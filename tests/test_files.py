@@ -1,0 +1,71 @@
+"""Files whole or not at all: what was there stays until everything is written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gnn_attention import _files
+
+
+def test_a_file_takes_its_place_when_all_is_written(tmp_path):
+    place = tmp_path / "a.json"
+    place.write_text("before")
+    with _files.written(place) as file:
+        file.write(b"after")
+        assert place.read_text() == "before"
+    assert place.read_bytes() == b"after"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def write_half(place, stop):
+    with _files.written(place) as file:
+        file.write(b"half of ")
+        raise stop
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError, SystemExit])
+def test_an_interrupt_leaves_what_was_there_and_nothing_else(tmp_path, stop):
+    place = tmp_path / "a.json"
+    place.write_text("before")
+    with pytest.raises(stop):
+        write_half(place, stop)
+    assert place.read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_text_is_written_as_it_is(tmp_path):
+    assert _files.write(tmp_path / "a.txt", "ä\r\nb\n").read_bytes() == b"\xc3\xa4\r\nb\n"
+
+
+def test_a_link_stays_and_a_mode_stays(tmp_path):
+    place, link = tmp_path / "a.txt", tmp_path / "link.txt"
+    place.write_text("before")
+    place.chmod(0o640)
+    link.symlink_to(place)
+    _files.write(link, "after")
+    assert (link.is_symlink(), place.read_text(), place.stat().st_mode & 0o777) == (True, "after", 0o640)
+
+
+def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
+    """As `--json /dev/stdout` is: a pipe stays a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen([sys.executable, "-c", f"print(open({str(pipe)!r}).read())"], stdout=subprocess.PIPE, text=True)
+    _files.write(pipe, "through it")
+    assert reader.communicate(timeout=30)[0] == "through it\n"
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("path", [None, "-", "new.json"])
+def test_places_where_a_file_can_be(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    _files.check_place("--json", path)
+
+
+def test_places_where_none_can_be_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"--json .*no/a\.json: expected a folder that exists, make .*no first"):
+        _files.check_place("--json", str(tmp_path / "no" / "a.json"))
+    with pytest.raises(ValueError, match=r"-o .* is a folder: give a file in it"):
+        _files.check_place("-o", str(tmp_path))
