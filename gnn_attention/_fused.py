@@ -2,7 +2,7 @@
 
 It is registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is. Its backward pass recomputes
 the weights from q, k and the log-sum-exp of all pieces: nothing of the size of the edges is kept. A gradient that comes in for
-lse is served too. Second derivatives are refused by name.
+lse is served too, and so are sinks: the output is rounded once, with them. Second derivatives are refused by name.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ def attention(
     v: Float[Tensor, "batch kv_heads src value_dim"],
     plan: Packed,
     scale: float,
+    sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of attention over the pieces of a plan; a receiver in no piece has out 0 and lse -inf.
+    """``(out, lse)`` of attention over the pieces of a plan; a receiver in no piece has out 0 and lse -inf, with sinks too.
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    out, lse = _ATTENTION(q, k, v, *plan, scale)
+    sinks = q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
+    out, lse = _ATTENTION(q, k, v, sinks, *plan, scale)
     return out, lse
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The operator of the forward pass."""
+    """The operator of the forward pass; ``sinks`` is ``[B, Hq]``, or ``[B, 0]`` for none."""
     plan = unpacked(tensors, numbers)
-    out, lse = _forward(q, k, v, plan, scale)
+    out, lse = _forward(q, k, v, plan, scale, sinks)
     if not _visits_non_edges(plan) or (not bool(lse.isnan().any()) and _nonfinite.surely_finite(v)):
         return out, lse  # a q or k that is not finite shows in lse
     clean = _nonfinite.cleaned(q, k, v)
-    out, lse = _forward(clean[0], clean[1], clean[2], plan, scale)
+    out, lse = _forward(clean[0], clean[1], clean[2], plan, scale, sinks)
     bad = _nonfinite.poisoned(q, k, v, lambda marked: _hears(marked, q, plan), lse > -torch.inf)
     return out.masked_fill_(bad.unsqueeze(-1), torch.nan), lse.masked_fill_(bad, torch.nan)
 
@@ -56,13 +58,14 @@ def _run_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor,
     out: Tensor,
     lse: Tensor,
     tensors: Sequence[Tensor],
     numbers: Sequence[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator of the backward pass: the gradients of q, k and v, token-major in memory."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operator of the backward pass: the gradients of q, k and v, token-major in memory, and of the sinks."""
     plan = unpacked(tensors, numbers)
     if _visits_non_edges(plan) and not _nonfinite.surely_finite(q, k, v):
         q, k, v = _nonfinite.cleaned(q, k, v)
@@ -73,14 +76,16 @@ def _run_backward(
     if bool(deaf.any()):  # whoever hears nobody: exp(logit - lse) = 0, and 0 * NaN of a gradient that nobody wants must not be
         grad_out, grad_lse = grad_out.masked_fill(deaf.unsqueeze(-1), 0.0), grad_lse.masked_fill(deaf, 0.0)
         lse = lse.masked_fill(deaf, torch.inf)
-    return _backward(grad_out, grad_lse, q, k, v, out, lse, plan, scale)
+    grad_sinks = _sinks_backward(grad_out, grad_lse, out, lse, sinks) if sinks.shape[1] else torch.empty_like(sinks)
+    return *_backward(grad_out, grad_lse, q, k, v, out, lse, plan, scale), grad_sinks
 
 
 # -- both passes ------------------------------------------------------------------------------------------------------
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
-    wide, merges = edges.accumulation_dtype(q.dtype), any(not piece.fresh for piece in plan.pieces)
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    sinks = q.new_zeros(q.shape[0], 0) if sinks is None else sinks
+    wide, merges = edges.accumulation_dtype(q.dtype), sinks.shape[1] > 0 or any(not piece.fresh for piece in plan.pieces)
     out = _token_major(q, v.shape[3], wide if merges else q.dtype)
     lse = _token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
@@ -93,7 +98,23 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> tuple
             _edge_kernels.forward(q, k, v, piece, scale, out, lse)
         else:
             _rectangle_kernels.forward(wide_q, wide_k, wide_v, piece, scale, out, lse)
+    if sinks.shape[1]:
+        _add_sinks(out, lse, sinks.to(wide).unsqueeze(-1))
     return out.to(q.dtype), lse
+
+
+def _add_sinks(out: Tensor, lse: Tensor, sinks: Float[Tensor, "batch heads 1"]) -> None:
+    """One more logit in every softmax that has any, without a value, in place: ``out / (1 + e^(sink - lse))``."""
+    silent = lse == -torch.inf
+    out.mul_((lse - sinks).sigmoid_().masked_fill_(silent, 0.0).unsqueeze(-1))
+    torch.logaddexp(lse, sinks, out=lse).masked_fill_(silent, -torch.inf)
+
+
+def _sinks_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``."""
+    delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
+    weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 where nobody is heard: lse is inf there
+    return -(weights * delta).sum(-1).to(sinks.dtype)
 
 
 def _backward(
@@ -152,27 +173,28 @@ def _hears(marked: Tensor, q: Tensor, plan: Plan) -> Tensor:
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of the results."""
     return _token_major(q, v.shape[3], q.dtype), _token_major(q, 1, edges.accumulation_dtype(q.dtype)).squeeze(-1)
 
 
 def _fake_backward(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Shapes and dtypes of the gradients."""
-    return _token_major(q, q.shape[3], q.dtype), _token_major(k, k.shape[3], k.dtype), _token_major(v, v.shape[3], v.dtype)
+    dq, dk, dv = (_token_major(x, x.shape[3], x.dtype) for x in (q, k, v))
+    return dq, dk, dv, torch.empty_like(sinks, memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, tensors, ctx.numbers, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output, *tensors)
+    q, k, v, sinks, tensors, ctx.numbers, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, sinks, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, *tensors = ctx.saved_tensors
-    return *_GRADIENTS(*grads, q, k, v, out, lse, tensors, ctx.numbers, ctx.scale), [None] * len(tensors), None, None
+    q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
+    return *_GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale), [None] * len(tensors), None, None
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -188,7 +210,7 @@ def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
 _ATTENTION = operator(
     "attention_pieces",
-    f"(Tensor q, Tensor k, Tensor v, {PLAN}) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, Tensor sinks, {PLAN}) -> (Tensor, Tensor)",
     _run,
     _fake,
     _differentiate,
@@ -196,8 +218,8 @@ _ATTENTION = operator(
 )
 _GRADIENTS = operator(
     "attention_pieces_backward",
-    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{PLAN}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor out, Tensor lse, "
+    f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
     _no_second_derivative,

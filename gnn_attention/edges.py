@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 
-__all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "softmax", "weights_from_lse"]
+__all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "sinks_alone", "softmax", "weights_from_lse"]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -108,6 +108,18 @@ def add_sinks(
     after = torch.logaddexp(before, sinks)
     kept = (before - after).exp().masked_fill(nothing, 0.0)
     return (out * kept.unsqueeze(-1)).to(out.dtype), after.masked_fill(nothing, -torch.inf)
+
+
+def sinks_alone(
+    lse: Float[Tensor, "batch heads dst"], sink_logits: Float[Tensor, " heads"], heard: Bool[Tensor, "..."]
+) -> Float[Tensor, "batch heads dst"]:
+    """``lse`` of a softmax that has sinks already: they are all there is for a ``heard`` receiver whose every logit is -inf.
+
+    >>> heard = torch.tensor([True, False])
+    >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), heard).tolist()
+    [[[1.0, -inf]]]
+    """
+    return torch.where((lse == -torch.inf) & heard, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
 
 
 def merge(

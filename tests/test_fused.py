@@ -317,18 +317,20 @@ def test_exported_saved_and_loaded(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_opcheck_of_both_operators(name, dtype):
-    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch."""
+@pytest.mark.parametrize("without", [True, False])
+def test_opcheck_of_both_operators(name, dtype, without):
+    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with them."""
     inputs, graph = qkv(dtype=dtype), patterns.window(9, 3) | patterns.sinks(9, 1)
     tensors, numbers = packed_plan(name, graph, CPU)
+    sinks = torch.zeros(inputs[0].shape[0], 0 if without else inputs[0].shape[1], dtype=dtype, requires_grad=True)
     with torch.no_grad():
-        out, lse = _fused.attention(*inputs, (tensors, numbers), 0.3)
+        out, lse = _fused.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
     bare = [x.detach() for x in inputs]
     for operator, arguments in (
-        (torch.ops.gnn_attention.attention_pieces, (*inputs, tensors, numbers, 0.3)),
+        (torch.ops.gnn_attention.attention_pieces, (*inputs, sinks, tensors, numbers, 0.3)),
         (
             torch.ops.gnn_attention.attention_pieces_backward,
-            (torch.ones_like(out), torch.ones_like(lse), *bare, out, lse, tensors, numbers, 0.3),
+            (torch.ones_like(out), torch.ones_like(lse), *bare, sinks.detach(), out, lse, tensors, numbers, 0.3),
         ),
     ):
         result = torch.library.opcheck(operator, arguments)
@@ -339,7 +341,8 @@ def test_opcheck_of_both_operators(name, dtype):
 def test_the_bare_operator_has_its_derivative():
     """As an exported program calls it."""
     inputs, graph = qkv(), patterns.window(9, 3)
-    out, _ = torch.ops.gnn_attention.attention_pieces(*inputs, *packed_plan("tiles", graph, CPU), 8**-0.5)
+    none = torch.zeros(inputs[0].shape[0], 0, dtype=inputs[0].dtype)
+    out, _ = torch.ops.gnn_attention.attention_pieces(*inputs, none, *packed_plan("tiles", graph, CPU), 8**-0.5)
     assert largest(gradients(out, inputs), gradients(dense(*inputs, graph), inputs)) < 1e-12
 
 

@@ -19,7 +19,7 @@ MOST_EDGES = 2**28  # that a list holds within some GiB
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     out, lse = call.by_graph(_run)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return (out, lse) if call.sink_logits is None else (out, edges.sinks_alone(lse, call.sink_logits, call.heard))
 
 
 def refusal(call: Call) -> str | None:
@@ -39,4 +39,4 @@ def bytes_needed(call: Call) -> int:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor]:
-    return _fused.attention(call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale)
+    return _fused.attention(call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale, call.sink_logits)

@@ -26,7 +26,11 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    if call.sink_logits is None:
+        return out, lse
+    if call.is_plain:
+        return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
+    return edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:
@@ -46,7 +50,7 @@ def bytes_needed(call: Call) -> int:
 
 
 def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
-    return _fused.attention(call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale)
+    return _fused.attention(call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale, call.sink_logits)
 
 
 def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,8 @@ class _AttendCase:
             out = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
         else:
             out = oracle.reordered_attention(order, q, k, v, mask, self.scale, modify, sinks)
-        return out, gradients_of(out, self.direction.to(device), inputs)
+        learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
+        return out, gradients_of(out, self.direction.to(device), learners)
 
     def _oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
         inputs = self.inputs(torch.float64, "cpu")

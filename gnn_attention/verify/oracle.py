@@ -22,6 +22,8 @@ Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all he
 
 def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
     """``M exp(l) / (sum_j M exp(l) + exp(sink))`` over the last axis, 0 where M has no 1; ``logits [B, H, dst, src]``."""
+    if not logits.shape[-1]:
+        return logits  # nobody to hear
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     top = torch.maximum(logits.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True), sink).detach()
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
@@ -95,9 +97,9 @@ class Order:
     """A reshuffling of samples, receivers, senders and channels: the same problem, but other roundings.
 
     SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick. ``widened`` says
-    that values are given as many channels as keys (the others 0): SDPA runs its fused kernel then, which it does not for widths
-    that differ. That kernel's gradients have larger roundings, since it computes the weights again from lse: a stick for backends
-    that do so too, and for no other.
+    that keys and values are given equally many channels (the further ones 0), and a mask that learns as it is: SDPA runs its
+    fused kernel then, which it does for no others. That kernel's gradients have larger roundings, since it computes the weights
+    again from lse: a stick for backends that do so too, and for no other.
     """
 
     sample: Tensor
@@ -142,9 +144,10 @@ def sdpa(
         k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
         additive = torch.cat([additive, column], dim=-1)
-    value_dim = v.shape[3]
-    if widened and value_dim < k.shape[3]:
-        v = functional.pad(v, (0, k.shape[3] - value_dim))
+    value_dim, wide = v.shape[3], max(k.shape[3], v.shape[3])
+    if widened:
+        q, k, v = (functional.pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
+        additive = additive.detach()
     deaf = ~mask.any(-1, keepdim=True)
     additive = torch.where(deaf, torch.zeros_like(additive), additive)  # no kernel is asked about an empty row
     grouped = q.shape[1] != k.shape[1]
