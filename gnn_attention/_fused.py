@@ -85,14 +85,15 @@ def _run_backward(
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     sinks = q.new_zeros(q.shape[0], 0) if sinks is None else sinks
-    wide, merges = edges.accumulation_dtype(q.dtype), sinks.shape[1] > 0 or any(not piece.fresh for piece in plan.pieces)
-    out = _token_major(q, v.shape[3], wide if merges else q.dtype)
+    wide, merges = edges.accumulation_dtype(q.dtype), any(not piece.fresh for piece in plan.pieces)
+    out = _token_major(q, v.shape[3], wide if merges or sinks.shape[1] else q.dtype)
     lse = _token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
         out.zero_()
         lse.fill_(-torch.inf)
     dense = any(not isinstance(piece, Edges) for piece in plan.pieces)
-    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), q, k, v) if dense else (q, k, v)
+    own = (x.to(wide) if merges else x for x in (q, k, v))  # what is to be merged is not rounded before
+    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), *own) if dense else (q, k, v)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             _edge_kernels.forward(q, k, v, piece, scale, out, lse)
