@@ -32,7 +32,8 @@ class Plan(NamedTuple):
     """What the kernel is given: ``table [capacity]`` and four or eight lists in the order of FlexAttention's ``BlockMask``.
 
     Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones ``[..., rows, columns]``:
-    the partial ones, the full ones, and where there is a backward pass the same for columns. All are int32.
+    the partial ones, the full ones, and where there is a backward pass the same for columns. All are int32. The kernel for CPUs
+    wants lists as wide as the table of tiles; for CUDA they are as wide as the longest row (untested on a GPU).
     """
 
     table: Tensor
@@ -63,7 +64,7 @@ def plan(graph: TokenGraph, device: torch.device) -> Plan:
 
 @constant
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """The bytes of :func:`plan`, without making it."""
+    """The bytes of :func:`plan` at most, without making it."""
     parts = _tiles(graph, block_of(device))
     return 4 * (_length(parts, parts.num_partial + _cut_tiles(parts)) + (3 if device.type == "cpu" else 5) * _slots(parts))
 
@@ -76,7 +77,7 @@ def _tiles(graph: TokenGraph, block: int) -> Tiles:
 def _made(graph: TokenGraph, device: torch.device) -> Plan:
     block = block_of(device)
     full, some = _kinds(_tiles(graph, block))
-    lists = _lists(full, some, backward=device.type != "cpu")
+    lists = _lists(full, some, backward=False) if device.type == "cpu" else _compact(_lists(full, some, backward=True))
     return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
 
@@ -106,6 +107,15 @@ def _listed(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, T
     """How many are chosen in each row, and their columns, chosen ones first."""
     columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
     return chosen.sum(-1).to(torch.int32), columns.to(torch.int32)
+
+
+def _compact(lists: list[Tensor]) -> list[Tensor]:
+    """The lists as wide as the longest of each side; partial and full ones alike: older kernels step through both as one."""
+    found: list[Tensor] = []
+    for side in (lists[:4], lists[4:]):
+        width = max(2, *(int(number.max()) for number in side[::2]))  # an axis of size 1 would be a kernel of its own
+        found += [part[..., :width].contiguous() if i % 2 else part for i, part in enumerate(side)]
+    return found
 
 
 def _slots(parts: Tiles) -> int:

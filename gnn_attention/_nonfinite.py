@@ -13,23 +13,30 @@ import torch
 
 from gnn_attention._shapes import Bool, Tensor
 
-__all__ = ["cleaned", "not_finite", "poisoned", "surely_finite"]
+__all__ = ["cleaned", "may_ask", "not_finite", "poisoned", "surely_finite"]
 
 
 def surely_finite(*tensors: Tensor) -> bool:
-    """One pass: a sum is finite only if everything is. While compiling, and under vmap, the question may not be asked, so: no."""
+    """One pass over each: a sum is finite only if everything is. A GPU is asked once for all; where nobody may ask, no."""
     if tensors[0].is_meta:
         return True
-    if torch.compiler.is_compiling():
+    if not may_ask(tensors[0]):
         return False
     try:
+        if tensors[0].is_cuda:
+            return math.isfinite(sum(map(_sum, tensors[1:]), _sum(tensors[0])).item())
         return all(math.isfinite(_sum(x).item()) for x in tensors)
     except RuntimeError:  # torch.vmap's "data-dependent control flow"
         return False
 
 
+def may_ask(x: Tensor) -> bool:
+    """False where the program must not depend on numbers: while it is compiled, or recorded as a CUDA graph."""
+    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def _sum(x: Tensor) -> Tensor:
-    x = x.detach()
+    x = x.detach() if x.requires_grad else x
     return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
 
 

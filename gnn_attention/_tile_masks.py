@@ -14,7 +14,7 @@ from gnn_attention._cover import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cel
 from gnn_attention._shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["classes", "edges_in_tiles", "masks_of_tiles", "tile_boxes"]
+__all__ = ["classes", "edges_in_tiles", "masks_of_tiles", "packed_bits", "tile_boxes"]
 
 Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
@@ -69,11 +69,11 @@ def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[
 
 def _each_once(which: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Without the masks that were found in several pieces of the graph."""
-    number, some = classes(_words(table.flatten(1)))
+    number, some = classes(packed_bits(table.flatten(1)))
     return number[which], table[some]
 
 
-def _words(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
+def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
     """Bits packed 64 to a word, byte by byte: there may be many."""
     padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
     in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(8, dtype=torch.uint8, device="cpu")
@@ -84,7 +84,7 @@ def _listed_masks(graph: TokenGraph, block: int, row: Tensor, column: Tensor) ->
     tile, (src, dst) = edges_in_tiles(graph, block, row, column)
     masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
     masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
-    which, some = classes(_words(masks.flatten(1)))
+    which, some = classes(packed_bits(masks.flatten(1)))
     return torch.arange(len(row), device="cpu"), which, masks[some]
 
 
@@ -101,7 +101,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]
 
 
 def _of_cells(boxes: Boxes, edge: Bool[Tensor, "tiles height width"], block: int) -> Found:
-    which, some = classes(_words(edge.flatten(1)))
+    which, some = classes(packed_bits(edge.flatten(1)))
     return boxes.owner, which, _padded(edge[some], block)
 
 
@@ -112,7 +112,7 @@ def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:
         return boxes.owner, torch.zeros_like(boxes.owner), _padded(torch.ones(1, height, width, dtype=torch.bool), block)
     edge, _, _ = profile(graph.rule, piece)
     edge = edge.view(len(boxes), -1)
-    which, some = classes(_words(edge))
+    which, some = classes(packed_bits(edge))
     row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
     place = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}.get(piece.kind, column + 0 * row)
     return boxes.owner, which, _padded(edge[some][:, place], block)

@@ -11,7 +11,7 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, dense, reference
 
-NAMES = ["dense", "mixed", "reference", "rows", "tiles"]
+NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
 FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated

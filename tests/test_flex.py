@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
 from gnn_attention import TokenGraph, _flex_masks, attend, patterns, score_mods
@@ -101,6 +102,32 @@ def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
     other = BlockMask.from_kv_blocks(*lists[:4], BLOCK_SIZE=128)
     theirs = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
     assert all(torch.equal(mine, its) for mine, its in zip(lists[4:], theirs, strict=True))
+
+
+@pytest.mark.parametrize("graph", [patterns.window(5000, 150), patterns.causal(700), GRAPHS["by head"].graph], ids=repr)
+def test_lists_for_cuda_are_as_wide_as_the_longest_row(graph):
+    """The same tiles; FlexAttention takes them as they are (uncompiled, which asks the table about every pair)."""
+    wide = _flex_masks._lists(*_flex_masks._kinds(_flex_masks._tiles(graph, 128)), backward=True)
+    narrow = _flex_masks._compact(wide)
+    for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
+        assert columns.is_contiguous()
+        listed = torch.arange(columns.shape[-1]) < number.unsqueeze(-1)
+        assert torch.equal(listed.sum(-1), number)
+        assert torch.equal(columns[listed], all_columns[..., : columns.shape[-1]][listed])
+    assert narrow[1].shape == narrow[3].shape
+    assert narrow[5].shape == narrow[7].shape
+    if graph.num_dst == 5000:
+        assert sum(x.numel() for x in narrow) < sum(x.numel() for x in wide) / 5
+
+
+def test_flex_attention_takes_narrow_lists():
+    """Uncompiled; what the compiled kernel for CUDA does with them only a GPU can tell."""
+    torch.compiler.reset()  # what uncompiled FlexAttention traced is kept, too, and its guards expect another kind of mask_mod
+    graph = patterns.window(700, 150)
+    lists = _flex_masks._compact(_flex_masks._lists(*_flex_masks._kinds(_flex_masks._tiles(graph, 64)), backward=True))
+    q = torch.randn(1, 2, 700, 16, generator=torch.Generator().manual_seed(3))
+    out, _ = flex._attention(q, q, q, _flex_masks.plan(graph, CPU).table, tuple(lists), None, 0.25, True)
+    torch.testing.assert_close(out, functional.scaled_dot_product_attention(q, q, q, graph.mask(), scale=0.25))
 
 
 @pytest.mark.parametrize("name", ["window, 97 tokens", "listed", "by head", "by sample", "no edges", "one token"])

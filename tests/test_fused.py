@@ -231,6 +231,19 @@ def _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, e
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("graph", [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20), patterns.documents([3, 9])])
+@pytest.mark.parametrize("where", ["q", "k"])
+def test_a_nan_beside_few_senders_is_not_lost(where, graph, name):
+    """The kernel for CPUs makes 0 of a receiver whose few logits are all NaN."""
+    q, k, v = (x.detach() for x in qkv(graph.num_dst))
+    k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
+    (q if where == "q" else k)[:, :, 0] = torch.nan
+    reached = graph.mask()[:, 0] if where == "k" else torch.arange(graph.num_dst) == 0
+    out, info = ga.attend(q, k, v, graph, backend=name, return_info=True)
+    assert out.isnan().any(-1)[0, 0].tolist() == info.lse.isnan()[0, 0].tolist() == reached.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v", "qkv"])
 def test_a_nan_that_nobody_hears(where, value, name):

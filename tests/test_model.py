@@ -58,7 +58,8 @@ def test_logits_are_equal_over_backends(shipped: Any) -> None:
     model, tokens = copy.deepcopy(shipped[0]), tokens_of(shipped[1])
     assert model.backend == "auto"
     expected = model(tokens)
-    for backend in (*(name for name in BACKENDS if name not in ("mixed", "flex")), None):  # which hold no learned score_mod
+    calls_for_another = ("mixed", "flex", "varlen")  # a learned score_mod, a CPU
+    for backend in (*(name for name in BACKENDS if name not in calls_for_another and "triton" not in name), None):
         model.backend = backend
         assert model.backend == backend
         torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)

@@ -1,13 +1,14 @@
-"""The table of backends: name -> how to run it and what it supports. A backend never imports another, and never falls back."""
+"""The table of backends: name -> how to run it and what it supports. None falls back, or imports another but for ``split``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
-from gnn_attention.backends import dense, flex, mixed, reference, rows, tiles
+from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
 
 __all__ = ["BACKENDS", "Backend", "Call", "RefusalError"]
 
@@ -92,6 +93,43 @@ BACKENDS = {
             flex.bytes_needed,
             compiled=True,
             recomputes=True,
+        ),
+        Backend(
+            "varlen",
+            varlen.run,
+            "packed documents with one window for all, plain calls and sinks: torch's flash attention for CUDA, half types",
+            varlen.refusal,
+            varlen.bytes_needed,
+            recomputes=True,
+        ),
+        Backend(
+            "split",
+            split.run,
+            "every graph and option that its parts' backends hold; each part on the kernel for it, joined by log-sum-exp",
+            split.refusal,
+            split.bytes_needed,
+            recomputes=True,
+        ),
+        Backend(
+            "triton",
+            triton.run,
+            "every graph and option but score_mods of one's own: kernels for CUDA, in the form that suits the graph",
+            triton.refusal,
+            triton.bytes_needed,
+            compiled=True,
+            recomputes=True,
+        ),
+        *(
+            Backend(
+                f"triton-{form}",
+                partial(triton.run, form=form),
+                f"the same, in the form {form} for every graph",
+                partial(triton.refusal, form=form),
+                triton.bytes_needed,
+                compiled=True,
+                recomputes=True,
+            )
+            for form in triton.FORMS
         ),
         Backend(
             "reference",

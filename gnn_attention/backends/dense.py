@@ -1,7 +1,7 @@
 """Attention over all pairs with a mask: torch's ``scaled_dot_product_attention`` wherever it can express the call.
 
 What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on ``[dst, src]``
-logits in float32 or better.
+logits in float32 or better; on CUDA, lse of full and causal graphs comes from SDPA's own kernel (``_flash``, untested).
 Three things dense kernels do not give are added here: a receiver without in-edges gets exactly 0 (its mask row is opened and its
 result replaced, so that no kernel ever sees an empty row), a token that holds NaN or inf reaches only those who hear it
 (kernels multiply a hidden value by weight 0, and 0 * NaN is NaN), and a score_mod without a finite value or derivative on some
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from gnn_attention import _nonfinite, edges
+from gnn_attention import _flash, _nonfinite, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph, kept
@@ -24,12 +24,19 @@ from gnn_attention.graph import TokenGraph, kept
 __all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
 
 SMALL_MASK = 2**18  # pairs up to which the mask is kept in the dtype of q
+DEVICES_OF_FLASH = ("cuda",)
 COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where the plain formula was needed, else None."""
-    if _nonfinite.surely_finite(call.q, call.k, call.v):
+    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where it is due or the formula was needed, else None."""
+    if _tells_lse(call):
+        return _with_lse(call)
+    if _plain(call) and _nonfinite.may_ask(call.q):
+        out = _run_plain(call)
+        if _leaked_nothing(call, out):
+            return _deaf_are_silent(call, out), None
+    elif _nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
     q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
     bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
@@ -45,7 +52,7 @@ def refusal(call: Call) -> str | None:
 def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: none beyond the output for SDPA without a mask, else the mask, else logits."""
     cells = call.graph.num_dst * call.graph.num_src
-    if not _plain(call):
+    if not _plain(call) and not _tells_lse(call):
         logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * (8 if call.q.dtype == torch.float64 else 4)
         return logits + (0 if call.score_mod is None else 16 * cells * (call.graph.batch or 1) * (call.graph.heads or 1))
     return 0 if _needs_no_mask(call.graph) else cells * (call.graph.batch or 1) * (call.graph.heads or 1) * 5
@@ -60,14 +67,42 @@ def _needs_no_mask(graph: TokenGraph) -> bool:
 
 
 def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
+    if _plain(call):
+        return _deaf_are_silent(call, _run_plain(call)), None
+    return _formula(call, call.graph.mask(call.q.device))
+
+
+# -- SDPA -------------------------------------------------------------------------------------------------------------
+
+
+def _run_plain(call: Call) -> Tensor:
     graph = call.graph
-    if _plain(call) and _needs_no_mask(graph):
-        return _sdpa(call, None, is_causal=not graph.is_full()), None
-    mask = graph.mask(call.q.device)
-    if not _plain(call):
-        return _formula(call, mask)
-    out = _sdpa(call, _openly(graph, call.q.dtype, call.q.device), is_causal=False)
-    return out.masked_fill(~mask.any(-1, keepdim=True), 0.0) if graph.has_deaf_rows else out, None
+    if _needs_no_mask(graph):
+        return _sdpa(call, None, is_causal=not graph.is_full())
+    return _sdpa(call, _openly(graph, call.q.dtype, call.q.device), is_causal=False)
+
+
+def _leaked_nothing(call: Call, out: Tensor) -> bool:
+    """True if no token that is not finite reached anyone who does not hear it, nor will its gradient, and none was lost.
+
+    Whoever hears a v that is not finite holds it: in a full or causal graph the last receiver does. A row of logits that are all
+    NaN becomes 0 in the kernel for CPUs (untested on a GPU, whose kernels read as if it were NaN), so that there q and k are
+    looked at, too; and for gradients, where they are multiplied by weights 0.
+    """
+    graph, on_cuda = call.graph, out.is_cuda
+    if on_cuda and graph.is_full():
+        return True
+    told = out[:, :, -1:] if _needs_no_mask(graph) else out
+    if on_cuda and not out.requires_grad:
+        return _nonfinite.surely_finite(told)
+    return _nonfinite.surely_finite(told, call.q, call.k)
+
+
+def _deaf_are_silent(call: Call, out: Tensor) -> Tensor:
+    """Exactly 0 for receivers that hear nobody, whose row of the mask was opened."""
+    if _needs_no_mask(call.graph) or not call.graph.has_deaf_rows:
+        return out
+    return out.masked_fill(~call.graph.mask(out.device).any(-1, keepdim=True), 0.0)
 
 
 def _openly(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -96,6 +131,34 @@ def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
+
+
+# -- with lse, without a mask -------------------------------------------------------------------------------------------
+
+
+def _tells_lse(call: Call) -> bool:
+    """True where SDPA's own kernel for CUDA is asked for its lse: nothing of the size dst x src is made."""
+    if call.q.device.type not in DEVICES_OF_FLASH or call.q.dtype not in _flash.DTYPES or not _flash.available():
+        return False
+    wanted = call.is_plain and (call.with_lse or call.sink_logits is not None) and _needs_no_mask(call.graph)
+    return wanted and 0 not in (*call.q.shape, *call.v.shape) and max(call.q.shape[3], call.v.shape[3] + 1) <= _flash.WIDEST
+
+
+def _with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    dst, src = kept(_bounds, call.graph, call.q.device)
+    window = (-1, -1) if call.graph.is_full() else (-1, 0)
+    sizes = call.graph.num_dst, call.graph.num_src
+    out, lse = _flash.attention(call.q, call.k, call.v, _flash.Sequences(dst, src, sizes, window), call.scale)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
+
+
+def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
+    """One sequence, of all tokens."""
+    dst, src = (torch.tensor([0, size], dtype=torch.int32, device=device) for size in (graph.num_dst, graph.num_src))
+    return dst, src
+
+
+# -- written out --------------------------------------------------------------------------------------------------------
 
 
 def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,9 @@ lookup costs 1.1 to 1.4 times the time of the graph's own rule, a compilation 3 
 * one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
 * size of the table (few sizes: see ``_flex_masks.CAPACITIES``), and kind of score_mod: other tensors of the same shapes are no
   new kind, other Python numbers are.
+
+Untested on a GPU: the lists of tiles for CUDA, which are no wider than their longest row; and the price of lengths that are
+symbols, for which the kernel keeps its checks at the border even if tiles divide them.
 """
 
 from __future__ import annotations

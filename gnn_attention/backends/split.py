@@ -1,0 +1,178 @@
+"""A graph divided into disjoint parts, each on the kernel that does it best, joined by log-sum-exp.
+
+It is made of the other backends, and stands below them. Parts (``_parts``) are plain calls over ranges of receivers and senders;
+positions stay absolute, so that score_mods and dropout see the same edges; a bias is cut along its edges; sinks are added once,
+after the merge. Which kernel takes a part is a matter of estimates: those of ``_gpu_costs``, or of the cost model on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+
+from gnn_attention import _merging, edges
+from gnn_attention._call import Call, one_of
+from gnn_attention._gpu_costs import FORMS, Sizes, estimates
+from gnn_attention._gpu_devices import device_of
+from gnn_attention._lowering import WORK
+from gnn_attention._parts import Part, parts, positions
+from gnn_attention._shapes import Tensor
+from gnn_attention.backends import dense, flex, rows, tiles, triton, varlen
+from gnn_attention.cost_model import Work, costs
+from gnn_attention.graph import TokenGraph, kept
+
+__all__ = ["Plan", "bytes_needed", "planned", "refusal", "run"]
+
+KERNELS: dict[str, ModuleType] = {
+    "dense": dense,
+    "varlen": varlen,
+    "triton": triton,
+    "flex": flex,
+    "tiles": tiles,
+    "rows": rows,
+}
+JOINED = {"tiles", "rows", "flex", "triton"}  # which take many parts in one call as well as one by one
+DENSE_BYTES = 2**30  # of logits that are written out for a part
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a graph is split: for each part what it is, its receivers and senders, its edges and its backend. Print it."""
+
+    graph: str
+    rows: tuple[tuple[str, tuple[int, int], tuple[int, int], int, str], ...]
+
+    def __str__(self) -> str:
+        """A small table."""
+        lines = [f"{self.graph} in {len(self.rows)} parts", f"{'part':<32}{'receivers':>20}{'senders':>20}{'edges':>14}  backend"]
+        for what, dst, src, count, name in self.rows:
+            ranges = (f"{start} .. {stop - 1}" for start, stop in (dst, src))
+            lines.append(f"{what[:31]:<32}{next(ranges):>20}{next(ranges):>20}{count:>14}  {name}")
+        return "\n".join(lines)
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
+    return replace(call, with_lse=True).by_graph(_run)
+
+
+def refusal(call: Call) -> str | None:
+    """Why a part finds no backend, or None."""
+    try:
+        _assigned(_first(call))
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what a kernel takes."""
+    size = call.q.shape[0] * call.q.shape[1] * call.graph.num_dst * call.v.shape[3]
+    return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + 2**26
+
+
+def planned(call: Call) -> Plan:
+    """How :func:`run` would split the call; of a graph that differs by head or sample, its first."""
+    inner = _first(call)
+    found = ((part.what, part.dst, part.src, part.graph.num_edges, name) for part, name in _assigned(inner))
+    return Plan(repr(inner.graph), tuple(found))
+
+
+def _first(call: Call) -> Call:
+    return replace(call, with_lse=True, graph=one_of(call.graph, 0, 0))
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor]:
+    found = _assigned(call)
+    if not found:
+        return _nothing_heard(call)
+    if len(found) == 1 and found[0][0].graph is call.graph:
+        out, lse = KERNELS[found[0][1]].run(call)
+        return out, lse
+    results = [KERNELS[name].run(_cut(call, part)) for part, name in found]
+    out, lse = _merging.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
+    if call.sink_logits is not None:
+        out, lse = edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return out.to(call.q.dtype), lse
+
+
+def _cut(call: Call, part: Part) -> Call:
+    """The call of one part, without the sinks."""
+    if part.graph is call.graph:
+        return call
+    bias = call.bias
+    if bias is not None:
+        bias = bias.index_select(2, positions(part, call.graph, call.q.device))
+    q = call.q[:, :, slice(*part.dst)]
+    k, v = (x[:, :, slice(*part.src)] for x in (call.k, call.v))
+    return replace(call, q=q, k=k, v=v, graph=part.graph, bias=bias, sink_logits=None)
+
+
+def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
+    """0 for everyone, with gradients."""
+    shape, wide = (*call.q.shape[:3], call.v.shape[3]), edges.accumulation_dtype(call.q.dtype)
+    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
+    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide)
+
+
+# -- which kernel -----------------------------------------------------------------------------------------------------
+
+
+def _assigned(call: Call) -> list[tuple[Part, str]]:
+    """The parts, each with its backend; all as one where the same backend would take each, but for calls without a mask."""
+    found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
+    names = {name for _, name in found}
+    if len(found) > 1 and len(names) == 1 and names <= JOINED:
+        whole = Part(call.graph, (0, call.graph.num_dst), (0, call.graph.num_src), "the whole graph")
+        return [(whole, _backend_of(call, whole))]
+    return found
+
+
+def _backend_of(call: Call, part: Part) -> str:
+    """The first backend that holds the part; NotImplementedError if there is none."""
+    inner, reasons = _cut(replace(call, bias=None), part), []
+    inner = inner if call.bias is None else replace(inner, bias=call.bias[..., : part.graph.num_edges])  # as long, to be asked
+    for name in _order(inner):
+        reason = KERNELS[name].refusal(inner)
+        if reason is None:
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"no backend holds its part {part.what!r} of {part.graph.name}: {'; '.join(reasons)}")
+
+
+def _order(call: Call) -> tuple[str, ...]:
+    """The backends for a part, the best first."""
+    if call.q.device.type == "cuda":
+        return _order_on_cuda(call)
+    order: tuple[str, ...] = kept(_by_time, call.graph)
+    return order
+
+
+def _order_on_cuda(call: Call) -> tuple[str, ...]:
+    """By the estimates for the device. FlexAttention, which compiles before it runs, only where they do not hold the call."""
+    graph, device = call.graph, call.q.device
+    needed = dense.bytes_needed(call)
+    sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
+    order: tuple[str, ...] = kept(_by_time_on_cuda, graph, sizes, device, needed > 0)
+    return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
+
+
+def _by_time_on_cuda(graph: TokenGraph, sizes: Sizes, device: torch.device, written_out: bool) -> tuple[str, ...]:
+    found = estimates(graph, sizes, device_of(device))
+    times = {"dense": found["written out" if written_out else "dense"].seconds, "triton": min(found[x].seconds for x in FORMS)}
+    if "varlen" in found:
+        times["varlen"] = found["varlen"].seconds
+    return (*sorted(times, key=lambda name: times[name]), "flex", "tiles", "rows")
+
+
+def _by_time(graph: TokenGraph) -> tuple[str, ...]:
+    """Of a CPU: by the cost model, for 8 heads."""
+    pairs = graph.num_dst * graph.num_src
+    work = {
+        "dense": Work(masked_pairs=4 * pairs),
+        "tiles": WORK["tiles"](graph),
+        "rows": WORK["rows"](graph),
+    }  # logits written out
+    return tuple(sorted(work, key=lambda name: costs().seconds(work[name], heads=8)))

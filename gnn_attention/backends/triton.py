@@ -1,0 +1,159 @@
+"""Attention on a GPU by kernels of our own, in Triton: for irregular and block-sparse graphs, in time and memory of their edges.
+
+A graph is kept in one of three forms: rows of edges, row windows with bit words, or tiles. All options run in the kernels, with
+one operator for a call. Where Python was started with ``TRITON_INTERPRET=1``, CPU tensors are taken too, slowly: for a trial.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import partial
+from typing import Any
+
+import torch
+
+from gnn_attention import _gpu_tiles, _triton_ops, edges
+from gnn_attention._call import Call, one_of
+from gnn_attention._gpu_costs import Sizes, form_of
+from gnn_attention._gpu_devices import device_of
+from gnn_attention._gpu_forms import TILES, WINDOWS, Packed, Problem, packed
+from gnn_attention._gpu_logits import added_to_edges, has_edge_numbers, reason_against
+from gnn_attention._gpu_rows import MOST_EDGES, bytes_of, packed_rows
+from gnn_attention._gpu_tiles import tiles_of
+from gnn_attention._gpu_windows import windows_of
+from gnn_attention._shapes import Tensor
+from gnn_attention.graph import TokenGraph, kept
+
+__all__ = ["FORMS", "bytes_needed", "form_name", "refusal", "run"]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDEST = {"rows": 512, "windows": 256, "tiles": 256}  # channels of a head; wider than halves, windows and tiles hold half as many
+MOST_PROGRAMS = 2**31 - 1  # of one head on a grid
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def run(call: Call, form: str | None = None) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64; in this form, or the best."""
+    out, lse = call.by_graph(partial(_run_plain, form=form))
+    if call.sink_logits is None:
+        return out, lse
+    return edges.add_sinks(out, lse, call.sink_logits, kept(_heard, call.graph, call.q.device)[0])
+
+
+def refusal(call: Call, form: str | None = None) -> str | None:
+    """Why the kernels, in this form, do not hold the call, or None."""
+    return _unfit(call) or reason_against(call) or _too_much(call, form or form_name(call))
+
+
+def bytes_needed(call: Call) -> int:
+    """An estimate of the extra memory beyond outputs and gradients: the graph, a workspace, and numbers given for each edge."""
+    numbers = has_edge_numbers(call)
+    each = 2 * edges.accumulation_dtype(call.q.dtype).itemsize * call.q.shape[0] * call.q.shape[1] if numbers else 0
+    return bytes_of(call.graph, numbers) + each * call.graph.num_edges + 2**26
+
+
+def form_name(call: Call) -> str:
+    """The form that a call takes of itself; where graphs differ by head or sample, that of the first."""
+    name, _ = kept(_best_form, one_of(call.graph, 0, 0), *_head(call))
+    return str(name)
+
+
+def _run_plain(call: Call, form: str | None) -> tuple[Tensor, Tensor]:
+    """A call on a plain graph."""
+    slopes, softcap, before, bias = added_to_edges(call)
+    problem = Problem(
+        call.q,
+        call.k,
+        call.v,
+        call.scale,
+        softcap,
+        slopes,
+        before,
+        bias,
+        call.dropout,
+        call.seed,
+        call.graph.dst_offset,
+        call.graph.src_offset,
+        call.first_sample,
+        call.first_head,
+    )
+    plan: Packed = kept(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
+    return _triton_ops.attention(problem, plan)
+
+
+def _heard(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    """The receivers with in-edges, put on the device once: a copy in every call would wait for it."""
+    return ((graph.in_degree() > 0).to(device),)
+
+
+# -- forms ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
+    return packed_rows(graph, device, for_edges)
+
+
+def _windows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
+    return packed(WINDOWS, windows_of(graph, device, height or 64, for_edges))
+
+
+def _tiles(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
+    return packed(TILES, tiles_of(graph, device, None, for_edges))
+
+
+FORMS = {"rows": _rows, "windows": _windows, "tiles": _tiles}
+
+
+def _plan(graph: TokenGraph, form: str | None, for_edges: bool, *head: Any) -> Packed:
+    name, height = (form, None) if form else kept(_best_form, graph, *head)
+    return FORMS[name](graph, head[0], height, for_edges)
+
+
+def _best_form(
+    graph: TokenGraph, device: torch.device, heads: int, dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[str, int | None]:
+    """(name, receivers of a block): by estimated time, and rows for heads that are too wide for blocks."""
+    best = form_of(graph, Sizes(heads, dim, value_dim, dtype), device_of(device))
+    wide = max(dim, value_dim) > _widest(best.name, dtype)
+    refused = best.name == "tiles" and _gpu_tiles.refusal(graph) is not None
+    return ("rows", None) if wide or refused else (best.name, best.height)
+
+
+def _head(call: Call) -> tuple[torch.device, int, int, int, torch.dtype]:
+    """What the choice of a form looks at, beside the graph; not the samples, whose number may change in a compiled program."""
+    return call.q.device, call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype
+
+
+def _widest(form: str, dtype: torch.dtype) -> int:
+    return WIDEST[form] // (2 if form != "rows" and dtype.itemsize > 2 else 1)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def _unfit(call: Call) -> str | None:
+    """Machine and tensors."""
+    if not INSTALLED:
+        return "it needs Triton, which is not installed; it comes with torch for CUDA on Linux: pip install triton"
+    if call.q.device.type != "cuda" and not (INTERPRETED and call.q.device.type == "cpu"):
+        return f"it runs on CUDA, got {call.q.device}; for a trial on a CPU set TRITON_INTERPRET=1 before Python starts"
+    if call.q.dtype not in DTYPES:
+        return f"it holds float16, bfloat16, float32 and float64, got {call.q.dtype}"
+    return None
+
+
+def _too_much(call: Call, form: str) -> str | None:
+    """Sizes."""
+    width, widest = max(call.q.shape[3], call.v.shape[3]), _widest(form, call.q.dtype)
+    if width > widest:
+        return f"its {form} hold heads of at most {widest} channels of {call.q.dtype}, got {width}"
+    if call.q.shape[2] * (call.q.shape[1] // call.k.shape[1]) > MOST_PROGRAMS or call.k.shape[2] > MOST_PROGRAMS:
+        return f"it holds at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
+    if form == "tiles" and not has_edge_numbers(call):
+        return _gpu_tiles.refusal(one_of(call.graph, 0, 0))
+    if call.graph.num_edges > MOST_EDGES:
+        needed = bytes_of(call.graph, has_edge_numbers(call)) / 2**30
+        return f"its {form} would need about {needed:.0f} GiB for {call.graph.num_edges} edges, they hold at most {MOST_EDGES}"
+    return None

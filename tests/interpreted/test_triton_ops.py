@@ -1,0 +1,127 @@
+"""What torch is told of the operators: opcheck, compilers, derivatives, vmap; and that ``auto`` leaves kernels on a CPU alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_cases import CASES, GRAPH
+
+import gnn_attention as ga
+from gnn_attention import _gpu_rows, _triton_ops, patterns
+from gnn_attention._call import Call
+from gnn_attention._gpu_forms import Problem
+from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
+
+FORM = "triton-rows"
+
+
+def operands(device):
+    """The arguments of the operator, with everything that there is."""
+    graph = patterns.window(5, 3)
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 5, 4), (1, 1, 5, 4), (1, 1, 5, 3), (1, 2, graph.num_edges), (1, 2, graph.num_edges)]
+    q, k, v, before, bias = (torch.randn(shape, generator=rng).to(device).requires_grad_() for shape in shapes)
+    slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
+    problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
+    form = _gpu_rows.packed_rows(graph, q.device, for_edges=True)
+    return *_triton_ops._flattened(problem), *form, _triton_ops._places(problem), [0.5, 3.0, 0.2]
+
+
+@pytest.mark.slow
+def test_opcheck(device):
+    """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of both operators."""
+    given = operands(device)
+    results = [torch.library.opcheck(torch.ops.gnn_attention.triton_attention.default, given)]
+    out, lse = (x.detach() for x in torch.ops.gnn_attention.triton_attention(*given))
+    plain = [x.detach() for x in given[:5]]
+    results.append(
+        torch.library.opcheck(
+            torch.ops.gnn_attention.triton_attention_backward.default, (out.clone(), lse.clone(), *plain, out, lse, *given[5:])
+        )
+    )
+    assert [len(found) for found in results] == [4, 4]
+    assert {word for found in results for word in found.values()} == {"SUCCESS"}
+
+
+def attention_of(q, k, v, bias, sinks, table):
+    """With all that is kept with a graph."""
+    mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
+    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=FORM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiled_as_one_graph(compiler, device):
+    """As in eager mode, gradients too."""
+    case = replace(CASES["bias by head"], sinks=True)
+    given = [*case.inputs(torch.float32, device), torch.zeros(2, 3, device=device, requires_grad=True)]
+    results = []
+    for run in (attention_of, torch.compile(attention_of, fullgraph=True, backend=compiler)):
+        out = run(*given)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+    few = 0.0 if compiler == "aot_eager" else 1e-5  # inductor rounds what surrounds the operators in its own way
+    torch.testing.assert_close(results[1], results[0], rtol=few, atol=few)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [FORM, "triton"])
+def test_compiled_for_changing_batches(backend, device):
+    """One program for every number of samples; the form taken of itself is a constant in it."""
+
+    def run(q, k):
+        return ga.attend(q, k, k, GRAPH, backend=backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for batch in (1, 2, 3):
+        q, k = torch.randn(batch, 2, 6, 4, device=device), torch.randn(batch, 1, 5, 4, device=device)
+        assert torch.equal(compiled(q, k), run(q, k))
+
+
+@pytest.mark.slow
+def test_gradcheck(device):
+    """The gradients of out and lse are those of finite differences."""
+    graph = ga.TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [0, 0, 1, 1]]), 2, 3)
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 1), (2, 4)]
+    given = [torch.randn(shape, generator=rng, dtype=torch.float64).to(device).requires_grad_() for shape in shapes]
+
+    def both(q, k, v, bias):
+        mod = chain(alibi((0.5, 0.25)), softcap(1.0))
+        out, info = ga.attend(q, k, v, graph, bias=bias, score_mod=mod, backend=FORM, return_info=True)
+        return out, info.lse
+
+    assert torch.autograd.gradcheck(both, given)
+
+
+def test_second_derivatives_are_refused(device):
+    """By name, and only where they are asked for."""
+    q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
+    (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend=FORM).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives do not pass through the backend triton"):
+        grad.sum().backward()
+
+
+@pytest.mark.slow
+def test_vmap_and_functional_gradients(device):
+    """A mapped axis joins the samples; ``torch.func.grad`` is ``torch.autograd.grad``."""
+    q, k, v, bias = (x.detach() for x in CASES["bias by head"].inputs(torch.float64, device)[:4])
+
+    def loss(q, k, v, bias):
+        return ga.attend(q, k, v, GRAPH, bias=bias, backend=FORM).sin().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)), in_dims=(0, 0, None, None))
+    found = mapped(q.unsqueeze(1), k.unsqueeze(1), v[:1], bias)
+    for sample in range(2):
+        given = [x.clone().requires_grad_() for x in (q[sample : sample + 1], k[sample : sample + 1], v[:1], bias)]
+        true = torch.autograd.grad(loss(*given), given)
+        for x, y in zip(found, true, strict=True):
+            torch.testing.assert_close(x[sample], y, rtol=1e-12, atol=1e-13)
+
+
+def test_auto_never_takes_it_on_a_cpu(device):
+    """Interpreted kernels are for trials."""
+    if device != "cpu":
+        pytest.skip("on a GPU it may")
+    for graph in (patterns.window(400, 8), patterns.random_senders(600, 4), GRAPH):
+        q, k = (torch.zeros(1, 1, tokens, 4) for tokens in (graph.num_dst, graph.num_src))
+        assert not ga.choosing.choose(Call.checked(q, k, k, graph)).name.startswith("triton")

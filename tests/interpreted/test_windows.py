@@ -1,0 +1,80 @@
+"""The kernels along row windows against the dense formula: every feature, size and dtype, and what a non-edge hides."""
+
+import itertools
+
+import pytest
+import torch
+from block_kernels import FEATURES, GRAPHS, SMALL, check_nothing_to_do, check_strides, errors, form_of, problem_of, with_slow
+from block_kernels import check_gradient_that_is_nan as check_gradient
+from block_kernels import check_minus_infinity_of_a_bias as check_bias
+from block_kernels import check_no_worse_than_sdpa as check_sdpa
+from block_kernels import check_nothing_off_an_edge as check_hidden
+
+from gnn_attention.kernels import windows
+
+KINDS = ("windows 16", "windows 32", "windows 64")
+SOME = "windows 32"
+QUICK = ("irregular", "no edges")
+EXACT = 1e-12  # float64
+
+
+@pytest.mark.parametrize("name", with_slow(GRAPHS, QUICK))
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs(kind, name, device):
+    """Every graph in blocks of every size, with grouped heads and widths that are no powers of two."""
+    problem = problem_of(GRAPHS[name], torch.float32, device)
+    assert max(errors(windows, problem, form_of(kind, GRAPHS[name], device=device), GRAPHS[name])) < 5e-6
+
+
+@pytest.mark.parametrize("feature", with_slow(FEATURES, ("grouped heads",)))
+def test_features(feature, device):
+    """Exact in float64, gradients of everything that is added to a logit too."""
+    problem, form = problem_of(SMALL, device=device, **FEATURES[feature]), form_of(SOME, SMALL, True, device)
+    assert max(errors(windows, problem, form, SMALL)) < EXACT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_no_worse_than_sdpa(dtype, device):
+    check_sdpa(windows, SOME, dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "number"), [("v", torch.nan), ("k", torch.nan), ("q", torch.nan), ("v", torch.inf), ("v", -torch.inf)]
+)
+def test_nothing_off_an_edge(hidden, number, device):
+    check_hidden(windows, SOME, hidden, number, device)
+
+
+def test_a_gradient_that_is_nan(device):
+    check_gradient(windows, SOME, device)
+
+
+def test_minus_infinity_of_a_bias(device):
+    check_bias(windows, SOME, device)
+
+
+def test_strides(device):
+    check_strides(windows, SOME, device)
+
+
+def test_nothing_to_do(device):
+    check_nothing_to_do(windows, SOME, device)
+
+
+def test_blocks_fit():
+    """Whatever the size of a block and the GPU: whole programs, whole steps of a tile, products of at least 16 on a side."""
+    for configs in windows.CONFIGS.values():
+        for config, size, most in itertools.product(configs, (16, 32, 64), (16, 32, 64)):
+            fitted = config.fitted(size, most)
+            assert size % fitted.own == 64 % fitted.others == 0
+            assert 16 <= fitted.others <= min(config.others, most)
+            assert 16 <= fitted.own <= config.own
+            assert config.warps >= fitted.warps >= 2
+
+
+def test_heads_that_are_too_wide(device):
+    """Refused by name before anything runs."""
+    graph = GRAPHS["one edge"]
+    problem = problem_of(graph, torch.float32, device, dim=129)
+    with pytest.raises(NotImplementedError, match=r"at most 128 channels of torch.float32, got 129; use the form rows"):
+        windows.forward(problem, form_of(SOME, graph, device=device))

@@ -1,0 +1,111 @@
+"""What the dense backend looks at to know that nothing leaked: the results, and for gradients what is multiplied by weights 0."""
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import _nonfinite, patterns
+
+GRAPHS = {
+    "causal": patterns.causal(7),
+    "window": patterns.window(7, 3),
+    "full": patterns.full(7),
+    "listed": ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 4, 2], [0, 1, 1, 5, 6]]), 7, 7),
+}
+
+
+def qkv(*, dim=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, heads, 7, dim, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
+
+
+def attend(q, k, v, name):
+    return ga.attend(q, k, v, GRAPHS[name], backend="dense")
+
+
+@pytest.mark.parametrize(("name", "told"), [("causal", 1), ("window", 7), ("full", 1)])
+def test_of_the_output_the_last_receiver_tells_if_it_hears_everyone(name, told, monkeypatch):
+    """Of a graph with a mask all of them do."""
+    asked = []
+    monkeypatch.setattr(_nonfinite, "surely_finite", lambda *tensors: asked.extend(tuple(x.shape) for x in tensors) or True)
+    attend(*qkv(), name)
+    assert asked == [(1, 4, told, 4), (1, 4, 7, 4), (1, 2, 7, 4)]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("may_ask", [True, False])
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
+def test_a_nan_reaches_those_who_hear_it(name, may_ask, with_gradients, where, monkeypatch):
+    """Also where nobody may ask, as while a CUDA graph is recorded; the others get what they got without it."""
+    monkeypatch.setattr(_nonfinite, "may_ask", lambda x: may_ask)
+    graph, given = GRAPHS[name], qkv()
+    clean = attend(*given, name)
+    given[where][:, :, 4, 1] = torch.nan
+    out = attend(*(x.requires_grad_(with_gradients) for x in given), name)
+    reached = graph.mask()[:, 4] if where else (torch.arange(7) == 4) & (graph.in_degree() > 0)
+    assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
+    assert torch.allclose(out[:, :, ~reached], clean[:, :, ~reached], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("graph", [patterns.self_loops(7), patterns.cross(7, 1), patterns.causal(7)], ids=repr)
+def test_who_hears_nothing_but_a_nan(graph):
+    """The kernel for CPUs takes a row of logits that are all NaN for one that is hidden."""
+    q, k, v = qkv()
+    k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
+    k[:, :, 0] = torch.nan
+    out = ga.attend(q, k, v, graph, backend="dense")
+    assert out.isnan().any(-1)[0, 0].tolist() == graph.mask()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_a_key_that_silences_itself_does_not_spoil_gradients(name):
+    """k = inf where all who hear it have logit -inf: the output is finite, and so is the gradient of those who do not hear it."""
+    q, k, v = qkv(dim=1)
+    q, k = -q.abs(), k.abs()
+    q[:, :, 0] = 1.0
+    k[:, :, 3] = torch.inf
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = attend(*given, name)
+    deaf_to_it = ~GRAPHS[name].mask()[:, 3]
+    (slope,) = torch.autograd.grad(out[:, :, deaf_to_it].sum(), given[:1])
+    assert slope[:, :, deaf_to_it].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_a_query_that_silences_everyone_does_not_spoil_gradients(name):
+    """q = inf with logits -inf throughout."""
+    q, k, v = qkv(dim=1)
+    k = -k.abs()
+    q[:, :, 2] = torch.inf
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = attend(*given, name)
+    others = torch.arange(7) != 2
+    unheard = ~GRAPHS[name].mask()[2]
+    _, dk, dv = torch.autograd.grad(out[:, :, others].sum(), given)
+    assert dk[:, :, unheard].isfinite().all()
+    assert dv[:, :, unheard].isfinite().all()
+
+
+def test_who_may_ask(monkeypatch):
+    """Not a program that is recorded as a CUDA graph; a GPU is asked once for all tensors."""
+
+    class OnCuda:
+        is_cuda = True
+
+    assert _nonfinite.may_ask(torch.zeros(1))
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        assert _nonfinite.may_ask(OnCuda()) is not capturing
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_surely_finite(dtype, bad):
+    """Whatever tensor holds it; large half numbers do not overflow their sum."""
+    fine = torch.full((40, 40), 6e4, dtype=dtype)
+    spoilt = fine.clone()
+    spoilt[3, 5] = bad
+    assert _nonfinite.surely_finite(fine, fine)
+    assert not _nonfinite.surely_finite(fine, spoilt)
+    assert not _nonfinite.surely_finite(spoilt, -spoilt)

@@ -1,0 +1,206 @@
+"""torch's flash attention over packed tokens, with the formula in the place of its two calls: layout, lse, gradients, NaN."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import _flash, patterns
+from gnn_attention._flash import Sequences, attention
+
+WINDOWS = {
+    "causal": ((-1, 0), lambda n: patterns.causal(n)),
+    "full": ((-1, -1), lambda n: patterns.full(n)),
+    "window": ((3, 0), lambda n: patterns.window(n, 4)),
+    "both sides": ((2, 1), lambda n: ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src <= 2) & (src - dst <= 1), n)),
+}
+
+
+def weights(q, k, numbers, scale):
+    """Logits of one sequence, -inf where nobody is heard."""
+    dst, src = torch.arange(q.shape[0]).unsqueeze(1), torch.arange(k.shape[0])
+    left, right = (side if side >= 0 else 10**6 for side in numbers[2:4])
+    hidden = (dst - src > left) | (src - dst > right)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return (torch.einsum("ihd,jhd->hij", q, k) * scale).masked_fill(hidden, -torch.inf)
+
+
+def spans(bounds):
+    sides = [[slice(start, stop) for start, stop in pairwise(ends.tolist())] for ends in bounds]
+    return zip(*sides, strict=True)
+
+
+def forward_kernel(q, k, v, bounds, numbers, scale):
+    """As the kernel: what hides behind weight 0 is multiplied by it."""
+    assert q.dim() == k.dim() == v.dim() == 3
+    assert q.shape[2] == k.shape[2] == v.shape[2]
+    assert q.shape[2] % 8 == 0
+    assert all(x.stride(2) == 1 for x in (q, k, v))
+    out, lse = torch.zeros_like(q), q.new_zeros(q.shape[1], q.shape[0])
+    for dst, src in spans(bounds):
+        assert dst.stop - dst.start <= numbers[0]
+        assert src.stop - src.start <= numbers[1]
+        logits = weights(q[dst], k[src], numbers, scale)
+        value = v[src].repeat_interleave(q.shape[1] // v.shape[1], 1)
+        out[dst] = torch.einsum("hij,jhd->ihd", logits.softmax(-1), value)
+        lse[:, dst] = logits.logsumexp(-1).nan_to_num(torch.inf, torch.inf, -torch.inf)
+    return out, lse
+
+
+def backward_kernel(tensors, lse, bounds, numbers, scale):
+    """As the kernel: from lse and ``delta = sum(grad_out * out)``."""
+    grad, q, k, v, out = tensors
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    for dst, src in spans(bounds):
+        p = (weights(q[dst], k[src], numbers, scale) - lse[:, dst].unsqueeze(-1)).exp()
+        key, value = (x[src].repeat_interleave(group, 1) for x in (k, v))
+        delta = (grad[dst] * out[dst]).sum(-1).T.unsqueeze(-1)
+        slope = p * (torch.einsum("ihd,jhd->hij", grad[dst], value) - delta) * scale
+        dq[dst] += torch.einsum("hij,jhd->ihd", slope, key)
+        for total, each in (
+            (dk, torch.einsum("hij,ihd->jhd", slope, q[dst])),
+            (dv, torch.einsum("hij,ihd->jhd", p, grad[dst])),
+        ):
+            total[src] += each.unflatten(1, (-1, group)).sum(2)
+    return dq, dk, dv
+
+
+@pytest.fixture(autouse=True)
+def formulas(monkeypatch):
+    """In the place of the kernel."""
+    monkeypatch.setattr(_flash, "_forward_kernel", forward_kernel)
+    monkeypatch.setattr(_flash, "_backward_kernel", backward_kernel)
+
+
+def qkv(tokens, *, batch=2, heads=4, kv_heads=2, dim=12, value_dim=9, src=None):
+    generator = torch.Generator().manual_seed(2)
+    sizes = ((heads, tokens, dim), (kv_heads, src or tokens, dim), (kv_heads, src or tokens, value_dim))
+    return [torch.randn(batch, *size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes]
+
+
+def packed(lengths, window):
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return Sequences(bounds, bounds, (max(lengths), max(lengths)), window)
+
+
+def documents(lengths, kind):
+    """The same as a graph."""
+    mask = torch.block_diag(*(WINDOWS[kind][1](n).mask().float() for n in lengths)).bool()
+    return ga.convert.from_mask(mask)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("dim", "value_dim"), [(16, 16), (12, 9), (8, 24)])
+def test_equal_to_the_reference(kind, batch, dim, value_dim):
+    """Output, lse, and the gradients of a function of both; then of each alone."""
+    lengths = [5, 1, 8]
+    given = qkv(14, batch=batch, dim=dim, value_dim=value_dim)
+    graph = documents(lengths, kind)
+    out, lse = attention(*given, packed(lengths, WINDOWS[kind][0]), 0.3)
+    exact, info = ga.attend(*given, graph, scale=0.3, backend="reference", return_info=True)
+    assert torch.allclose(out, exact, rtol=0, atol=1e-13)
+    assert torch.allclose(lse, info.lse, rtol=0, atol=1e-13)
+    for loss, other in (
+        (out.sin().sum() + lse.cos().sum(), exact.sin().sum() + info.lse.cos().sum()),
+        (out.sin().sum(), exact.sin().sum()),
+        (lse.cos().sum(), info.lse.cos().sum()),
+    ):
+        mine, theirs = (torch.autograd.grad(x, given, retain_graph=True, allow_unused=True) for x in (loss, other))
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.allclose(a, torch.zeros_like(a) if b is None else b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_more_senders_than_receivers(batch):
+    """A full rectangle."""
+    given = qkv(5, batch=batch, src=11)
+    sequences = Sequences(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 11], dtype=torch.int32), (5, 11), (-1, -1))
+    out, _ = attention(*given, sequences, 0.3)
+    exact = ga.attend(*given, patterns.cross(5, 11), scale=0.3, backend="reference")
+    assert torch.allclose(out, exact, rtol=0, atol=1e-13)
+    for a, b in zip(*(torch.autograd.grad(x.sin().sum(), given) for x in (out, exact)), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["causal", "window"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
+def test_what_is_not_finite_stays_with_who_hears_it(kind, value, where):
+    """Outputs of the others, and gradients of a loss over them to senders that nobody reached hears."""
+    graph = documents([5, 1, 8], kind)
+    reached = graph.mask()[:, 8] if where else torch.arange(14) == 8
+    untouched = ~graph.mask()[reached].any(0)
+    results = []
+    for poison in (None, value):
+        given = [x.detach().clone() for x in qkv(14)]
+        if poison is not None:
+            given[where][:, :, 8, 3] = poison
+        given = [x.requires_grad_() for x in given]
+        out, lse = attention(*given, packed([5, 1, 8], WINDOWS[kind][0]), 0.3)
+        loss = out[:, :, ~reached].sum() + lse[:, :, ~reached].sum()
+        grads = torch.autograd.grad(loss, given)
+        results.append((out[:, :, ~reached], grads[1][:, :, untouched], grads[2][:, :, untouched]))
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(*results, strict=True))
+    if value != value:
+        assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
+
+
+def test_a_nan_in_a_full_sequence_is_told_by_lse():
+    """The kernel says inf."""
+    q, k, v = (x.detach() for x in qkv(14))
+    q[:, :, 3] = torch.nan
+    out, lse = attention(q, k, v, packed([5, 1, 8], (-1, -1)), 0.3)
+    assert out.isnan().all(-1)[0, 0].tolist() == lse.isnan()[0, 0].tolist() == [i == 3 for i in range(14)]
+
+
+def test_the_operators_are_told_to_torch_as_they_are():
+    """Schema, shapes, autograd and dispatch, in torch's own words."""
+    given, bounds = qkv(14, dim=8, value_dim=8), torch.tensor([0, 5, 6, 14], dtype=torch.int32)
+    given = [x.detach().float().requires_grad_() for x in given]
+    torch.library.opcheck(torch.ops.gnn_attention.flash_sequences, (*given, [bounds, bounds], [8, 8, -1, 0], 0.3))
+
+
+def test_vmap():
+    """The mapped axis joins the samples."""
+    given = [torch.stack([x.detach(), x.detach() + 1]) for x in qkv(14)]
+    sequences = packed([5, 1, 8], (-1, 0))
+    out, lse = torch.func.vmap(lambda *x: attention(*x, sequences, 0.3))(*given)
+    for i, each in enumerate(zip(*given, strict=True)):
+        for found, wanted in zip((out[i], lse[i]), attention(*each, sequences, 0.3), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_one_sample_is_not_copied():
+    """The kernel reads views of tokens whose channels stand in a row."""
+    x = torch.zeros(1, 4, 14, 16)
+    assert _flash._packed(x, 16).data_ptr() == x.data_ptr()
+    token_major = torch.zeros(3, 14, 4, 16).transpose(1, 2)
+    assert _flash._packed(token_major, 16).data_ptr() == token_major.data_ptr()
+
+
+def test_errors():
+    """No channel left for the gradient of lse; no second derivative."""
+    given = qkv(6, batch=1, heads=1, kv_heads=1, dim=256, value_dim=256)
+    _, lse = attention(*given, packed([6], (-1, 0)), 1.0)
+    with pytest.raises(NotImplementedError, match="a channel more than the 256 of torch's flash attention, v has 256"):
+        lse.sum().backward()
+    given = qkv(6)
+    out, _ = attention(*given, packed([6], (-1, 0)), 1.0)
+    (slope,) = torch.autograd.grad(out.sin().sum(), given[:1], create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
+        slope.sum().backward()
+
+
+def test_the_calls_of_the_kernel_are_what_this_torch_takes(monkeypatch):
+    """Both, without numbers: names, order and kinds of arguments, shapes of results."""
+    monkeypatch.undo()
+    q = torch.empty(14, 4, 16, device="meta", dtype=torch.float16)
+    k, bounds = q[:, :2], torch.zeros(4, dtype=torch.int32, device="meta")
+    numbers = [8, 8, 3, 0]
+    out, lse = _flash._forward_kernel(q, k, k, [bounds, bounds], numbers, 0.3)
+    assert (out.shape, lse.shape) == (q.shape, (4, 14))
+    grads = _flash._backward_kernel((q, q, k, k, out), lse, [bounds, bounds], numbers, 0.3)
+    assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]

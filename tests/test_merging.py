@@ -1,0 +1,134 @@
+"""Results over disjoint sets of in-edges joined in one: against the softmax over all edges, forward and backward."""
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention._merging import merged
+
+FIRSTS = (0, 2, 1)
+ROWS = ((0, 5), (2, 5), (1, 3))
+NUM_DST = 6
+
+
+def drawn(*, dtype=torch.float64, seed=0):
+    """Three results for some of six receivers each; the last receiver is in none, the fifth hears nobody in the second."""
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for start, stop in ROWS:
+        size = (2, 3, stop - start)
+        out, lse = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((*size, 4), size))
+        results.append((out.to(dtype), 3 * lse.to(ga.edges.accumulation_dtype(dtype))))
+    results[1][0][:, :, -1] = 0
+    results[1][1][:, :, -1] = -torch.inf
+    return results
+
+
+def flat(results):
+    return [x.detach().clone().requires_grad_() for result in results for x in result]
+
+
+def formula(results):
+    """``out = sum_p e^lse_p out_p / sum_p e^lse_p``, written out over full columns."""
+    mass, total = [], []
+    for (start, stop), (out, lse) in zip(ROWS, results, strict=True):
+        ends = start, NUM_DST - stop
+        weight = torch.nn.functional.pad(lse.exp(), ends)
+        total.append(weight)
+        mass.append(weight.unsqueeze(-1) * torch.nn.functional.pad(out, (0, 0, *ends)))
+    whole = sum(total)
+    return sum(mass) / whole.masked_fill(whole == 0, 1.0).unsqueeze(-1), whole.log()
+
+
+def pairs(tensors):
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def test_equal_to_the_sum_over_all_edges():
+    """Out, lse, and the gradients of a function of both."""
+    results = []
+    for rule in (lambda given: merged(given, FIRSTS, NUM_DST), formula):
+        given = flat(drawn())
+        out, lse = rule(pairs(given))
+        loss = out.sin().sum() + (lse[:, :, :5] * torch.arange(5)).cos().sum()
+        results.append([out, lse, *torch.autograd.grad(loss, given)])
+    for mine, exact in zip(*results, strict=True):
+        heard = exact.isfinite()
+        assert torch.equal(mine[~heard], exact[~heard].nan_to_num(0.0, neginf=-torch.inf))
+        assert torch.allclose(mine[heard], exact[heard], rtol=1e-12, atol=1e-13)
+
+
+def test_two_parts_are_those_of_the_edge_arithmetic():
+    """``edges.merge``, on the receivers of both."""
+    (a, b), _, _ = drawn()
+    other = a.flip(2), b.flip(2)
+    for mine, theirs in zip(merged([(a, b), other], [0, 0], 5), ga.edges.merge(a, b, *other), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-14)
+
+
+def test_numerical_derivatives():
+    """First and second, of parts that everyone is in."""
+    given = [x[:1, :1, :2].detach().clone().requires_grad_() for result in drawn()[:2] for x in result]
+
+    def run(*tensors):
+        return merged(pairs(tensors), [0, 1], 3)
+
+    assert torch.autograd.gradcheck(run, given)
+    assert torch.autograd.gradgradcheck(run, given)
+
+
+def test_who_is_in_no_part_and_who_hears_nobody():
+    """0 and -inf, and finite gradients even where a NaN comes in for them: in no part, or deaf in all of theirs."""
+    results = drawn()
+    results[0][0][:, :, 4], results[0][1][:, :, 4] = 0, -torch.inf
+    given = flat(results)
+    out, lse = merged(pairs(given), FIRSTS, NUM_DST)
+    assert (out[:, :, 4:] == 0).all()
+    assert (lse[:, :, 4:] == -torch.inf).all()
+    direction = torch.ones_like(out)
+    direction[:, :, 4:] = torch.nan
+    gradients = torch.autograd.grad(out, given, direction)
+    assert all(x.isfinite().all() for x in gradients)
+    assert (gradients[2][:, :, -1] == 0).all()
+
+
+def test_a_nan_stays_with_its_receiver():
+    """Its row is NaN, no other; it passes no gradient to parts that were finite."""
+    results = drawn()
+    results[0][0][:, :, 2] = torch.nan
+    results[0][1][:, :, 2] = torch.nan
+    given = flat(results)
+    out, lse = merged(pairs(given), FIRSTS, NUM_DST)
+    assert out.isnan().any(-1)[0, 0].tolist() == lse.isnan()[0, 0].tolist() == [i == 2 for i in range(NUM_DST)]
+    gradients = torch.autograd.grad(out.nansum() + lse.nansum(), given, allow_unused=True)
+    assert all(x.isfinite().all() for x in gradients[2:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    """Whatever that of the parts, the result is float32; their gradients are theirs."""
+    results = drawn(dtype=dtype)
+    out, lse = merged(results, FIRSTS, NUM_DST)
+    exact, _ = formula([(a.double(), b.double()) for a, b in results])
+    assert (out.dtype, lse.dtype) == (torch.float32, torch.float32)
+    assert (out.double() - exact).abs().max() <= exact.abs().max() * torch.finfo(torch.float32).eps * 4
+    given = flat(results)
+    for x, gradient in zip(given, torch.autograd.grad(merged(pairs(given), FIRSTS, NUM_DST)[0].sum(), given), strict=True):
+        assert gradient.dtype == x.dtype
+
+
+def test_vmap_and_grad():
+    """One more axis; test_split compiles it."""
+    several = [[x for result in drawn(seed=seed) for x in result] for seed in range(3)]
+    stacked = [torch.stack(column) for column in zip(*several, strict=True)]
+
+    def run(*tensors):
+        out, lse = merged(pairs(tensors), FIRSTS, NUM_DST)
+        return out.sum() + lse[:, :, :5].sum()
+
+    wanted = torch.stack([run(*tensors) for tensors in several])
+    assert torch.allclose(torch.func.vmap(run)(*stacked), wanted, rtol=1e-12)
+    slopes = torch.func.vmap(torch.func.grad(run))(*stacked)
+    for slope, tensors in zip(slopes, several, strict=True):
+        leaf = tensors[0].clone().requires_grad_()
+        assert torch.allclose(slope, torch.autograd.grad(run(leaf, *tensors[1:]), leaf)[0], rtol=1e-12)

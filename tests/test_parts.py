@@ -1,0 +1,156 @@
+"""Parts of a graph: disjoint, together the graph, over the whole zoo; and the shapes that the structured ones fall into."""
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import _parts, catalogue, expressions, patterns
+from gnn_attention._parts import packing, parts, positions
+from gnn_attention.verify.cases import GRAPHS
+
+
+def scattered(num_dst, num_src, count, seed=0):
+    """A list of different edges in no order."""
+    chosen = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
+    return ga.convert.from_edge_index(torch.stack([chosen % num_src, chosen // num_src]), num_dst, num_src)
+
+
+def clusters(n, size, strays):
+    """Full blocks on the diagonal and some edges between them, as a list."""
+    inside = (torch.arange(n).unsqueeze(1) // size == torch.arange(n) // size).nonzero().T
+    edges = torch.cat([inside, scattered(n, n, strays).edge_index], 1)
+    return ga.convert.from_edge_index(edges[:, torch.randperm(edges.shape[1])], n, n, coalesce=True)
+
+
+SHAPES = {
+    "window and sinks": patterns.window(150, 20) | patterns.sinks(150, 4),
+    "longformer": patterns.longformer(150, 8, 3, causal=False),
+    "scattered hubs": patterns.longformer(150, 8, [0, 40, 90], causal=False),
+    "prefix": patterns.prefix(150, 15),
+    "bigbird": patterns.bigbird(256, 16),
+    "documents and sinks": patterns.documents([30, 20, 100]) | patterns.sinks(150, 2),
+    "window and list": patterns.window(150, 10) | scattered(150, 150, 700),
+    "dilated union": patterns.window(200, 10) | patterns.dilated(200, 20, 8),
+    "decoding rows": (patterns.window(150, 20) | patterns.sinks(150, 4)).rows(120, 150),
+    "rows of rows": (patterns.window(150, 20) | patterns.dilated(150, 8, 12)).rows(20, 140).rows(10, 100),
+    "transposed": (patterns.window(150, 20) | patterns.dilated(150, 8, 12)).T,
+    "intersection": (patterns.window(150, 20) | patterns.dilated(150, 8, 12)) & patterns.documents([75, 75]),
+    "complement": ~patterns.window(150, 20),
+    "clusters": clusters(256, 64, 900),
+    "list": scattered(120, 70, 900),
+    "cross": patterns.cross(20, 50),
+    "no edges": patterns.causal(9) - patterns.causal(9),
+    "nobody": patterns.cross(0, 7),
+    "everything twice": patterns.causal(40) | patterns.window(40, 4),
+    "many terms": patterns.window(90, 3)
+    | patterns.dilated(90, 5, 2)
+    | patterns.dilated(90, 4, 5)
+    | patterns.dilated(90, 3, 7)
+    | patterns.dilated(90, 3, 9)
+    | patterns.dilated(90, 3, 11)
+    | patterns.dilated(90, 3, 13)
+    | patterns.dilated(90, 3, 15)
+    | patterns.dilated(90, 3, 17)
+    | patterns.dilated(90, 3, 19),
+}
+EXAMPLES = {name: expressions.evaluate(example) for name, example in catalogue.EXAMPLES.items()}
+ZOO = {f"zoo: {name}": made for name, made in EXAMPLES.items() if isinstance(made, ga.TokenGraph)}
+CASES = {name: case.graph for name, case in GRAPHS.items()}
+
+
+def counted(graph):
+    """In how many parts each pair is."""
+    times = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.int64)
+    for part in parts(graph):
+        assert part.graph.num_edges
+        assert (part.graph.num_dst, part.graph.num_src) == (part.dst[1] - part.dst[0], part.src[1] - part.src[0])
+        assert part.graph.dst_offset == graph.dst_offset + part.dst[0]
+        assert part.graph.src_offset == graph.src_offset + part.src[0]
+        times[slice(*part.dst), slice(*part.src)] += part.graph.mask()
+    return times
+
+
+@pytest.mark.parametrize("graph", [*SHAPES.values(), *ZOO.values(), *CASES.values()], ids=[*SHAPES, *ZOO, *CASES])
+def test_parts_are_disjoint_and_together_the_graph(graph):
+    """Every pair is in exactly one part if it is an edge, else in none."""
+    graph = graph.select(0, 0)
+    assert torch.equal(counted(graph), graph.mask().long())
+
+
+def test_a_window_beside_sinks_or_global_tokens_is_a_plain_window_again():
+    """On the tokens that are left."""
+    for name, window in (("window and sinks", (19, 0)), ("longformer", (7, 7)), ("documents and sinks", (-1, 0))):
+        found = parts(SHAPES[name])
+        assert packing(found[-1].graph).window == window
+        assert all(part.is_box for part in found[:-1])
+        assert len(found) == (3 if name == "longformer" else 2)
+
+
+def test_after_its_prefix_a_prefix_graph_is_causal():
+    """The senders that all hear are a full box."""
+    box, rest = parts(SHAPES["prefix"])
+    assert (box.src, box.graph.is_full()) == ((0, 15), True)
+    assert (rest.dst, rest.src, rest.graph.is_causal()) == ((15, 150), (15, 150), True)
+
+
+def test_of_a_union_the_kernels_term_is_whole_and_the_list_stays_a_list():
+    """Whatever comes first in the expression."""
+    listed = scattered(150, 150, 700)
+    for graph in (patterns.window(150, 10) | listed, listed | patterns.window(150, 10)):
+        first, second = parts(graph)
+        assert packing(first.graph).window == (9, 0)
+        assert second.graph._listed is not None
+        assert second.graph.num_edges == (listed - patterns.window(150, 10)).num_edges
+
+
+def test_a_list_is_divided_by_the_fill_of_its_tiles():
+    """Clusters are tiles, the strays between them a list."""
+    dense, sparse = parts(SHAPES["clusters"])
+    assert (dense.what, sparse.what) == ("well filled tiles", "edges between them")
+    assert sparse.graph.num_edges == SHAPES["clusters"].num_edges - 4 * 64**2
+    assert len(parts(SHAPES["list"])) == 1
+
+
+@pytest.mark.parametrize("graph", [patterns.causal(50), patterns.full(50), patterns.window(50, 5), patterns.documents([20, 30])])
+def test_what_one_kernel_does_is_one_part(graph):
+    """The graph itself, not a copy."""
+    (part,) = parts(graph)
+    assert part.graph is graph
+
+
+def test_nothing_is_no_part():
+    """Without edges or without tokens."""
+    assert parts(SHAPES["no edges"]) == parts(SHAPES["nobody"]) == ()
+
+
+def test_there_are_not_too_many_parts():
+    """The last terms of a long union are one."""
+    assert len(parts(SHAPES["many terms"])) <= 2 * _parts.MOST_PARTS
+
+
+@pytest.mark.parametrize("name", ["window and list", "clusters", "decoding rows", "bigbird", "list"])
+def test_positions_of_the_edges_of_a_part(name):
+    """In the order of the part, of the caller's list."""
+    graph = SHAPES[name]
+    seen = []
+    for part in parts(graph):
+        where = positions(part, graph, torch.device("cpu"))
+        moved = part.graph.edge_index + torch.tensor([[part.src[0]], [part.dst[0]]])
+        assert torch.equal(graph.edge_index[:, where], moved)
+        seen.append(where)
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(graph.num_edges))
+
+
+def test_a_long_graph_is_not_visited_pair_by_pair():
+    """131,072 tokens: 2 parts, with the edges that arithmetic says."""
+    n, w, s = 131_072, 1024, 4
+    box, rest = parts(patterns.window(n, w) | patterns.sinks(n, s))
+    assert box.graph.num_edges == n * s - s * (s - 1) // 2
+    assert rest.graph.num_edges == (n - s) * w - w * (w - 1) // 2
+    assert packing(rest.graph).window == (w - 1, 0)
+
+
+@pytest.mark.parametrize("graph", [SHAPES["list"], patterns.cross(3, 4), SHAPES["decoding rows"], patterns.strict_causal(9)])
+def test_what_is_no_packing(graph):
+    """Lists, other tokens on the two sides, receivers that hear nobody."""
+    assert packing(graph) is None

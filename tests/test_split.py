@@ -1,0 +1,249 @@
+"""The backend made of others: every option on graphs of several parts, the plan it prints, and which kernel takes which part."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_parts import scattered
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention._call import Call
+from gnn_attention._parts import parts
+from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, rows, split, tiles
+from gnn_attention.verify import oracle
+from gnn_attention.verify.attend_checks import attend_checks
+from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.check import Settings
+
+N = 96
+SHAPES = {
+    "window and sinks": patterns.window(N, 12) | patterns.sinks(N, 3),
+    "longformer": patterns.longformer(N, 8, 3, causal=False),
+    "window and list": patterns.window(N, 12) | scattered(N, N, 300),
+    "decoding rows": (patterns.window(N, 12) | patterns.sinks(N, 3)).rows(N - 20, N),
+}
+quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _several_parts(monkeypatch):
+    """Parts of so few tokens would all go to one backend, which then takes the whole."""
+    monkeypatch.setattr(split, "JOINED", set())
+
+
+def qkv(graph, *, batch=2, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((heads, graph.num_dst, dim), (kv_heads, graph.num_src, dim), (kv_heads, graph.num_src, value_dim))
+    return [torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+
+
+def checked(graph, **options):
+    return Call.checked(*(x.detach() for x in qkv(graph)), graph, **options)
+
+
+def apart(mine, theirs):
+    """The largest difference, in units of the largest number, which must not be NaN."""
+    pairs = ((a.detach(), b.detach()) for a, b in zip(mine, theirs, strict=True))
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def options(graph):
+    bias, sinks, table = (torch.randn(4, count, dtype=torch.float64) for count in (graph.num_edges, 1, 40))
+    bias, sinks, table = bias.requires_grad_(), sinks[:, 0].clone().requires_grad_(), table.requires_grad_()
+    alibi = score_mods.alibi(score_mods.alibi_slopes(4))
+    return {
+        "plain": ({}, []),
+        "sinks": ({"sink_logits": sinks}, [sinks]),
+        "bias": ({"bias": bias}, [bias]),
+        "alibi and softcap": ({"score_mod": score_mods.chain(alibi, score_mods.softcap(2.0))}, []),
+        "by distance, learned": ({"score_mod": lambda s, b, h, dst, src: s + table[h, (dst - src).abs() % 40]}, [table]),
+        "dropout": ({"dropout": 0.4}, []),
+        "all": ({"bias": bias, "sink_logits": sinks, "dropout": 0.2, "score_mod": alibi, "scale": -0.3}, [bias, sinks]),
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("option", ["plain", "sinks", "bias", "alibi and softcap", "by distance, learned", "dropout", "all"])
+def test_equal_to_the_reference(name, option):
+    """Output, lse and all gradients of a function of both, in float64; the same weights are dropped."""
+    graph = SHAPES[name]
+    assert len(split.planned(checked(graph)).rows) > 1
+    given, (extra, learned) = qkv(graph), options(graph)[option]
+    results = []
+    for backend in ("split", "reference"):
+        torch.manual_seed(5)
+        out, info = ga.attend(*given, graph, backend=backend, return_info=True, **extra)
+        loss = out.sin().sum() + info.lse.cos().sum()
+        results.append((out, info.lse, *torch.autograd.grad(loss, [*given, *learned])))
+    assert apart(*results) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_error_is_at_most_twice_that_of_sdpa(name, dtype):
+    """Though each part is rounded before the merge; gradients three times."""
+    graph = SHAPES[name]
+    given = qkv(graph, dim=16, value_dim=16, dtype=dtype)
+    exact = oracle.attention(*(x.double() for x in given), graph.mask().expand(2, 4, -1, -1), 0.25)
+    ours = ga.attend(*given, graph, backend="split")
+    theirs = functional.scaled_dot_product_attention(*given, graph.mask(), enable_gqa=True)
+    direction = torch.randn(exact.shape, dtype=torch.float64)
+    slopes = [torch.autograd.grad(out, given, direction.to(out.dtype)) for out in (ours, theirs, exact)]
+    for factor, (mine, other, truth) in ((2, (ours, theirs, exact)), *((3, group) for group in zip(*slopes, strict=True))):
+        assert (mine.double() - truth).norm() <= factor * (other.double() - truth).norm()
+
+
+def settings(**chosen):
+    return Settings(**{"features": ("plain",), "sizes": (1.0,), **chosen}, backends=(BACKENDS["split"],))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_graph_and_feature_of_verify(graph):
+    """Forward and gradients in all dtypes within the rule."""
+    chosen = settings(dtypes=("float64", "float32", "bfloat16", "float16"), graphs=(graph,), features=tuple(FEATURES))
+    outcomes = [check() for check in attend_checks(chosen)]
+    assert not [(x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
+    assert any(x.passed for x in outcomes)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e4])
+def test_what_is_not_finite_reaches_those_who_hear_it(value):
+    """Over all parts; the others' outputs and the gradients of a loss over them are those without it."""
+    graph = SHAPES["window and sinks"]
+    reached = graph.mask()[:, 40]
+    untouched = ~graph.mask()[reached].any(0)
+    results = []
+    for poison in (None, value):
+        q, k, v = (x.detach().clone() for x in qkv(graph))
+        if poison is not None:
+            q[:, :, 40], k[:, :, 40], v[:, :, 40] = poison, poison, poison
+        given = [x.requires_grad_() for x in (q, k, v)]
+        out = ga.attend(*given, graph, backend="split")
+        _, dk, dv = torch.autograd.grad(out[:, :, ~reached].sum(), given)
+        results.append((out[:, :, ~reached], dk[:, :, untouched], dv[:, :, untouched]))
+    assert untouched.any()
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*results, strict=True))
+    assert torch.equal(out.isnan().any(-1)[0, 0], reached if value != 1e4 else torch.zeros_like(reached))
+
+
+def test_who_hears_nobody():
+    """Exactly 0 and -inf, with or without sinks; also if nobody hears anyone."""
+    graph = patterns.sinks(N, 3) - patterns.window(N, 12)
+    for sinks in (None, torch.ones(4, dtype=torch.float64)):
+        given = qkv(graph)
+        out, info = ga.attend(*given, graph, sink_logits=sinks, backend="split", return_info=True)
+        deaf = graph.in_degree() == 0
+        assert (out[:, :, deaf] == 0).all()
+        assert (info.lse[:, :, deaf] == -torch.inf).all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), given))
+    nobody = graph - graph
+    given = qkv(nobody)
+    out, info = ga.attend(*given, nobody, backend="split", return_info=True)
+    assert (out == 0).all()
+    assert (info.lse == -torch.inf).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), given))
+
+
+def test_graphs_that_differ_by_head():
+    """Each split for itself."""
+    rule = lambda b, h, dst, src: (src <= dst) & ((dst - src < 8 + 4 * h) | (src < 3))  # noqa: E731
+    graph = ga.TokenGraph.from_rule(rule, N, heads=4)
+    given = qkv(graph)
+    results = [(ga.attend(*given, graph, backend=name),) for name in ("split", "reference")]
+    assert apart(*results) < 1e-13
+
+
+@quiet
+@pytest.mark.parametrize("name", ["window and sinks", pytest.param("window and list", marks=pytest.mark.slow)])
+def test_compiled_and_mapped(name):
+    """Without a graph break, and under torch.func."""
+    torch.compiler.reset()
+    graph = SHAPES[name]
+    given = qkv(graph)
+
+    def run(q, k, v):
+        return ga.attend(q, k, v, graph, backend="split")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    results = [(out, *torch.autograd.grad(out.sin().sum(), given)) for out in (compiled(*given), run(*given))]
+    assert apart(*results) < 1e-12
+    several = [torch.stack([x.detach(), x.detach() + 1]) for x in given]
+    wanted = torch.stack([run(*x) for x in zip(*several, strict=True)])
+    assert torch.allclose(torch.func.vmap(run)(*several), wanted, rtol=0, atol=1e-12)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_printed():
+    """Parts, ranges, edges and backends."""
+    plan = split.planned(checked(SHAPES["window and list"]))
+    lines = str(plan).splitlines()
+    assert lines[0].endswith("in 2 parts")
+    assert [line.split()[0] for line in lines[1:]] == ["part", "window", "edges"]
+    assert sum(row[3] for row in plan.rows) == SHAPES["window and list"].num_edges
+    assert {row[4] for row in plan.rows} <= set(split.KERNELS)
+
+
+def test_parts_of_one_backend_are_one_call(monkeypatch):
+    """Where the same kernel would take each of them; a graph of one part is that call."""
+    monkeypatch.setattr(split, "JOINED", {"tiles"})
+    monkeypatch.setattr(split, "_order", lambda call: ("tiles",))
+    assert [row[0] for row in split.planned(checked(SHAPES["longformer"])).rows] == ["the whole graph"]
+    monkeypatch.setattr(split, "_order", lambda call: ("dense",))
+    assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
+
+
+def test_a_part_that_no_backend_holds_is_named(monkeypatch):
+    """An explicit backend never falls back."""
+    monkeypatch.setattr(split, "KERNELS", {"flex": flex})
+    monkeypatch.setattr(split, "_order", lambda call: ("flex",))
+    graph = SHAPES["window and sinks"]
+    with pytest.raises(RefusalError, match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64"):
+        ga.attend(*qkv(graph), graph, backend="split")
+
+
+@pytest.mark.parametrize(
+    ("graph", "first"),
+    [
+        (patterns.causal(4096), "dense"),
+        (patterns.cross(64, 4096), "dense"),
+        (patterns.window(4096, 256), "varlen"),
+        (scattered(2048, 2048, 4096), "triton"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.name,
+)
+def test_which_kernel_is_asked_first_on_cuda(graph, first, monkeypatch):
+    """By the estimates of a device; FlexAttention after those that need no compiling."""
+    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("meta",))
+    q, k = (torch.empty(1, 4, n, 64, device="meta", dtype=torch.bfloat16) for n in (graph.num_dst, graph.num_src))
+    order = split._order_on_cuda(Call.checked(q, k, k, graph, with_lse=True))
+    assert order[0] == first
+    assert order[-3:] == ("flex", "tiles", "rows")
+
+
+def test_on_cuda_no_part_writes_out_too_many_logits():
+    """They would be dst x src."""
+    graph = patterns.strict_causal(8192)
+    q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
+    call = Call.checked(q, q, q, graph, with_lse=True)
+    assert dense.bytes_needed(call) > split.DENSE_BYTES
+    assert "dense" not in split._order_on_cuda(call)
+
+
+def test_on_a_cpu_the_cost_model_decides():
+    """Boxes of few senders are one dense call, scattered edges a list."""
+    assert split._order(checked(parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph))[0] == "dense"
+    assert split._order(checked(scattered(1024, 1024, 1024)))[0] == "rows"
+
+
+def test_the_kernels_are_those_of_the_table():
+    """Under the same names."""
+    for name, module in split.KERNELS.items():
+        assert BACKENDS[name].run is module.run
+    assert {dense, tiles, rows} <= set(split.KERNELS.values())
+    call = checked(SHAPES["longformer"])
+    assert split.bytes_needed(replace(call, q=call.q.float())) < split.bytes_needed(call)

@@ -1,0 +1,153 @@
+"""The backend ``triton`` where there is no GPU: what it refuses, and what it makes of a call. Its kernels: tests/interpreted."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention._call import Call
+from gnn_attention._gpu_logits import Added, added_to, added_to_edges, has_edge_numbers, reason_against
+from gnn_attention.backends import BACKENDS, triton
+from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
+
+GRAPH = patterns.window(6, 3)
+
+
+def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
+    """A call of so many heads."""
+    q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
+    return Call.checked(q, k, k, graph, **options)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """As if Python had been started with TRITON_INTERPRET=1: refusals alone, nothing runs."""
+    monkeypatch.setattr(triton, "INTERPRETED", True)
+    monkeypatch.setattr(triton, "INSTALLED", True)
+
+
+def test_tensors_on_a_cpu_are_refused(monkeypatch):
+    """By name, with what to do; and without Triton that is said first."""
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    monkeypatch.setattr(triton, "INSTALLED", True)
+    q = torch.zeros(1, 1, 6, 4)
+    for name in ("triton", "triton-rows", "triton-windows", "triton-tiles"):
+        with pytest.raises(
+            NotImplementedError, match=f"{name}.*runs on CUDA, got cpu.*set TRITON_INTERPRET=1 before Python starts"
+        ):
+            ga.attend(q, q, q, GRAPH, backend=name)
+    monkeypatch.setattr(triton, "INSTALLED", False)
+    with pytest.raises(NotImplementedError, match=r"needs Triton, which is not installed.*pip install triton"):
+        ga.attend(q, q, q, GRAPH, backend="triton")
+
+
+REFUSED = {
+    "a score_mod of one's own": (
+        {"score_mod": lambda s, b, h, i, j: 2 * s},
+        "do not hold the score_mod <function.*per-edge bias",
+    ),
+    "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not hold a second softcap"),
+    "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not hold the score_mod"),
+    "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
+    "a dtype": ({"dtype": torch.float8_e4m3fn}, "holds float16, bfloat16, float32 and float64, got torch.float8_e4m3fn"),
+    "a width": ({"width": 513}, "rows hold heads of at most 512 channels of torch.float32, got 513"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_it_cannot_hold(options, said, interpreted):
+    """Each with its reason."""
+    assert re.search(said, BACKENDS["triton-rows"].refusal(call(**options)) or "nothing")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "held"),
+    [
+        *((torch.bfloat16, 256, True), (torch.bfloat16, 257, False), (torch.float32, 128, True), (torch.float32, 129, False)),
+        *((torch.float64, 128, True), (torch.float64, 129, False)),
+    ],
+)
+def test_widths_of_blocks(dtype, width, held, interpreted):
+    """Windows and tiles hold fewer channels than rows; the form taken of itself is then rows."""
+    given = call(dtype=dtype, width=width)
+    assert (BACKENDS["triton-windows"].refusal(given) is None) is held
+    assert (BACKENDS["triton-tiles"].refusal(given) is None) is held
+    assert BACKENDS["triton"].refusal(given) is None
+    assert held or triton.form_name(given) == "rows"
+
+
+def test_too_many_edges_are_refused_with_an_estimate(interpreted, monkeypatch):
+    """Before anything is built."""
+    monkeypatch.setattr(triton, "MOST_EDGES", 14)
+    assert re.search(
+        r"its rows would need about 0 GiB for 15 edges, they hold at most 14", BACKENDS["triton-rows"].refusal(call())
+    )
+    monkeypatch.setattr(triton, "MOST_EDGES", 15)
+    assert BACKENDS["triton-rows"].refusal(call()) is None
+
+
+def test_everything_of_this_library_is_held(interpreted):
+    """Options, and graphs that differ."""
+    varying = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 6, heads=4)
+    mods = (None, alibi(alibi_slopes(4)), softcap(3.0), RelativeBias(4, 2), chain(alibi(alibi_slopes(4)), softcap(2.0)))
+    for graph in (GRAPH, varying, patterns.full(3)):
+        for mod in mods:
+            assert BACKENDS["triton"].refusal(call(graph, score_mod=mod, dropout=0.1, sink_logits=torch.zeros(4))) is None
+
+
+TABLE = relative_bias(torch.zeros(4, 3))
+PARTS = {
+    "nothing": (None, Added()),
+    "one": (softcap(2.0), Added(softcap=2.0)),
+    "in order": (chain(TABLE, softcap(2.0), alibi((1.0,))), Added(None, (TABLE,), 2.0, (alibi((1.0,)),))),
+    "without a cap": (chain(TABLE, alibi((1.0,))), Added((1.0,), (), 0.0, (TABLE,))),
+    "chains of chains": (chain(chain(alibi((1.0,)), chain()), chain(alibi((0.5,)))), Added((1.5,))),
+}
+
+
+@pytest.mark.parametrize(("mod", "parts"), PARTS.values(), ids=PARTS)
+def test_the_parts_of_a_score_mod(mod, parts):
+    """What comes before the cap and what after."""
+    assert added_to(mod) == parts
+
+
+def test_what_is_added_to_each_edge():
+    """Numbers by receiver, then sender, as the score_mod itself gives them to those pairs; and the bias in that order."""
+    graph = ga.TokenGraph.from_edges(GRAPH.edge_index[:, torch.randperm(15, generator=torch.Generator().manual_seed(0))], 6)
+    graph = dataclasses.replace(graph, dst_offset=2, src_offset=1)
+    mod = chain(
+        relative_bias(torch.arange(20.0).view(4, 5)), softcap(2.0), log_multiplicity(torch.arange(1.0, 9.0)), alibi((1.0,) * 4)
+    )
+    bias = torch.arange(60.0).view(4, 15)
+    given = call(graph, score_mod=mod, bias=bias)
+    slopes, cap, before, after = added_to_edges(given)
+    assert slopes is None
+    assert cap == 2.0
+    assert has_edge_numbers(given)
+    pairs = sorted((dst, src) for src, dst in graph.edge_index.T.tolist())
+    place = {(dst, src): e for e, (src, dst) in enumerate(graph.edge_index.T.tolist())}
+    one, zero = torch.tensor(0.0), torch.tensor(0)
+    for e, (dst, src) in enumerate(pairs):
+        for h in range(4):
+            at = zero, torch.tensor(h), torch.tensor(dst + 2), torch.tensor(src + 1)
+            assert before[1, h, e] == mod.mods[0](one, *at)
+            expected = bias[h, place[dst, src]] + mod.mods[2](one, *at) + mod.mods[3](one, *at)
+            torch.testing.assert_close(after[0, h, e], expected)
+    assert before.shape == after.shape == (2, 4, 15)
+
+
+def test_slopes_are_those_of_the_heads_of_the_call():
+    """A part of a call has the slopes of its own heads."""
+    given = dataclasses.replace(call(heads=2), score_mod=alibi((1.0, 2.0, 3.0, 4.0)), first_head=1)
+    assert added_to_edges(given)[0].tolist() == [2.0, 3.0]
+    assert reason_against(given) is None
+    assert reason_against(dataclasses.replace(given, first_head=3)) == "alibi has 4 slopes for 5 heads"
+
+
+def test_bytes_needed_count_the_graph_and_the_numbers_of_edges():
+    """Both from the call alone."""
+    plain, biased = call(), call(bias=torch.zeros(15))
+    assert triton.bytes_needed(biased) - triton.bytes_needed(plain) == 15 * 4 + 2 * 4 * 2 * 4 * 15
