@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from gnn_attention import _files
+
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
 VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
@@ -108,11 +110,6 @@ def save(measured: Costs, path: Path | None = None) -> Path:
     """Keep the constants for the next processes, the file written whole or not at all."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
-    waiting = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        waiting.write_text(json.dumps({"costs": asdict(measured)}, indent=1) + "\n", encoding="utf-8")
-        waiting.replace(path)
-    finally:
-        waiting.unlink(missing_ok=True)
+    _files.write(path, json.dumps({"costs": asdict(measured)}, indent=1) + "\n")
     costs.cache_clear()
     return path

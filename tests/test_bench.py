@@ -67,14 +67,17 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["graphs", "--quick"], "--quick belongs to bench attention, not to bench graphs"),
+            (["graphs", "--quick"], "--quick belongs to bench attention and gpu, not to bench graphs"),
             (["attention", "--tokens", "5"], "--tokens belongs to bench training and graphs, not to bench attention"),
             (["training", "--steps", "0"], "steps must be at least 1, got 0"),
             (["training", "--tokens", "3"], "length must be at least 8, got 3"),
             (["--workloads", "b,z"], "there is no workload 'z'; give letters (a, b, "),
             (["--memory", "0"], "--memory must be above 0 GiB, got 0.0"),
             (["--plots", "no/such/folder"], "--plots no/such/folder: expected a folder that exists"),
-            (["graphs", "--calibrate"], "with --calibrate the suite must be one of 'attention', 'calibrate', got 'graphs'"),
+            (
+                ["graphs", "--calibrate"],
+                "with --calibrate the suite must be one of 'attention', 'gpu', 'calibrate', got 'graphs'",
+            ),
         ],
     )
     def test_wrong_options(self, arguments, message, capsys):

@@ -1,13 +1,16 @@
 """Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted and said in words."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import gnn_attention as ga
 from gnn_attention import _lowering, choosing, cost_model, patterns, score_mods
 from gnn_attention._call import Call
+from gnn_attention._gpu_costs import Sizes
 from gnn_attention.backends import BACKENDS, dense, reference, rows
 from gnn_attention.cost_model import Costs
 
@@ -17,8 +20,10 @@ def _no_file_of_costs(tmp_path, monkeypatch):
     """The constants of the package, whatever this machine's file says."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
+    choosing._gpu_devices._measured.cache_clear()
     yield
     cost_model.costs.cache_clear()
+    choosing._gpu_devices._measured.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -262,3 +267,128 @@ def test_wrong_sizes_are_named(heads, dim):
     """The one that is wrong."""
     with pytest.raises((TypeError, ValueError), match="dim" if heads == 8 else "heads"):
         ga.explain(patterns.window(9, 3), heads, dim)
+
+
+# -- on CUDA ----------------------------------------------------------------------------------------------------------
+
+ON_H200 = {
+    "full": (lambda: patterns.full(4096), "dense", "one SDPA call"),
+    "causal": (lambda: patterns.causal(8192), "dense", "one SDPA call"),
+    "tiny": (lambda: patterns.window(64, 9), "dense", "so few pairs"),
+    "window": (lambda: patterns.window(8192, 256), "varlen", "one window"),
+    "documents": (lambda: patterns.documents([2000] * 4), "varlen", "packed documents"),
+    "scattered": (lambda: patterns.random_senders(8192, 16, causal=False), "triton", "its form rows; "),
+    "dilated": (lambda: patterns.dilated(8192, 64, 8), "triton", "its form tiles; "),
+    "blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), "triton", "its form tiles; "),
+    "grid": (lambda: listed(patterns.natten((100, 100), 5)), "triton", "its form windows; "),
+    "band and few": (
+        lambda: patterns.window(2**15, 193) | patterns.random_senders(2**15, 48, causal=False),
+        "split",
+        "well filled",
+    ),
+}
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """Calls on a GPU that is not there: tensors without data, and its name."""
+    monkeypatch.setattr(choosing._gpu_devices, "device_of", lambda device: choosing._gpu_devices.PRESETS["H200"])
+
+    def call(graph, dtype=torch.bfloat16, heads=8, dim=64, **options):
+        with FakeTensorMode():
+            q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="cuda", dtype=dtype)
+            k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="cuda", dtype=dtype)
+        return Call.checked(q, k, k, graph, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ON_H200)
+def test_what_auto_takes_on_a_gpu(name, h200):
+    """It follows from bytes and products; ``explain`` and a call agree, and the reason says so."""
+    make, wanted, reason = ON_H200[name]
+    graph = make()
+    found = ga.explain(graph, 8, 64, "H200")
+    assert found.choice == choosing._by_time(h200(graph))[0] == wanted
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "scattered"])
+def test_the_cpu_never_asks_for_the_constants_of_a_gpu(name, monkeypatch):
+    """Nor does it take a kernel for CUDA."""
+    monkeypatch.setattr(choosing, "estimates", lambda *arguments: pytest.fail("asked"))
+    order = choosing._by_time(call_on(ON_H200[name][0]()))
+    assert not {"triton", "varlen", "split", "flex"} & set(order)
+
+
+def test_flex_is_not_taken_unasked_and_whatever_refuses_is_passed_over(h200, monkeypatch):
+    """The order holds every backend but flex; without Triton those of a CPU serve, by the same structure."""
+    for graph, first in ((patterns.dilated(8192, 64, 8), "tiles"), (patterns.random_senders(8192, 16, causal=False), "rows")):
+        call = h200(graph)
+        order = choosing._by_time(call)
+        assert set(order) == {"dense", "triton", "tiles", "rows", "mixed", "reference"}
+        assert order[0] == "triton"
+        assert order[2] == first
+        monkeypatch.setitem(BACKENDS, "triton", replace(BACKENDS["triton"], refusal=lambda call: "not here"))
+        monkeypatch.setattr(choosing, "_too_large", lambda call: "too large")
+        assert choosing.choose(call).name == first
+
+
+@pytest.mark.parametrize(
+    ("graph", "dtype", "options", "wanted"),
+    [
+        (patterns.window(8192, 256), torch.float32, {}, "triton"),  # varlen holds half types
+        (patterns.documents([2000] * 4), torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}, "triton"),  # and plain calls
+        (patterns.documents([2000] * 4), torch.bfloat16, {"with_lse": True}, "varlen"),
+        (patterns.causal(8192), torch.bfloat16, {"with_lse": True}, "dense"),
+        (patterns.causal(8192), torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}, "triton"),  # SDPA would write logits out
+    ],
+)
+def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
+    assert choosing._by_time(h200(graph, dtype, **options))[0] == wanted
+
+
+def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monkeypatch):
+    """At par torch's are taken; measured constants decide as they are."""
+    graph = patterns.window(8192, 256)
+    preset = choosing._gpu_devices.PRESETS["H200"]
+    tiles, varlen = (choosing.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen"))
+    assert tiles < varlen
+    assert choosing._by_time(h200(graph))[0] == "varlen"
+    monkeypatch.setattr(choosing._gpu_devices, "device_of", lambda device: replace(preset, measured="today"))
+    assert choosing._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
+
+
+def test_a_prediction_says_what_it_is():
+    """Every column, the device, and that nothing was measured."""
+    found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
+    lines = str(found).splitlines()
+    assert lines[2] == "predicted for H200, bfloat16 (not measured: `gnn-attention bench gpu --calibrate` does)"
+    assert lines[3].split() == ["backend", "GFLOP", "moved", "MB", "predicted", "ms", "of", "the", "bound", "limited", "by"]
+    names = ["dense", "varlen", "flex", "triton rows", "triton windows", "triton tiles"]
+    assert [row[0] for row in found.rows] == names
+    for line, name, (_, flops, moved, seconds), (share, limit) in zip(lines[4:], names, found.rows, found.shares, strict=True):
+        figures = [f"{flops / 1e9:.3f}", f"{moved / 2**20:.1f}", f"{seconds * 1e3:.3f}", f"{100 * share:.0f}", "%", limit]
+        assert line.split() == [*name.split(), *figures]
+        assert 0 < share <= 1
+    assert "varlen" not in [row[0] for row in ga.explain(patterns.window(8192, 256), 8, 64, "H200", torch.float32).rows]
+
+
+def test_a_gpu_need_not_be_there_to_be_asked_about():
+    """Without one, "cuda" is a GPU like any; a name that nobody knows is refused; None and "cpu" are this machine."""
+    assert ga.explain(patterns.causal(4096), 8, 64, "cuda").choice == "dense"
+    with pytest.raises(ValueError, match=r"device must be one of cpu, cuda, H200, .* got 'H2000'"):
+        ga.explain(patterns.causal(64), 8, 64, "H2000")
+    assert ga.explain(patterns.causal(512), 8, 64, "cpu") == ga.explain(patterns.causal(512), 8, 64)
+
+
+def test_of_graphs_that_differ_the_first_is_asked_on_a_gpu_too(h200):
+    """By head and by sample."""
+    by_both = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src < 99 + 0 * (b + h)), 3000, heads=8, batch=2
+    )
+    assert choosing._by_time(h200(by_both))[0] in ("triton", "varlen")
+    plain, both = (ga.explain(graph, 8, 64, "H200") for graph in (patterns.window(3000, 99), by_both))
+    assert [row[1] for row in both.rows if row[0] == "triton tiles"] == [
+        2 * row[1] for row in plain.rows if row[0] == "triton tiles"
+    ]

@@ -1,9 +1,9 @@
-"""Time and memory, measured here and now: ``gnn-attention bench [attention | training | graphs | calibrate]``.
+"""Time and memory, measured here and now: ``gnn-attention bench [attention | training | graphs | gpu | calibrate]``.
 
 ``attention`` (what runs without a name) times every backend of ours beside every peer that is installed; ``training`` trains the
-shipped model on long windows, with ours and with SDPA; ``graphs`` builds, counts and tiles graphs of a million tokens. Figures
-are what this machine gave; ratios travel better. A further suite is a module with a function that measures and one that writes,
-and one row of ``SUITES``.
+shipped model on long windows, with ours and with SDPA; ``graphs`` builds, counts and tiles graphs of a million tokens; ``gpu`` is
+``attention`` for a GPU. Figures are what this machine gave; ratios travel better. A further suite is a module with a function
+that measures and one that writes, and one row of ``SUITES``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _checks
-from gnn_attention.bench import attention, calibrate, graphs, plots, table, targets, training, workloads
+from gnn_attention import _checks, _files, _gpu_devices
+from gnn_attention.bench import attention, calibrate, gpu, graphs, plots, table, targets, training, workloads
 from gnn_attention.bench.attention import run_attention
 from gnn_attention.bench.graphs import run_graphs
 from gnn_attention.bench.measure import Settings
@@ -28,6 +28,7 @@ __all__ = [
     "Suite",
     "add_arguments",
     "attention",
+    "gpu",
     "graphs",
     "run",
     "run_attention",
@@ -42,16 +43,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Suite:
-    """One thing to measure: ``measure(args)`` gives the record, ``text(record)`` shows it; ``options`` are those it knows."""
+    """One thing to measure: ``measure(args)`` gives the record, ``text(record)`` shows it; ``options`` are those it knows.
+
+    ``pictures(record, folder)`` draws it, where it knows ``--plots``.
+    """
 
     help: str
     options: frozenset[str]
     measure: Callable[[argparse.Namespace], dict[str, Any]]
     text: Callable[[dict[str, Any]], str]
+    pictures: Callable[[dict[str, Any], Path], list[Path]] = plots.save
+
+
+def _names(args: argparse.Namespace) -> list[str] | None:
+    return None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
 
 
 def _attention(args: argparse.Namespace) -> dict[str, Any]:
-    names = None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
+    names = _names(args)
     allocators = attention.ALLOCATORS if args.allocator == "both" else (args.allocator,)
     settings = Settings.quick() if args.quick else Settings()
     for option, unit in (("memory", "GiB"), ("budget", "seconds"), ("slowest", "seconds")):
@@ -71,6 +80,22 @@ def _training(args: argparse.Namespace) -> dict[str, Any]:
     tokens = training.LENGTH if args.tokens is None else args.tokens
     steps = training.STEPS if args.steps is None else args.steps
     return run_training(tokens, steps, not args.no_peers, _progress())
+
+
+def _gpu(args: argparse.Namespace) -> dict[str, Any]:
+    if args.budget is not None and not args.budget > 0:
+        raise ValueError(f"--budget must be above 0 seconds, got {args.budget}")
+    resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
+    if args.calibrate and (args.quick or device.startswith("cpu")):
+        raise ValueError(
+            "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and --device cpu"
+        )
+    keep = gpu.keeper(args.json or args.resume)
+    say = _progress() or _say
+    record = gpu.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, say)
+    if args.calibrate:
+        print(f"kept in {_gpu_devices.save_device(gpu.calibrated(record))}", file=sys.stderr)
+    return record
 
 
 def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
@@ -96,6 +121,13 @@ SUITES = {
         _graphs,
         lambda record: "\n".join(graphs.table(record)),
     ),
+    "gpu": Suite(
+        "attention workloads on a GPU, ours beside every peer, and the ceilings of the device",
+        frozenset({"workloads", "quick", "plots", "budget", "no_peers", "device", "resume"}),
+        _gpu,
+        gpu.table.report,
+        gpu.plots.save,
+    ),
     "calibrate": Suite("measure the constants behind backend='auto', once", frozenset(), _calibrate, calibrate.text),
 }
 COMMON = frozenset({"command", "what", "run", "json", "calibrate"})
@@ -105,17 +137,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``gnn-attention bench``; one that belongs to another suite is refused when it runs."""
     about = "; ".join(f"{name}: {suite.help}" for name, suite in SUITES.items())
     parser.add_argument("what", nargs="?", choices=list(SUITES), default="attention", help=about)
-    parser.add_argument("--calibrate", action="store_true", help="the same as the suite calibrate")
-    parser.add_argument("--workloads", metavar="A,B,...", help=f"attention: letters ({_letters()}) or names such as b8192")
-    parser.add_argument("--quick", action="store_true", help="attention: the small workloads, few samples (about 3 minutes)")
-    parser.add_argument("--plots", metavar="DIR", help="attention: write pictures into this folder (needs matplotlib)")
+    parser.add_argument("--calibrate", action="store_true", help="the same as the suite calibrate; gpu: keep its constants, too")
+    parser.add_argument(
+        "--workloads",
+        metavar="A,B,...",
+        help=f"attention: letters ({_letters()}) or names such as b8192; gpu: {', '.join(gpu.workloads.WORKLOADS)}",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="attention: the small workloads, few samples (about 3 minutes); gpu: a trial of tiny ones",
+    )
+    parser.add_argument("--plots", metavar="DIR", help="attention, gpu: write pictures into this folder (needs matplotlib)")
     parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
     parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="attention: for each method and pass (default 3)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="attention: for each method and pass (default 3); gpu: begin nothing after that",
+    )
     parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)")
     sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
+    parser.add_argument("--device", help="gpu: cuda (default), cuda:1, ...; cpu with --quick is a trial of the benchmark")
+    parser.add_argument("--resume", metavar="FILE", help="gpu: carry on the record in FILE: what it holds is not run again")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
     parser.set_defaults(run=lambda args: run(args, parser))
@@ -127,34 +174,37 @@ def _letters() -> str:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """``gnn-attention bench``: print the report, or write the record. ValueError before anything is measured in vain."""
-    name = "calibrate" if args.calibrate else args.what
+    name = "calibrate" if args.calibrate and args.what != "gpu" else args.what
     _check(args, parser, name)
     suite = SUITES[name]
     record = suite.measure(args)
     if args.json not in (None, "-"):
-        Path(args.json).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _files.write(args.json, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1) if args.json == "-" else suite.text(record))
-    for file in plots.save(record, Path(args.plots)) if args.plots else ():
+    for file in suite.pictures(record, Path(args.plots)) if args.plots else ():
         print(file, file=sys.stderr)
-    return 0
+    return 1 if record.get("stopped") else 0
 
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str) -> None:
     """Options of another suite, and folders that are not there."""
     if args.calibrate:
-        _checks.choice("with --calibrate the suite", args.what, ["attention", "calibrate"])
+        _checks.choice("with --calibrate the suite", args.what, ["attention", "gpu", "calibrate"])
     for option, value in vars(args).items():
         if option not in SUITES[name].options | COMMON and value != parser.get_default(option):
             owners = " and ".join(owner for owner, suite in SUITES.items() if option in suite.options)
             raise ValueError(f"--{option.replace('_', '-')} belongs to bench {owners}, not to bench {name}")
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
     if args.plots is not None and not Path(args.plots).is_dir():
         raise ValueError(f"--plots {args.plots}: expected a folder that exists, make it first")
 
 
 def _progress() -> Callable[[str], None] | None:
     return _show if sys.stderr.isatty() else None
+
+
+def _say(case: str) -> None:
+    print(case, file=sys.stderr, flush=True)
 
 
 def _show(case: str) -> None:

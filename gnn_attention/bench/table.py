@@ -8,7 +8,7 @@ from typing import Any
 from gnn_attention.bench.methods import AUTO, PEERS
 from gnn_attention.bench.summary import Record, case_of
 
-__all__ = ["README", "kept_targets", "report", "table"]
+__all__ = ["README", "kept_targets", "markdown", "report", "table"]
 
 PASSES = ("forward", "both")
 # The rows of the README's table.
@@ -26,7 +26,7 @@ def table(record: Record, allocator: str = "default", only: Sequence[str] | None
     shown = [w for w in here if (w["workload"][0] != "x" if only is None else w["workload"] in only)]
     names = [name for name in PEERS if any(case["method"] == name for case in record["cases"])]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{name}: time, memory" for name in names)]
-    return _markdown(head, ([*_own(record, w, allocator), *(_peer(record, w, name, allocator) for name in names)] for w in shown))
+    return markdown(head, ([*_own(record, w, allocator), *(_peer(record, w, name, allocator) for name in names)] for w in shown))
 
 
 def kept_targets(record: Record) -> str:
@@ -112,7 +112,7 @@ def _methods(record: Record, workload: Record) -> str:
     here = (case for case in record["cases"] if (case["workload"], case["allocator"]) == (name, allocator))
     methods = dict.fromkeys(case["method"] for case in here)
     head = ["method", "forward, ms", "fwd+bwd, ms", "of auto", "MB", "roofline", "samples (noisy)", "remark"]
-    return f"{title}: {about}\n{_markdown(head, (_line(record, name, method, allocator) for method in methods))}"
+    return f"{title}: {about}\n{markdown(head, (_line(record, name, method, allocator) for method in methods))}"
 
 
 def _line(record: Record, workload: str, method: str, allocator: str) -> list[str]:
@@ -134,13 +134,13 @@ def _conclusions(record: Record) -> Iterator[str]:
     if record["growth"]:
         head = ["growth of", "with", "over", "pass", "allocator", "exponent"]
         keys = ("quantity", "by", "family", "pass", "allocator")
-        yield _markdown(head, ([*(str(row[key]) for key in keys), f"{row['exponent']:.2f}"] for row in record["growth"]))
+        yield markdown(head, ([*(str(row[key]) for key in keys), f"{row['exponent']:.2f}"] for row in record["growth"]))
     if record["crossover"]:
         head = ["crossover with SDPA mask: random", "method", "pass", "density"]
-        yield _markdown(head, ([row["kind"], row["method"], row["pass"], _density(row)] for row in record["crossover"]))
+        yield markdown(head, ([row["kind"], row["method"], row["pass"], _density(row)] for row in record["crossover"]))
     if record["targets"]:
         head = ["target", "pass", "promised", "measured", "met"]
-        yield _markdown(head, (_target(row) for row in record["targets"]))
+        yield markdown(head, (_target(row) for row in record["targets"]))
 
 
 def _density(row: Record) -> str:
@@ -175,7 +175,7 @@ def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose columns are aligned in plain text too."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

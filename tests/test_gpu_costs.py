@@ -1,0 +1,321 @@
+"""What kernels of a GPU would visit, what that would cost, and which form of a graph follows from it; no GPU is needed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gnn_attention import _gpu_counts, _gpu_devices, cost_model, patterns, tiling
+from gnn_attention._gpu_costs import Sizes, estimate_forms, estimates, form_of
+from gnn_attention._gpu_counts import HEIGHTS, Counts, counted, packing
+from gnn_attention._gpu_devices import CONSTANTS, GENERIC, PRESETS, Device, device_of, named, path_of_devices, save_device
+from gnn_attention.bench.gpu.workloads import barabasi_albert
+from gnn_attention.graph import TokenGraph
+
+H200 = PRESETS["H200"]
+SIZES = Sizes(8, 64, 64)
+
+
+@pytest.fixture(autouse=True)
+def _no_measured_constants(tmp_path, monkeypatch):
+    """The presets, whatever this machine's file says."""
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    _gpu_devices._measured.cache_clear()
+    yield
+    _gpu_devices._measured.cache_clear()
+
+
+def scattered(n, degree, seed=0):
+    """Every token hears ``degree`` others drawn at random."""
+    return patterns.random_senders(n, degree, seed=seed, causal=False)
+
+
+def hilbert(order):
+    """Where each cell ``[x, y]`` of a square of ``2 ** order`` stands on Hilbert's curve."""
+    turn = torch.zeros(1, 1, dtype=torch.int64)
+    for _ in range(order):
+        quarter = turn.numel()
+        turn = torch.cat(
+            [torch.cat([turn.T, turn + quarter], 1), torch.cat([3 * quarter + turn.flip(0, 1).T, turn + 2 * quarter], 1)]
+        )
+    return turn
+
+
+def grid(order, place):
+    """5 x 5 neighbours in a square, as a list of the edges between the places of its cells."""
+    side = 2**order
+    x, y = torch.arange(side).view(-1, 1), torch.arange(side)
+    found = []
+    for dx in range(-2, 3):
+        for dy in range(-2, 3):
+            inside = ((x + dx) % side == x + dx) & ((y + dy) % side == y + dy)
+            there = place.roll((-dx, -dy), (0, 1))
+            found.append(torch.stack([there[inside], place[inside]]))
+    return TokenGraph.from_edges(torch.cat(found, 1), side**2)
+
+
+# -- counts -----------------------------------------------------------------------------------------------------------
+
+COUNTED = {
+    "causal": lambda: patterns.causal(300),
+    "full": lambda: patterns.full(200),
+    "window": lambda: patterns.window(330, 70),
+    "window and sinks": lambda: patterns.window(300, 5) | patterns.sinks(300, 2),
+    "reversed": lambda: patterns.dilated(200, 9, 7).T,
+    "decoding": lambda: patterns.window(400, 40).rows(300, 390),
+    "a list": lambda: scattered(300, 5),
+    "one tile": lambda: patterns.strict_causal(3),
+}
+
+
+def held(mask, height, width):
+    """How many edges each tile holds that holds any, by looking at all pairs."""
+    rows, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // width)
+    padded = torch.zeros(rows * height, columns * width, dtype=torch.int64)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    tiles = padded.view(rows, height, columns, width).sum((1, 3))
+    return tiles[tiles > 0]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_are_those_of_looking_at_every_pair(name):
+    graph = COUNTED[name]()
+    mask, found = graph.mask(), counted(graph)
+    assert (found.receivers, found.senders, found.edges) == (*mask.shape, int(mask.sum()))
+    assert found.unique == tuple(len(held(mask, height, 1)) for height in HEIGHTS)
+    small = held(mask, 64, 64)
+    assert (found.small_tiles, found.tall_tiles, found.large_tiles) == (
+        len(small),
+        len(held(mask, 128, 64)),
+        len(held(mask, 128, 128)),
+    )
+    assert found.strays == int(small[small < 64].sum())
+    assert (found.whole, found.causal) == (graph.is_causal() or graph.is_full(), graph.is_causal())
+
+
+def test_cut_tiles_hold_non_edges():
+    assert counted(patterns.causal(512)).cut_tiles == 4  # those on the diagonal, of 10
+    assert counted(patterns.full(512)).cut_tiles == 0
+
+
+@pytest.mark.parametrize("make", [lambda: scattered(4096, 9), lambda: patterns.dilated(16384, 64, 8)])
+def test_samples_come_near(make, monkeypatch):
+    """Of a long list and of many partial tiles a part is looked at."""
+    exact = counted(make())
+    monkeypatch.setattr(_gpu_counts, "MOST_EDGES", 4000)
+    monkeypatch.setattr(_gpu_counts, "MOST_TILES", 200)
+    sampled = counted(make())
+    assert sampled != exact
+    for name in ("edges", "small_tiles", "tall_tiles", "large_tiles"):
+        assert getattr(sampled, name) == pytest.approx(getattr(exact, name), rel=0.1)
+    assert sampled.unique == pytest.approx(exact.unique, rel=0.1)
+
+
+def test_a_union_with_a_list_is_counted_by_its_members(monkeypatch):
+    """It cannot be asked about ranges: nobody goes through its pairs."""
+    near, far = patterns.window(2048, 100), scattered(2048, 7)
+    asked = []
+    monkeypatch.setattr(_gpu_counts, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block))
+    found, members = counted(near | far), [counted(near), counted(far)]
+    assert asked == [near.rule] * 2
+    assert found.edges == sum(member.edges for member in members)
+    assert found.unique == tuple(a + b for a, b in zip(*(member.unique for member in members), strict=True))
+    assert found.strays >= members[1].edges
+
+
+def test_packed_documents_are_known():
+    assert packing(patterns.documents([100, 28, 300])).cu_seqlens.tolist() == [0, 100, 128, 428]
+    assert packing(patterns.window(500, 40)).window == (39, 0)
+    assert packing(patterns.window(500, 40) | patterns.sinks(500, 2)) is None
+    assert packing(scattered(300, 3)) is None
+
+
+def test_nothing_is_counted_where_nobody_is():
+    assert counted(patterns.cross(0, 7)) == Counts(0, 7, 0)
+    assert counted(patterns.cross(0, 7)).shared(16) == counted(patterns.cross(0, 7)).filled() == 0
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+def random_counts(n, degree):
+    """Of a graph in which nobody shares a sender with a neighbour."""
+    edges = n * degree
+    return Counts(n, n, edges, (edges,) * 3, small_tiles=edges, tall_tiles=edges, large_tiles=edges)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes", "backward", "milliseconds"),
+    [
+        (random_counts(1_000_000, 32), SIZES, False, 13.0),  # notes: a fifth of the gathers of a head hit the cache
+        (random_counts(1_000_000, 32), SIZES, True, 26.0),
+        (random_counts(131_072, 32), SIZES, False, 1.56),  # all of them, 8.6 GB at 5.5 TB/s
+        (random_counts(2_449_029, 50.5), Sizes(1, 128, 128, torch.float16), False, 14.7),
+    ],
+)
+def test_the_bound_of_rows_is_that_of_its_gathers(counts, sizes, backward, milliseconds):
+    found = estimate_forms(counts, sizes, H200, backward)["rows", 1]
+    assert found.bound * 1e3 == pytest.approx(milliseconds, rel=0.05)
+    assert found.seconds > found.bound
+    assert found.limit == "gather"
+
+
+@pytest.mark.parametrize(("tokens", "slices", "milliseconds"), [(8192, 64, 1.41), (32768, 16, 5.64)])
+def test_the_bound_of_causal_attention_is_half_of_its_products(tokens, slices, milliseconds):
+    """1.10 and 4.40 TFLOP at 780 TFLOP/s."""
+    sizes = Sizes(slices, 128, 128)
+    found = estimates(patterns.causal(tokens), sizes, H200)["dense"]
+    assert found.bound * 1e3 == pytest.approx(milliseconds, rel=0.01)
+    assert found.flops == pytest.approx(4 * slices * 128 * tokens**2 / 2)
+    assert estimates(patterns.causal(tokens), sizes, H200, backward=True)["dense"].bound == pytest.approx(2.5 * found.bound)
+
+
+GRAPHS = {
+    "random": lambda: scattered(4096, 16),
+    "window": lambda: patterns.window(4096, 300),
+    "documents": lambda: patterns.documents([700, 1300, 2096]),
+    "union": lambda: patterns.window(4096, 200) | scattered(4096, 16),
+    "causal": lambda: patterns.causal(4096),
+}
+EACH = ("dense", "written out", "rows", "windows", "tiles", "flex")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_gets_cheaper_by_more_work(name):
+    """More heads, wider heads, larger numbers, a backward pass, a slower device; no share is above 1."""
+    graph = GRAPHS[name]()
+    found = estimates(graph, SIZES, H200)
+    assert set(EACH) <= set(found)
+    slow = replace(H200, copy=H200.copy / 2, cache=H200.cache / 2, half=H200.half / 2, single=H200.single / 2)
+    dearer = [
+        estimates(graph, Sizes(16, 64, 64), H200),
+        estimates(graph, Sizes(8, 128, 128), H200),
+        estimates(graph, Sizes(8, 64, 64, torch.float32), H200),
+        estimates(graph, SIZES, H200, backward=True),
+        estimates(graph, SIZES, slow),
+    ]
+    for way, estimate in found.items():
+        assert 0 < estimate.share <= 1
+        for other in dearer:
+            assert way not in other or other[way].seconds >= estimate.seconds
+    for other in (dearer[0], dearer[1], dearer[3], dearer[4]):
+        assert all(other[way].seconds > found[way].seconds for way in found)
+    assert "varlen" not in dearer[2]
+
+
+def test_more_edges_cost_more():
+    few, many = (estimates(scattered(4096, degree), SIZES, H200) for degree in (8, 64))
+    assert all(many[form].seconds > few[form].seconds for form in ("rows", "windows"))
+    assert many["tiles"].seconds >= few["tiles"].seconds  # all of them hold an edge already
+
+
+def test_a_full_tile_costs_what_it_costs_whatever_is_in_it():
+    """Tiles cost alike, rows as many times as there are edges."""
+    sparse, dense = (estimates(patterns.full(4096) & patterns.band(4096, n, n), SIZES, H200) for n in (2, 60))
+    assert dense["tiles"].seconds == pytest.approx(sparse["tiles"].seconds, rel=0.01)
+    assert dense["rows"].passed > 10 * sparse["rows"].passed
+
+
+@pytest.mark.parametrize(("share", "better"), [(0.005, "rows"), (0.05, "tiles")])
+def test_a_tile_is_worth_its_price_from_about_one_edge_in_a_hundred_on(share, better):
+    edges = 10_000 * 64**2 * share
+    counts = Counts(10**6, 10**6, round(edges), (edges,) * 3, 10_000, 10_000, 5000)
+    found = estimate_forms(counts, SIZES, H200)
+    assert (found["rows", 1].seconds < found["tiles", 64].seconds) == (better == "rows")
+
+
+def test_documents_alone_are_for_varlen_and_strays_make_a_split():
+    assert "varlen" in estimates(patterns.documents([700, 1300, 2096]), SIZES, H200)
+    assert "varlen" not in estimates(GRAPHS["random"](), SIZES, H200)
+    assert "split" not in estimates(GRAPHS["random"](), SIZES, H200)
+    found = estimates(GRAPHS["union"](), SIZES, H200)
+    assert found["split"].flops < found["tiles"].flops
+    assert found["split"].passed < found["rows"].passed
+
+
+# -- forms ------------------------------------------------------------------------------------------------------------
+
+N = 4096
+FORM_OF = {
+    "random": (lambda: scattered(N, 32), {"rows"}),
+    "Barabasi-Albert": (lambda: barabasi_albert(2**15, 16), {"rows"}),
+    "grid by rows": (lambda: grid(7, torch.arange(2**14).view(128, 128)), {"windows", "tiles"}),
+    "grid on Hilbert's curve": (lambda: grid(7, hilbert(7)), {"windows", "tiles"}),
+    "BigBird of blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), {"tiles"}),
+    "dilated": (lambda: patterns.dilated(65536, 64, 8), {"tiles"}),
+    "powers of two": (lambda: patterns.vertical_slash(65536, [], [2**i for i in range(16)]), {"tiles", "rows"}),
+    "window": (lambda: patterns.window(N, 256), {"tiles"}),
+}
+
+
+@pytest.mark.parametrize("name", FORM_OF)
+def test_the_form_is_that_of_the_notes(name):
+    """Random edges by rows, local graphs by windows or tiles, blocks and bands by tiles; the reason tells all estimates."""
+    make, wanted = FORM_OF[name]
+    graph = make()
+    found = form_of(graph, SIZES, H200)
+    assert found.name in wanted
+    assert found.height == {"rows": 1, "tiles": 64}.get(found.name, 64)
+    assert all(word in found.reason for word in ("predicted, not measured", "rows ", "windows of 64 ", "tiles "))
+    assert form_of(graph, SIZES, H200) is found
+
+
+def test_neighbours_share_senders_more_on_a_curve():
+    """The reason why a grid is for windows: 4.0 and 4.8 by rows, 6.3 and 11.2 on Hilbert's curve, in the notes' larger grid."""
+    rows, curve = (counted(grid(7, place)) for place in (torch.arange(2**14).view(128, 128), hilbert(7)))
+    assert (rows.shared(16), rows.shared(64)) == (pytest.approx(4.0, rel=0.05), pytest.approx(4.8, rel=0.1))
+    assert (curve.shared(16), curve.shared(64)) == (pytest.approx(6.3, rel=0.05), pytest.approx(11.2, rel=0.05))
+
+
+def test_the_form_follows_the_device():
+    """Whoever gathers for nothing takes rows; whoever multiplies for nothing takes tiles."""
+    graph = patterns.dilated(8192, 32, 4)
+    gathers = replace(H200, copy=1e18, cache=1e18)
+    products = replace(H200, half=1e18, cache=1e18, gather=1e-3, windows=1e-3)
+    assert form_of(graph, SIZES, replace(gathers, half=1e9)).name == "rows"
+    assert form_of(graph, SIZES, products).name == "tiles"
+
+
+def test_measured_constants_are_named_in_the_reason():
+    measured = replace(H200, measured="2026-12-01, commit abc")
+    assert "constants measured 2026-12-01, commit abc" in form_of(patterns.window(512, 9), SIZES, measured).reason
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "preset"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("a100", "A100")])
+def test_presets_are_found_by_name(name, preset):
+    assert named(name) == PRESETS[preset]
+    assert not named(name).measured
+
+
+def test_an_unknown_device_is_taken_for_an_a100_and_keeps_its_name():
+    assert named("Some New GPU") == replace(PRESETS["A100"], name="Some New GPU")
+    assert device_of(torch.device("cpu")) == GENERIC
+
+
+def test_measured_constants_are_kept_for_each_device():
+    own = [Device(name, *range(1, 7), measured="2026-12-01") for name in ("NVIDIA H200", "NVIDIA B300")]
+    for device in own:
+        assert save_device(device) == path_of_devices()
+    _gpu_devices._measured.cache_clear()  # as a new process has it
+    assert [named(device.name) for device in own] == own
+    assert named("H200") == own[0]
+    assert [file.name for file in path_of_devices().parent.iterdir()] == ["gpu-costs.json"]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"devices": {"X": {}}}', "zero"])
+def test_a_damaged_file_is_named(damage):
+    """Also one with a constant that is no positive number."""
+    save_device(replace(H200, measured="today"))
+    path = path_of_devices()
+    if damage == "zero":
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found["devices"]["H200"][CONSTANTS[0]] = 0.0
+        damage = json.dumps(found)
+    path.write_text(damage, encoding="utf-8")
+    _gpu_devices._measured.cache_clear()
+    with pytest.raises(ValueError, match=r"gpu-costs.json does not hold the constants .* bench gpu --calibrate"):
+        named("H200")
