@@ -7,27 +7,35 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
-import subprocess
+import functools
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnn_attention import _checks
+from gnn_attention import _checks, patterns
+from gnn_attention._call import Call
 from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.verify import processes, record
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import DTYPES, FORMS, GPU_ONLY, Check, Settings
+from gnn_attention.verify.check import DIM, DTYPES, FORMS, GPU_ONLY, Check, Settings
+from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.dropout_checks import dropout_checks
+from gnn_attention.verify.gpu_checks import OWN, gpu_checks
+from gnn_attention.verify.large_checks import large_checks
 from gnn_attention.verify.layer_checks import form_checks, layer_checks
+from gnn_attention.verify.record import status
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.rule_checks import rule_checks
 from gnn_attention.verify.trained_checks import trained_checks
 
-__all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
+__all__ = ["Check", "Report", "Result", "checks", "environment", "run", "status"]
+
+KEPT_EVERY = 10.0  # seconds, of which a killed run loses no more
 
 
 def run(
@@ -41,20 +49,35 @@ def run(
     trained: bool = True,
     seed: int = 0,
     progress: Callable[[int, Result], None] | None = None,
+    jobs: int = 1,
+    budget: float | None = None,
+    resumed: Report | None = None,
+    keep: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
 
-    On a CPU the backend ``flex`` is checked only if it is named: it compiles for minutes, and holds forward passes alone.
+    On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
 
-    ``progress(number_so_far, result)`` is called after each check. ValueError for an unknown name, or a device
-    that is not there.
+    ``progress(number_so_far, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds. ``jobs`` processes
+    run checks at once (backends by name then). ``budget`` seconds later no more are begun; ``resumed`` is the report of an
+    earlier run, whose results stay and are not run again, whatever they were. ValueError for an unknown name, a device that is
+    not there, or an earlier report from elsewhere.
     """
-    results: list[Result] = []
-    for check in checks(device, dtypes, backends, graphs, features, forms, sizes, trained, seed):
-        results.append(check())
+    given = (_device(device), dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed)
+    _check_amounts(jobs, budget, backends)
+    began = time.time()
+    make = functools.partial(checks, *given)
+    book = record.Book(environment(given[0]) | {"seed": seed}, resumed, began)
+    missing = [number for number, check in enumerate(make()) if not book.holds(check)]
+    kept_at = began
+    for number, result in processes.results(make, missing, jobs, math.inf if budget is None else began + budget):
+        book.add(number, result)
         if progress is not None:
-            progress(len(results), results[-1])
-    return Report(tuple(results), environment(_device(device)))
+            progress(book.new, result)
+        if keep is not None and time.time() > kept_at + KEPT_EVERY:
+            keep(book.report(len(missing)))
+            kept_at = time.time()
+    return book.report(len(missing))
 
 
 def checks(
@@ -87,34 +110,41 @@ def checks(
     return _all_checks(settings, trained)
 
 
-def environment(device: str) -> dict[str, Any]:
-    """What a record must say about where it was made."""
-    cuda = device.startswith("cuda")
-    return {
-        "device": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if cuda else None,
-        "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "commit": _said_by("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
 def _all_checks(settings: Settings, trained: bool) -> Iterator[Check]:
+    """What needs no compilation first, then our own kernels, and last what is compiled longest."""
+    own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
+    eager, slow = ([b for b in settings.backends if b not in own and b.compiled is compiled] for compiled in (False, True))
+    parts = [tuple(part) for part in (eager, own, slow)]
+    for number, part in enumerate(parts):
+        if part or (number == 0 and settings.walk):
+            yield from _checks_of(replace(settings, backends=part, walk=settings.walk and number == 0), trained)
+
+
+def _checks_of(settings: Settings, trained: bool) -> Iterator[Check]:
     yield from attend_checks(settings)
     yield from layer_checks(settings)
     yield from form_checks(settings)
     yield from rule_checks(settings)
+    yield from dropout_checks(settings)
+    if settings.device.startswith("cuda"):
+        yield from large_checks(settings)
+        yield from gpu_checks(settings)
     if trained:
         yield from trained_checks(replace(settings, sizes=(1.0,)))
 
 
 def _usual_backends(device: str) -> list[str]:
-    """All but those whose every call would first be compiled for a CPU, which takes seconds and forward passes only."""
-    return [name for name, backend in BACKENDS.items() if not (backend.compiled and device.startswith("cpu"))]
+    """On a CPU all but those that compile for seconds, and those that would refuse everything there."""
+    if not device.startswith("cpu"):
+        return list(BACKENDS)
+    return [name for name, backend in BACKENDS.items() if not backend.compiled and _holds_something(backend, device)]
+
+
+def _holds_something(backend: Backend, device: str) -> bool:
+    """True if it takes a plain call in one dtype or another."""
+    graph = patterns.causal(2)
+    tried = (torch.zeros(1, 1, 2, DIM, dtype=dtype, device=device) for dtype in DTYPES.values())
+    return any(backend.refusal(Call.checked(x, x, x, graph)) is None for x in tried)
 
 
 def _device(device: str | None) -> str:
@@ -145,10 +175,10 @@ def _backend(backend: str | Backend) -> Backend:
     return backend if isinstance(backend, Backend) else BACKENDS[_checks.choice("backends", backend, BACKENDS)]
 
 
-def _said_by(*command: str) -> str | None:
-    """What a program prints, None where it is not there or fails."""
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
+def _check_amounts(jobs: int, budget: float | None, backends: Sequence[str | Backend] | None) -> None:
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if budget is not None and budget <= 0:
+        raise ValueError(f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit")
+    if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
+        raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -141,9 +141,11 @@ def _layer_yardstick(
 
 def _run_converted(case: _LayerCase, form: str, backend: Backend) -> Mapping[str, Any]:
     """A form made from the standard heads of the case, held against the formula on the standard weights."""
-    x_src, x_dst, direction = (x.clone() for x in case._drawn)
+    device = case.settings.device
+    x_src, x_dst, direction = (x.to(device, copy=True) for x in case._drawn)
     inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
-    out = MessagePassingAttention(FORMS[form](case.heads), backend=backend)((x_src, x_dst), case.graph_case.graph)
+    heads = FORMS[form](case.heads).to(device)
+    out = MessagePassingAttention(heads, backend=backend)((x_src, x_dst), case.graph_case.graph)
     return verdict(out, gradients_of(out, direction, inputs), case.truth.for_backend(backend))
 
 
@@ -153,7 +155,7 @@ def form_checks(settings: Settings) -> Iterator[Check]:
         return
     for kind in KINDS:
         for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
-            case = _LayerCase(replace(settings, device="cpu"), GRAPHS[graph], kind, "standard", torch.float64, 1.0)
+            case = _LayerCase(settings, GRAPHS[graph], kind, "standard", torch.float64, 1.0)
             for form in settings.forms:
                 for backend in settings.backends:
                     run = bound(_run_converted, case, form, backend)

@@ -10,6 +10,8 @@ from typing import Any
 
 __all__ = ["Report", "Result"]
 
+NUMBERS = ("output", "gradient", "error", "unit")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -36,15 +38,22 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run, with the circumstances."""
+    """All results of a run, with the circumstances; ``not_started`` counts the checks for which there was no time left."""
 
     results: tuple[Result, ...]
     environment: dict[str, Any] = field(default_factory=dict)
+    not_started: int = 0
 
     @property
     def ok(self) -> bool:
-        """True if something was checked and nothing failed."""
-        return any(r.passed for r in self.results) and not self.failures
+        """True if something was checked, nothing failed, and nothing was left for want of time."""
+        return any(r.passed for r in self.results) and not self.failures and not self.not_started
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The counts."""
+        counts = {"checks": len(self.results), "failed": len(self.failures), "skipped": len(self.skipped)}
+        return {"ok": self.ok, **counts, "not_started": self.not_started}
 
     @property
     def failures(self) -> list[Result]:
@@ -60,7 +69,8 @@ class Report:
         """The table, then what failed, then what was skipped and why, then one sentence."""
         ran = len(self.results) - len(self.skipped)
         lines = [*self._table(), *self._failure_lines(), *self._skip_lines(), ""]
-        verdict = "all held" if self.ok else f"{len(self.failures)} FAILED"
+        verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all held"
+        verdict += f", {self.not_started} NOT STARTED for want of time" if self.not_started else ""
         where = ", ".join(f"{key} {value}" for key, value in self.environment.items() if key in ("device", "torch"))
         return "\n".join([*lines, f"{ran} checks, {verdict}, {len(self.skipped)} skipped ({where})"])
 
@@ -94,16 +104,37 @@ class Report:
         return ["", *(f"skipped {count}: {reason}" for reason, count in reasons.items())] if reasons else []
 
     def to_json(self) -> str:
-        """Every case and the circumstances; numbers that are not finite become strings, so that any reader can load it."""
-        results = [
-            {
-                key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in asdict(r).items()
-            }
-            for r in self.results
-        ]
-        summary = {"ok": self.ok, "checks": len(self.results), "failed": len(self.failures), "skipped": len(self.skipped)}
-        return json.dumps({"environment": self.environment, "summary": summary, "results": results}, indent=1)
+        """Every case, one a line without what is empty, and the circumstances; numbers that are not finite become strings."""
+        head = {"environment": self.environment, "summary": self.summary}
+        lines = ",\n".join(json.dumps(_told(result)) for result in self.results)
+        return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """What :meth:`to_json` wrote.
+
+        >>> result = Result("attend", "dense", "float64", "causal, plain", passed=True, output=0.25)
+        >>> Report.from_json(Report((result,), {"device": "x86_64 CPU"}).to_json()).results == (result,)
+        True
+        """
+        found = json.loads(text)
+        results = (Result(**_read(result)) for result in found["results"])
+        return cls(tuple(results), found["environment"], found["summary"].get("not_started", 0))
+
+
+def _told(result: Result) -> dict[str, Any]:
+    """Four digits of every number, "nan" and "inf" for what JSON cannot say."""
+    told: dict[str, Any] = {}
+    for key, value in asdict(result).items():
+        if isinstance(value, float):
+            value = float(f"{value:.3e}") if math.isfinite(value) else str(value)
+        if value is not None and value != "":
+            told[key] = value
+    return told
+
+
+def _read(told: dict[str, Any]) -> dict[str, Any]:
+    return {key: float(value) if key in NUMBERS else value for key, value in told.items()}
 
 
 def _row(group: str, backend: str, dtype: str, rows: list[Result]) -> str:

@@ -1,0 +1,83 @@
+"""The command ``gnn-attention verify``: all checks, or some, and the record of them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+from gnn_attention import _files, verify
+from gnn_attention.backends import BACKENDS
+from gnn_attention.verify.cases import GRAPHS
+from gnn_attention.verify.check import DTYPES
+from gnn_attention.verify.report import Report, Result
+
+__all__ = ["add_verify"]
+
+
+def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``gnn-attention verify``."""
+    command = added.add_parser("verify", help="check every form and backend against dense attention in float64")
+    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
+    command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
+    command.add_argument(
+        "--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
+    command.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that check at once (default 1)")
+    command.add_argument("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
+    command.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON, as it comes (without FILE: to stdout)"
+    )
+    command.add_argument("--resume", metavar="FILE", help="carry on the record in FILE: what it holds is not run again")
+    command.add_argument(
+        "--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands"
+    )
+    command.set_defaults(run=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if args.status:
+        print(verify.status())
+        return 0
+    place = args.json or args.resume
+    _files.check_place("--json", place)
+    resumed = None if args.resume is None else _earlier(args.resume)
+    report = verify.run(
+        device=args.device,
+        dtypes=args.dtype,
+        backends=args.backend,
+        graphs=args.graph,
+        trained=not args.no_trained,
+        seed=args.seed,
+        progress=_show_progress if sys.stderr.isatty() else None,
+        jobs=args.jobs,
+        budget=args.budget,
+        resumed=resumed,
+        keep=None if place in (None, "-") else functools.partial(_write, place),
+    )
+    if place == "-":
+        print(report.to_json())
+    elif place is not None:
+        _write(place, report)
+    print(report, file=sys.stderr if place == "-" else sys.stdout)
+    return 0 if report.ok else 1
+
+
+def _write(place: str, report: Report) -> None:
+    _files.write(place, report.to_json() + "\n")
+
+
+def _earlier(file: str) -> Report:
+    try:
+        return Report.from_json(Path(file).read_text(encoding="utf-8"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"--resume {file}: expected a record that verify --json wrote, got {error!r}") from None
+
+
+def _show_progress(done: int, result: Result) -> None:
+    if done % 50 == 0:
+        print(f"\r{done} checks, now {result.group} {result.dtype} ...", end="\033[K\r", file=sys.stderr, flush=True)

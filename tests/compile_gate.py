@@ -1,0 +1,133 @@
+"""Compile real launches for GPUs that are not there, and read what came of them in the machine code.
+
+``with compiled_for("sm_90") as built: launch()`` runs a launcher as it is, on CPU tensors; every kernel that it launches is
+compiled for that GPU, with the types, alignments, constants and pinned configuration of that very launch, and none is started.
+``built`` then holds one :class:`Built` for each. Triton's wheel brings the assembler and the reader (``cuobjdump``).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction
+from triton.runtime.driver import driver
+
+READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+SPARE = 16  # bytes of stack that are no spill worth the name: some number kept from before a loop until after it
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+INSTRUCTIONS = {
+    "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
+    "HGMMA": r"\bHGMMA",
+    "HMMA": r"\bHMMA",
+    "DMMA": r"\bDMMA",
+    "tcgen05": r"\bUTC\w*MMA",
+    "local loads": r"\bLDL\b",
+    "local stores": r"\bSTL\b",
+    "atomics": r"\b(?:ATOMG|ATOM|RED)\.",
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """One kernel as it was launched, compiled for one GPU."""
+
+    kernel: str
+    gpu: str
+    dtypes: tuple[str, ...]
+    warps: int
+    registers: int
+    stack: int
+    shared: int
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def spills(self) -> bool:
+        """True if registers are kept in memory."""
+        return self.stack > SPARE or max(self.counts["local loads"], self.counts["local stores"]) > SPARE // 4
+
+    def faults(self) -> list[str]:
+        """What no kernel may do: spill, use atomics, or ask for more than there is."""
+        found = []
+        if self.spills:
+            found.append(f"spills: {self.stack} bytes of stack, {self.counts['local loads']} local loads")
+        if self.counts["atomics"]:
+            found.append(f"{self.counts['atomics']} atomics")
+        if self.registers * self.warps * 32 > 65536:
+            found.append(f"{self.registers} registers in {self.warps} warps are more than 65536")
+        if self.shared > SHARED_LIMIT[self.gpu]:
+            found.append(f"{self.shared} bytes of shared memory, there are {SHARED_LIMIT[self.gpu]}")
+        return found
+
+
+class _NoDriver:
+    """Stands where the driver of a GPU would: it names the GPU and starts nothing."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> str:
+        return f"sm_{self._target.arch}"  # the key under which Triton keeps what it compiled
+
+    def get_current_stream(self, device: object) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiled_for(gpu: str) -> Iterator[list[Built]]:
+    """Compile the launches inside for a GPU such as "sm_90", and list what came of each that differs."""
+    built: dict[str, Built] = {}
+    launch, active = JITFunction.run, driver._active
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in built:
+            built[kernel.hash] = _read(kernel, gpu, args)
+        return kernel
+
+    driver.set_active(_NoDriver(int(gpu.removeprefix("sm_"))))
+    JITFunction.run = compile_only
+    found: list[Built] = []
+    try:
+        yield found
+    finally:
+        JITFunction.run, driver._active = launch, active
+        found.extend(built.values())
+
+
+def _read(kernel, gpu: str, args: tuple) -> Built:
+    said = _disassembled(kernel.asm["cubin"])
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert usage is not None, f"cuobjdump told nothing about {kernel.metadata.name}: {said[:400]}"
+    dtypes = tuple(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if hasattr(x, "data_ptr")))
+    counts = {name: len(re.findall(pattern, said)) for name, pattern in INSTRUCTIONS.items()}
+    registers, stack = (int(number) for number in usage.groups())
+    return Built(kernel.metadata.name, gpu, dtypes, kernel.metadata.num_warps, registers, stack, kernel.metadata.shared, counts)
+
+
+def _disassembled(machine_code: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code)
+        file.flush()
+        done = subprocess.run([READER, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def summary(built: list[Built]) -> str:
+    """One line a kernel, to read."""
+    lines = []
+    for b in built:
+        counted = ", ".join(f"{count} {name}" for name, count in b.counts.items() if count)
+        lines.append(f"{b.kernel} [{b.gpu}, {', '.join(b.dtypes)}] {b.registers} registers, {b.shared} shared, {counted}")
+    return "\n".join([*lines, str(dict(collections.Counter(b.gpu for b in built)))])
