@@ -6,15 +6,16 @@ import argparse
 import json
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnn_attention import _cost_table, cost, expressions
+from gnn_attention import _cost_table, _files, cost, expressions
 from gnn_attention._cost_configs import CONFIGS, ModelSizes, config, given
 from gnn_attention._cost_rates import Sizes
 from gnn_attention._cost_table import Compared
+from gnn_attention._rank_plan import PARTITIONS
+from gnn_attention._rank_rates import DEVICES, LINKS
 from gnn_attention.cost import FormCost
 from gnn_attention.graph import TokenGraph
 
@@ -37,26 +38,64 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.add_argument("--tokens", type=int, metavar="N", help=f"that came so far (default {TOKENS}, or those of --graph)")
     command.add_argument("--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)")
     command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of all numbers (default %(default)s)")
+    command.add_argument(
+        "--ranks", type=int, metavar="N", help="what each of N ranks computes and exchanges, in place of the forms"
+    )
+    command.add_argument("--link", metavar="NAME", help=f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}")
+    command.add_argument("--device", metavar="NAME", help=f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}")
+    command.add_argument("--partition", choices=list(PARTITIONS), help="of the tokens, with --ranks (default: the fastest)")
     command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
     command.set_defaults(run=_cost)
 
 
 def _cost(args: argparse.Namespace) -> int:
-    if args.json not in (None, "-") and not Path(args.json).parent.is_dir():
-        raise ValueError(f"--json {args.json}: expected a folder that exists, make {Path(args.json).parent} first")
+    _files.check_place("--json", args.json)
+    how = _how(args)
     model, graph = _model(args), _graph(args.graph, args.tokens)
     tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
+    if args.ranks is None:
+        said, report = _of_forms(args, model, graph, tokens)
+    else:
+        said, report = _of_ranks(args, model, graph, tokens, how)
+    text = json.dumps(said | {"tokens": tokens, "dtype": args.dtype}, indent=2)
+    if args.json not in (None, "-"):
+        _files.write(args.json, text + "\n")
+    print(text if args.json == "-" else report)
+    return 0
+
+
+def _of_forms(args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int) -> tuple[dict[str, Any], str]:
     layers = cost.graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
     costs = cost.of_config(model, tokens, graph, DTYPES[args.dtype])
     compared = _cost_table.compared(model, layers)
-    text = json.dumps(_as_json(model, layers, costs, compared) | {"tokens": tokens, "dtype": args.dtype}, indent=2)
-    if args.json == "-":
-        print(text)
-        return 0
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
-    print(_cost_table.report(model, layers, costs, compared, args.dtype))
-    return 0
+    return _as_json(model, layers, costs, compared), _cost_table.report(model, layers, costs, compared, args.dtype)
+
+
+def _of_ranks(
+    args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int, how: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], **how)
+    said = {"model": asdict(model), "plans": [{"layers": count} | plan.to_dict() for plan, count in plans]}
+    heads = [f"{model.name}: {count} {'layer' if count == 1 else 'layers'}, each" for _, count in plans]
+    return said, "\n\n".join(f"{head}\n{plan}" for head, (plan, _) in zip(heads, plans, strict=True))
+
+
+def _how(args: argparse.Namespace) -> dict[str, Any]:
+    """What is assumed of ranks; a number is in GB/s or TFLOP/s."""
+    said = {name: getattr(args, name) for name in ("link", "device", "partition") if getattr(args, name) is not None}
+    if said and args.ranks is None:
+        name = next(iter(said))
+        raise ValueError(f"--{name} {said[name]} needs --ranks, the number of ranks")
+    rates = {"link": ("link_bandwidth", 1e9), "device": ("device", 1e12)}
+    found = {word: _number_or_name(said[name], unit) for name, (word, unit) in rates.items() if name in said}
+    return found | ({"partition": said["partition"]} if "partition" in said else {})
+
+
+def _number_or_name(text: str, unit: float) -> float | str:
+    try:
+        return float(text) * unit
+    except ValueError:
+        return text
 
 
 def _model(args: argparse.Namespace) -> ModelSizes:

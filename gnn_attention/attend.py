@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention import _checks
 from gnn_attention import edges as arithmetic
 from gnn_attention._call import Call
+from gnn_attention._rank_graph import RankGraph
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.choosing import Explanation, choose, explain
@@ -67,10 +69,15 @@ def attend(
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
     call = Call.checked(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info)
-    chosen = _chosen(backend, call)
-    with _without_autocast(q.device):
-        out, lse = chosen.run(call)
+    out, lse = attended(call, backend)
     return (out, AttentionInfo(call, lse)) if return_info else out
+
+
+def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
+    """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
+    chosen = _chosen(backend, call)
+    with _without_autocast(call.q.device):
+        return chosen.run(call)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +138,8 @@ class AttentionInfo:
 def list_backends() -> dict[str, str]:
     """The names of the backends on this machine, with what each supports.
 
-    >>> sorted(list_backends())
-    ['dense', 'flex', 'mixed', 'reference', 'rows', 'tiles']
+    >>> [name for name in sorted(list_backends()) if "-" not in name]
+    ['dense', 'flex', 'mixed', 'reference', 'rows', 'split', 'tiles', 'triton', 'varlen']
     """
     return {name: backend.supports for name, backend in BACKENDS.items()}
 
@@ -156,6 +163,8 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _chosen(backend: str | Backend, call: Call) -> Backend:
+    if isinstance(call.graph, RankGraph):
+        return Backend("ranks", partial(call.graph.run, backend=backend))
     if backend == "auto":
         return choose(call)
     if isinstance(backend, str):

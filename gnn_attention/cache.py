@@ -122,6 +122,8 @@ class KeyValueCache(TokenCache):
         """
         layer = self._checked_layer(layer)
         positions = self._positions_of(x, layer)
+        shard = getattr(heads, "shard", None)  # some heads of a whole, whose score_mod counts them all
+        score_mod = score_mod if shard is None else shard.score_mod(score_mod)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)

@@ -27,6 +27,7 @@ from gnn_attention import _checks, patterns
 from gnn_attention._cost_configs import CONFIGS, ModelSizes, config
 from gnn_attention._cost_graph import GraphCost, check_graph, most_kept, of_graph
 from gnn_attention._cost_rates import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
+from gnn_attention._rank_plan import Plan, plan
 from gnn_attention.graph import TokenGraph
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "of_config",
     "of_form",
     "of_graph",
+    "of_ranks",
     "of_sizes",
     "rates",
 ]
@@ -235,6 +237,38 @@ def graphs_of(model: ModelSizes, tokens: int) -> list[tuple[TokenGraph, int]]:
     if model.layers > model.window_layers:
         found.append((patterns.causal(tokens), model.layers - model.window_layers))
     return found
+
+
+def of_ranks(
+    model: str | ModelSizes,
+    world_size: int,
+    tokens: int = 8192,
+    graph: TokenGraph | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **how: Any,
+) -> list[tuple[Plan, int]]:
+    """What a model's layers cost on ranks that share the tokens: a plan for each of its graphs, with the number of its layers.
+
+    ``how``: ``link_bandwidth``, ``device`` and ``partition`` of :func:`gnn_attention.distributed.plan`. Latent heads are planned
+    in their expanded form, with a key and a value for each head. Raises as :func:`of_config` and ``plan``.
+
+    >>> [(found, layers)] = of_ranks("llama-3-8b", 64, graph=patterns.window(100_000, 512))
+    >>> layers, found.exchange, found.ranks[9].halo
+    (32, 'halo', 511)
+    """
+    model = config(model) if isinstance(model, str) else model
+    sizes = model.heads
+    if isinstance(sizes, Sizes):
+        heads: dict[str, Any] = {"dim": sizes.head_dim, "value_dim": sizes.value_dim, "kv_heads": sizes.num_kv_heads}
+    else:
+        heads = {"dim": sizes.content_dim + sizes.rotary_dim, "value_dim": sizes.value_dim}
+    layers = graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
+    for each, _ in layers:
+        check_graph(each)
+    return [
+        (plan(each, world_size, sizes.num_heads, batch=each.batch or 1, dtype=dtype, **heads, **how), count)
+        for each, count in layers
+    ]
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------

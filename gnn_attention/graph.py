@@ -16,7 +16,8 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -60,8 +61,13 @@ class TokenGraph:
     dst_offset: int = 0
     src_offset: int = 0
     _listed: Tensor | None = None
-    _memo: dict[Any, Any] = field(default_factory=dict)
+    _memo: MutableMapping[Any, Any] = field(default_factory=dict)
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)  # by sample and head, once anyone asked
+
+    def __post_init__(self) -> None:
+        """What is worked out about a graph may hold the graph: FSDP2 walks through dicts that it meets, not through UserDict."""
+        if isinstance(self._memo, dict) and not torch.compiler.is_compiling():  # a compiler knows dicts alone
+            object.__setattr__(self, "_memo", UserDict(self._memo))
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -324,7 +330,7 @@ class TokenGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was materialised is not pickled."""
-        return {**self.__dict__, "_memo": {}, "_parts": []}
+        return {**self.__dict__, "_memo": UserDict(), "_parts": []}
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

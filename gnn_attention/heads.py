@@ -67,7 +67,11 @@ class _ModelSpaceHeads(nn.Module):
 
     def collect(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
         """The update: the sum of the heads, plus ``b_O``. Messages are in model space already."""
-        return plus_bias(z.sum(-3).to(next(self.parameters()).dtype), self.b_O)
+        return plus_bias(self.sum_of_heads(z), self.b_O)
+
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
+        """The update before ``b_O``."""
+        return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens own_width"]) -> Float[Tensor, "batch heads tokens other_width"]:
         """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with states (S0.6)."""

@@ -149,8 +149,11 @@ class LatentHeads(nn.Module):
 
     def collect(self, z: Float[Tensor, "*batch heads dst latent"]) -> Float[Tensor, "*batch dst width"]:
         """The update: ``sum_h z_h W_UV_h W_O_h + b_O``."""
-        values = z.to(self.W_O.dtype) @ self.W_UV
-        return _arrays.plus_bias(torch.einsum("...htv,hvw->...tw", values, self.W_O), self.b_O)
+        return _arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst latent"]) -> Float[Tensor, "*batch dst width"]:
+        """``sum_h z_h W_UV_h W_O_h``: the update before ``b_O``."""
+        return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype) @ self.W_UV, self.W_O)
 
     def latents(self, x: Float[Tensor, "batch src width"]) -> Float[Tensor, "batch src latent"]:
         """``c = norm(x W_DKV + b_DKV)``: what a sender tells every head."""

@@ -18,11 +18,12 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
-from gnn_attention import _checks, _edge_dropout, convert, edges
+from gnn_attention import _checks, convert, edges
 from gnn_attention._call import Call
+from gnn_attention._rank_graph import positions
 from gnn_attention._shapes import Tensor
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
-from gnn_attention.attend import attend
+from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -110,31 +111,35 @@ class MessagePassingAttention(MessagePassing):
         x_src, x_dst = _pair(x)
         g = _one_graph(g, edge_index)
         graph = self._as_graph(g, x_src, x_dst)
+        shard = getattr(self.heads, "shard", None)  # the heads of this rank, where they are spread over several
+        if shard is not None:
+            graph, bias = shard.graph(graph), shard.bias(bias)
         if isinstance(self.heads, LazyHeads):
             self.heads.meet(x_dst.shape[-1], x_src.shape[-1])
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
-        q = self.heads.receive(x_dst, self._positions(graph.dst_offset, x_dst))
-        k, v = self.heads.send(x_src, self._positions(graph.src_offset, x_src))
+        q = self.heads.receive(x_dst, positions(graph, "dst", x_dst.shape[-2], x_dst.device))
+        k, v = self.heads.send(x_src, positions(graph, "src", x_src.shape[-2], x_src.device))
         wants_weights = isinstance(return_attention_weights, bool)
-        call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias)
+        dropout = self.dropout if self.training else 0.0
+        call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights)
+        call = call if shard is None else replace(call, first_head=shard.first)
         if self.backend is None or self._is_watched():
             y, weights = self._walk(call, batched)
         else:
             y, weights = self._attend(call, self.backend, wants_weights)
+        if shard is not None and wants_weights:
+            weights = shard.gathered(weights)
         if not batched:
-            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(-1, self.heads.num_heads)
+            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(weights.shape[-2:])
         return (y, _with_edges(g, graph, weights)) if wants_weights else y
 
     def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
         """Through the one verb, on any backend."""
-        dropout = self.dropout if self.training else 0.0
-        arguments = (call.q, call.k, call.v, call.graph, call.scale, call.score_mod, call.bias, None, dropout, backend)
-        if not wants_weights:
-            return self.heads.collect(attend(*arguments)), None
-        z, info = attend(*arguments, return_info=True)
-        return self.heads.collect(z), info.weights().mT
+        z, lse = attended(call, backend)
+        weights = AttentionInfo(call, lse).weights().mT if wants_weights else None
+        return self.heads.collect(z), weights
 
     # -- the walk: PyG's own order of events --------------------------------------------------------------------------
 
@@ -196,9 +201,8 @@ class MessagePassingAttention(MessagePassing):
 
     def _dropped(self, alpha: Tensor, edge_index: Tensor, call: Call) -> Tensor:
         """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
-        if not (self.training and self.dropout):
+        if not call.dropout:
             return alpha
-        call = replace(call, dropout=self.dropout, seed=_edge_dropout.draw_seed(alpha.device))
         weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
         return weights.mT.reshape(alpha.shape)
 
@@ -218,9 +222,6 @@ class MessagePassingAttention(MessagePassing):
             return TracedEdges.of(g, num_dst, num_src)
         return convert.from_pyg(g, num_dst, num_src)
 
-    def _positions(self, offset: int, x: Tensor) -> Tensor:
-        return torch.arange(offset, offset + x.shape[-2], device=x.device)
-
     def mapping(self) -> str:
         """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them (seed S1.20).
 
@@ -231,7 +232,7 @@ class MessagePassingAttention(MessagePassing):
         aggregate: the sum over the in-edges of dst, for each head
         update: the sum over heads, through W_O
         """
-        through = ", through W_O" if type(self.heads) is StandardHeads else ""
+        through = ", through W_O" if isinstance(self.heads, StandardHeads) else ""
         return "\n".join(f"{step}: {said}" for step, said in STEPS.items()) + through
 
     def __repr__(self) -> str:

@@ -132,7 +132,12 @@ class StandardHeads(nn.Module):
         """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
         if self.W_O is None:
             return z.transpose(-3, -2).flatten(-2)
-        return _arrays.plus_bias(torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O), self.b_O)
+        return _arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
+        """``sum_h z_h W_O_h``: the update before ``b_O``."""
+        assert self.W_O is not None
+        return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
 
     def _turned(self, x: Tensor, norm: nn.RMSNorm | None, positions: Tensor | None) -> Tensor:
         x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)  # they differ under torch.autocast

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 import gnn_attention as ga
-from gnn_attention import _experiment_plot, _experiment_store, expressions, graph_files, patterns, training
+from gnn_attention import _experiment_plot, _experiment_store, _train_report, expressions, graph_files, patterns, training
 from gnn_attention import experiment as ex
 from gnn_attention.__main__ import main
 from gnn_attention._experiment_results import Mean, Outcome, rows, table
@@ -34,9 +34,9 @@ THREE = "causal; window(4); window(3) | sinks(2)"
 @pytest.fixture(autouse=True)
 def judged_briefly(monkeypatch):
     """Reports of trainings take most of the time here: few windows, short sequences."""
-    monkeypatch.setattr(training, "_WINDOWS_JUDGED", 8)
+    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", 8)
     for name in ("induction_scores", "previous_token_scores"):
-        monkeypatch.setattr(training, name, partial(getattr(training, name), length=8, samples=1))
+        monkeypatch.setattr(_train_report, name, partial(getattr(_train_report, name), length=8, samples=1))
 
 
 def compared(graphs=THREE, recipe=SHORT, seeds=1, out=None, **more):

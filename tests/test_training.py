@@ -52,7 +52,7 @@ def test_a_share_of_the_windows_repeats_itself() -> None:
     tokens = torch.arange(5000)
     for repeats, low, high in ((0.0, 0, 0), (0.25, 70, 130), (1.0, 400, 400)):
         recipe, generator = training.Recipe(batch=400, length=32), torch.Generator().manual_seed(0)
-        window = training._windows(tokens, recipe, repeats, generator)
+        window = training.windows(tokens, recipe, repeats, generator)
         steps = window.diff(dim=1)
         back = steps.amin(1)  # text goes on by 1; where a stretch of n tokens begins again, back by n - 1
         assert low <= int((back < 0).sum()) <= high
@@ -103,7 +103,7 @@ def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], mo
 
 def test_the_rate_rises_and_falls() -> None:
     recipe = training.Recipe(steps=100, warmup=9, rate=1.0)
-    rates = [training._rate(recipe, step, step / 100) for step in range(100)]
+    rates = [training.rate(recipe, step, step / 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates.index(max(rates)) in (9, 10)
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
