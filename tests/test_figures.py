@@ -1,0 +1,133 @@
+"""Random draws: the same from their number alone, right by two definitions, equal on every backend, and able to find faults."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gnn_attention import Backend, convert, patterns
+from gnn_attention.backends import BACKENDS, dense, reference
+from gnn_attention.figures import Draw, equality
+from gnn_attention.figures.draws import DTYPES
+from gnn_attention.figures.problems import problem_of
+from gnn_attention.verify.measure import judge
+
+
+def test_a_draw_is_its_number():
+    first, again = Draw(12), Draw(12)
+    assert first.numbers == again.numbers
+    assert str(first) == str(again)
+    assert torch.equal(first.mask, again.mask)
+    assert len({str(Draw(number)).split(":", 1)[1] for number in range(50)}) == 50
+
+
+def test_draws_cover_what_there_is():
+    draws = [Draw(number) for number in range(400)]
+    assert {draw.kind for draw in draws} == {"family", "mixed", "rows", "list", "table"}
+    assert {draw.numbers.dtype for draw in draws} == set(DTYPES)
+    assert {(draw.graph.num_dst == 0, draw.graph.num_src == 0, draw.numbers.batch == 0) for draw in draws} >= {
+        (True, True, False),
+        (True, False, False),
+        (False, False, True),
+    }
+    assert any(draw.graph.heads for draw in draws)
+    assert any(draw.graph.batch for draw in draws)
+    assert any(draw.graph.num_dst > draw.graph.num_src for draw in draws)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_the_definition_and_the_library_agree_on_who_hears_whom(first):
+    """The table read off plain Python, pair by pair, beside the graph's own mask."""
+    for number in range(first, first + 100):
+        draw = Draw(number)
+        mask = draw.graph.mask()
+        mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
+        assert torch.equal(mask.expand_as(draw.mask), draw.mask), draw
+
+
+def test_the_order_of_edges_is_that_of_a_bias():
+    for number in range(100):
+        draw = Draw(number)
+        if draw.edges is not None:
+            assert draw.graph.edge_index.t().tolist() == [list(edge) for edge in draw.edges], draw
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_every_backend_is_equal_to_the_formula(first):
+    tally = equality.run(range(first, first + 20))
+    assert tally.mismatches == ()
+    assert tally.judged > 4 * tally.cases
+
+
+KNOWN = {(911, "split")}  # gradients 3.6 of 3: what a merge by log-sum-exp adds to roundings; to be mended, then removed here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(60, 1000, 94))
+def test_every_backend_is_equal_to_the_formula_on_a_thousand_draws(first):
+    """But for those that are known, which must still be wrong: nothing is forgotten here."""
+    found = {(one.number, one.backend) for one in equality.run(range(first, first + 94)).mismatches}
+    assert found == {known for known in KNOWN if first <= known[0] < first + 94}
+
+
+def tiled_groups(call):
+    group = call.q.shape[1] // call.k.shape[1]
+    return dense.run(replace(call, k=call.k.repeat(1, group, 1, 1), v=call.v.repeat(1, group, 1, 1)))
+
+
+def from_the_left(call):
+    """Decoding as if the first of the rows were token 0."""
+    graph = call.graph
+    shifted = convert.from_mask(graph.mask().roll(-graph.dst_offset, -1)) if graph.dst_offset and call.bias is None else graph
+    return dense.run(replace(call, graph=shifted))
+
+
+def isolated_receive_one(call):
+    out, lse = dense.run(call)
+    return torch.where(call.heard.unsqueeze(-1), out, out + 1), lse
+
+
+def everybody(call):
+    graph = call.graph
+    whole = patterns.cross(graph.num_dst, graph.num_src)
+    return dense.run(replace(call, graph=whole if call.bias is None else graph))
+
+
+FAULTS = {
+    "scale dropped": lambda call: dense.run(replace(call, scale=1.0)),
+    "groups tiled": tiled_groups,
+    "graph ignored": everybody,
+    "rows from the left": from_the_left,
+    "isolated receive": isolated_receive_one,
+    "mod ignored": lambda call: dense.run(replace(call, score_mod=None)),
+    "bias ignored": lambda call: dense.run(replace(call, bias=None)),
+    "bias reversed": lambda call: dense.run(replace(call, bias=None if call.bias is None else call.bias.flip(-1))),
+    "sinks ignored": lambda call: dense.run(replace(call, sink_logits=None)),
+    "half sums": lambda call: tuple(x.bfloat16().to(x.dtype) for x in reference.run(call)),
+    "gradient of k lost": lambda call: dense.run(replace(call, k=call.k.detach())),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault):
+    """Within 80 draws; the backend without a fault passes them all."""
+    wrong = Backend(fault, FAULTS[fault])
+    assert any(isinstance(found, equality.Mismatch) for number in range(80) for _, found in equality.case(number, [wrong]))
+
+
+def test_a_nan_is_a_mismatch():
+    number = next(n for n in range(100) if Draw(n).graph.num_edges and Draw(n).numbers.form == "attend" and Draw(n).numbers.batch)
+    problem = problem_of(Draw(number))
+    out, gradients = problem.run(BACKENDS["dense"])
+    assert judge(out, gradients, problem.truth).passed
+    assert not judge(out * torch.nan, gradients, problem.truth).passed
+
+
+def test_what_a_backend_raises_is_a_mismatch_and_a_refusal_is_none():
+    def broken(call):
+        raise RuntimeError("no such luck")
+
+    ((_, found),) = equality.case(5, [Backend("broken", broken)])
+    assert "RuntimeError: no such luck" in found.message
+    ((_, refused),) = equality.case(5, [Backend("refuses", broken, refusal=lambda call: "not today")])
+    assert refused is None
