@@ -22,8 +22,9 @@ class Problem(NamedTuple):
     """One call on a plain graph: ``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias``.
 
     The last axis of q, k and v is contiguous; other strides are free. ``before`` and ``bias`` are ``[B, Hq, E]``, expanded with
-    stride 0 where they do not vary, in the form's order of edges: by receiver, then sender. ``softcap`` 0 is none. ``seed`` is
-    an int64 tensor of one element where ``dropout`` is not 0. Offsets and firsts make positions, samples and heads absolute.
+    stride 0 where they do not vary, in the form's order of edges: by receiver, then sender. ``scale`` is positive, ``softcap`` 0
+    is none. ``seed`` is an int64 tensor of one element where ``dropout`` is not 0. Offsets and firsts make positions, samples and
+    heads absolute.
     """
 
     q: Float[Tensor, "batch heads dst dim"]

@@ -20,7 +20,7 @@ __all__ = ["SIZES", "Numbers", "Windows", "heaviest_first", "numbers_of", "windo
 
 WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 SIZES = tuple(WORDS)  # receivers of a window
-MOST = 2**31 - 1  # that int32 can number
+MOST = 2**31 - 2**16  # that int32 can number, also where the last step of a program runs over the last entry
 
 
 class Windows(NamedTuple):

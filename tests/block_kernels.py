@@ -43,9 +43,16 @@ FEATURES = {
 }
 
 
-def with_slow(names, quick):
+HIDDEN = [("v", torch.nan), ("k", torch.nan), ("q", torch.nan), ("v", torch.inf), ("v", -torch.inf)]
+
+
+def with_slow(cases, quick):
     """Those that are not quick run with the slow ones."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [pytest.param(*_tuple(case), marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
+def _tuple(case):
+    return case if isinstance(case, tuple) else (case,)
 
 
 def form_of(kind, graph, with_numbers=False, device="cpu"):
@@ -202,6 +209,7 @@ def check_gradient_that_is_nan(module, kind, device):
     for got, want, reached in zip(dirty[:2], clean[:2], (mine, heard), strict=True):
         assert got[:, :, reached].isnan().any(-1).all()
         assert torch.equal(got[:, :, ~reached], want[:, :, ~reached])
+    assert dirty[2][:, :, heard, 2].isnan().all()
     assert torch.equal(dirty[2][:, :, ~heard], clean[2][:, :, ~heard])
 
 
@@ -240,6 +248,26 @@ def check_strides(module, kind, device):
     got = backward_of(module, other, form, out, lse, ones)
     for x, y in zip(got[:3], backward_of(module, same, form, out, lse, ones.contiguous())[:3], strict=True):
         assert torch.equal(x, y)
+
+
+def check_far_apart(module, kind, device):
+    """Tokens whose distances are 2^31 numbers and more; the pages between them are never touched."""
+    if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < 2**35:
+        pytest.skip("needs 9 GB of address space on the GPU")
+    graph, shape = patterns.causal(4), (2, 2, 4, 16)
+    problem, form = problem_of(graph, torch.float16, device, 2, 2, 2, 16, 16), form_of(kind, graph, device=device)
+    far = torch.empty(2**32 + 2**12, dtype=torch.float16, device=device).as_strided(shape, (128, 64, 2**32 // 3, 1))
+    ones = torch.ones(shape, dtype=torch.float16, device=device)
+
+    def results(problem, grad):
+        out, lse = module.forward(problem, form)
+        return [out, lse, *backward_of(module, problem, form, out, lse, grad)[:3]]
+
+    near = results(problem, ones)
+    for which, x in (*zip("qkv", problem[:3], strict=True), ("grad", ones)):
+        far.copy_(x)
+        found = results(problem, far) if which == "grad" else results(problem._replace(**{which: far}), ones)
+        assert all(torch.equal(x, y) for x, y in zip(near, found, strict=True)), which
 
 
 def check_nothing_to_do(module, kind, device):

@@ -25,7 +25,8 @@ FORMS = {
     "windows of 16": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 16, numbered)),
     "windows of 32": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 32, numbered)),
     "windows of 64": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 64, numbered)),
-    "tiles": ("tiles", lambda graph, numbered: _gpu_tiles.tiles_of(graph, CPU, None, numbered)),
+    "tiles of 64": ("tiles", lambda graph, numbered: _gpu_tiles.tiles_of(graph, CPU, 64, numbered)),
+    "tiles of 128": ("tiles", lambda graph, numbered: _gpu_tiles.tiles_of(graph, CPU, 128, numbered)),
 }
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 OPTIONS = ("plain", "everything")

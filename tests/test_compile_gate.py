@@ -28,10 +28,11 @@ QUICK = [["rows", "bfloat16", 64, "plain", "sm_90"], ["windows of 64", "bfloat16
 
 
 def usual(gpu, options):
-    """Every form at the usual width, in bfloat16, float32 and float64."""
+    """Every form at the usual width, in bfloat16, float32 and float64; wide tiles differ from others in halves alone."""
     from gate_cases import FORMS
 
-    return [[form, dtype, 64, options, gpu] for form in FORMS for dtype in ("bfloat16", "float32", "float64")]
+    every = [[form, dtype, 64, options, gpu] for form in FORMS for dtype in ("bfloat16", "float32", "float64")]
+    return [case for case in every if case[0] != "tiles of 128" or case[1] in HALF]
 
 
 def sweep():
@@ -41,6 +42,7 @@ def sweep():
     named = {2: "bfloat16", 4: "float32", 8: "float64"}
     pinned = {form: configurations(form) for form in FORMS if form not in ("windows of 16", "windows of 32")}
     cases = [[form, named[size], dim, "plain", "sm_90"] for form, keys in pinned.items() for size, dim in keys]
+    cases = [case for case in cases if case[0] != "tiles of 128" or case[1] in HALF]
     cases += [case for case in usual("sm_90", "plain") if case not in cases]
     cases += usual("sm_90", "everything") + usual("sm_80", "plain")
     cases += [case for case in usual("sm_100", "plain") if case[1] == "bfloat16"]

@@ -67,8 +67,8 @@ def test_kernels_interpreted_at_length(tmp_path):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("import os\ndef test_it():\n    os._exit(0)\n", "ended with 0"),
-        ("x = 1\n", "ended with 5"),
+        pytest.param("import os\ndef test_it():\n    os._exit(0)\n", "ended with 0", marks=pytest.mark.slow),
+        pytest.param("x = 1\n", "ended with 5", marks=pytest.mark.slow),
         ("import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '2'\n", "assert '1' == '2'"),
     ],
     ids=["a death", "no test", "a failure"],

@@ -24,6 +24,7 @@ __all__ += [
     "is_finite",
     "joined",
     "launch",
+    "narrowed",
     "parted",
     "slices_of",
     "stays",
@@ -39,6 +40,7 @@ WIDEST = 16  # numbers whose common divisor with all strides is worth knowing: 1
 GOLDEN = tl.constexpr(_edge_dropout.GOLDEN)
 FIRST = tl.constexpr(_edge_dropout.FIRST)
 SECOND = tl.constexpr(_edge_dropout.SECOND)
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # as kernels are made: for one mode
 
 
 # -- on the host ------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def dropout_arguments(problem: Problem) -> tuple[int, float, float]:
 
 def written_dtype(dtype: torch.dtype) -> torch.dtype:
     """In what a kernel writes results of this dtype: as they are, but the interpreter truncates to bfloat16 where GPUs round."""
-    return torch.float32 if dtype == torch.bfloat16 and triton.knobs.runtime.interpret else dtype
+    return torch.float32 if dtype == torch.bfloat16 and INTERPRETED.value else dtype
 
 
 def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int, dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -167,13 +169,30 @@ def _device_of(arguments: Sequence[Any]) -> AbstractContextManager[Any]:
 
 @triton.jit
 def gathered(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
-    """Rows ``[n, PADDED]`` of ``base``, whose number is ``rows`` (int64): 0 where not ``ok`` and beyond ``WIDTH``."""
+    """Rows ``[n, PADDED]`` of ``base``, whose number is ``rows`` (int64): 0 where not ``ok`` and beyond ``WIDTH``.
+
+    In the interpreter, which holds bfloat16 as integers and would compare and multiply these, they are float32.
+    """
     channel = tl.arange(0, PADDED)
     start = tl.multiple_of(rows * stride, ALIGN)
     mask = ok[:, None]
     if PADDED != WIDTH:
         mask = mask & (channel < WIDTH)[None, :]
-    return tl.load(base + start[:, None] + channel[None, :], mask=mask, other=0.0)
+    found = tl.load(base + start[:, None] + channel[None, :], mask=mask, other=0.0)
+    if INTERPRETED and base.dtype.element_ty == tl.bfloat16:
+        found = found.to(tl.float32)
+    return found
+
+
+@triton.jit
+def narrowed(x, dtype: tl.constexpr):
+    """Rounded to the dtype in which products are taken: to nearest, ties to even, as :func:`gathered` holds it."""
+    if INTERPRETED and dtype == tl.bfloat16:  # where a conversion would truncate
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    else:
+        rounded = x.to(dtype)
+    return rounded
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def _span(PTR, CHUNK_ROW, CHUNK_START, item, limit, CHUNKED: tl.constexpr):
     if CHUNKED:
         row = tl.load(CHUNK_ROW + item).to(tl.int64)
         low = tl.load(CHUNK_START + item)
-        high = tl.minimum(low + limit, tl.load(PTR + row + 1))
+        high = low + tl.minimum(tl.load(PTR + row + 1) - low, limit)  # the sum of low and limit may be too large
     else:
         row = item.to(tl.int64)
         low = tl.load(PTR + row)

@@ -1,7 +1,8 @@
 """Gradients block by block: of q, before and bias over receivers, of k and v over senders; every sum has one owner, no atomics.
 
 Weights are computed again from lse. A receiver whose lse is NaN gives nothing back. What is multiplied for pairs that are no
-edges must be finite: k is cleaned where it spoiled a block, q and the gradients of receivers that are spoiled are not read.
+edges must be finite: k is cleaned where it spoiled a block, q and the gradients of receivers that are spoiled are not read. A
+receiver whose gradient is NaN gives NaN to its senders.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnn_attention.kernels._common import gathered, is_finite, stays, stream_of, tanh
+from gnn_attention.kernels._common import gathered, is_finite, narrowed, stays, stream_of, tanh
 from gnn_attention.kernels._tiled import (
     SCALARS,
     before_cap,
@@ -74,7 +75,7 @@ def _pull(
             tl.store(GRAD_BEFORE + number, ds, mask=on)
         if CAREFUL:
             k = tl.where(is_finite(k), k, 0.0)
-        acc = tl.dot(ds.to(k.dtype), k, acc, input_precision=PRECISION, out_dtype=ACC)
+        acc = tl.dot(narrowed(ds, K.dtype.element_ty), k, acc, input_precision=PRECISION, out_dtype=ACC)
     return acc
 
 
@@ -202,16 +203,16 @@ def senders_backward(
                 GRAD + tl.multiple_of(sample * g_b + head * g_h, ALIGN), other, g_t, sound, VALUE, VALUE_PADDED, ALIGN
             )
             pulled = tl.dot(v, tl.trans(grad), input_precision=PRECISION, out_dtype=ACC)
-            weight = p
+            weight = tl.where(p > 0.0, p + (delta - delta)[None, :], 0.0)
             if HAS_DROPOUT:
                 stay = stays(stream, other[None, :] + dst_offset, own[:, None] + src_offset, threshold)
-                weight = tl.where(stay, p * keep, 0.0)
+                weight = tl.where(stay, weight * keep, 0.0)
                 pulled = tl.where(stay, pulled * keep, 0.0)
-            for_v = tl.dot(weight.to(grad.dtype), grad, for_v, input_precision=PRECISION, out_dtype=ACC)
+            for_v = tl.dot(narrowed(weight, GRAD.dtype.element_ty), grad, for_v, input_precision=PRECISION, out_dtype=ACC)
             ds = tl.where(p > 0.0, p * (pulled - delta[None, :]), 0.0)
             if HAS_CAP:
                 ds = ds * (1.0 - turn * turn)
-            for_k = tl.dot(ds.to(q.dtype), q, for_k, input_precision=PRECISION, out_dtype=ACC)
+            for_k = tl.dot(narrowed(ds, Q.dtype.element_ty), q, for_k, input_precision=PRECISION, out_dtype=ACC)
     channel = tl.arange(0, PADDED)
     place = places(GRAD_K, sample * o_b + kv_head * o_h, own * o_t, channel, ALIGN)
     tl.store(place, (for_k * scale).to(GRAD_K.dtype.element_ty), mask=live[:, None] & (channel < WIDTH)[None, :])

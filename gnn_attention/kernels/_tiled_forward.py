@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnn_attention.kernels._common import gathered, is_finite, stays, stream_of, tanh
+from gnn_attention.kernels._common import gathered, is_finite, narrowed, stays, stream_of, tanh
 from gnn_attention.kernels._tiled import (
     SCALARS,
     before_cap,
@@ -70,7 +70,7 @@ def _sums(
             heard = tl.max((on & (tl.min(finite.to(tl.int32), 1) == 0)[None, :]).to(tl.int32), 1)
             total = tl.where(heard > 0, float("nan"), total)
             v = tl.where(finite, v, 0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrunk[:, None], input_precision=PRECISION, out_dtype=ACC)
+        acc = tl.dot(narrowed(p, V.dtype.element_ty), v, acc * shrunk[:, None], input_precision=PRECISION, out_dtype=ACC)
         top = higher
     return top, total, acc
 

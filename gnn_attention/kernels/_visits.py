@@ -92,7 +92,7 @@ def holds(problem: Problem) -> str | None:
 def forward(problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs]) -> tuple[Tensor, Tensor]:
     """``(out, lse)``, out token-major in memory; a receiver without in-edges has 0 and -inf."""
     q, k, v = problem.q, problem.k, problem.v
-    out = _common.heads_last(q, v.shape[3], q.dtype)
+    out = _common.heads_last(q, v.shape[3], _common.written_dtype(q.dtype))
     lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
     config = _config(problem, configs, "forward", visits.size)
     constants = _constants(problem, visits, config, _common.alignment(q, k, v, out))
@@ -109,7 +109,7 @@ def forward(problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], 
             config.warps,
             config.stages,
         )
-    return out, lse
+    return out.to(q.dtype), lse
 
 
 def backward(
@@ -136,7 +136,7 @@ def _receivers_backward(
     problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs], grad_out: Tensor, delta: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     q, k, v = problem.q, problem.k, problem.v
-    grad_q = _common.heads_last(q, q.shape[3], q.dtype)
+    grad_q = _common.heads_last(q, q.shape[3], _common.written_dtype(q.dtype))
     edgewise = [None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)]
     config = _config(problem, configs, "receivers", visits.size)
     constants = _constants(problem, visits, config, _common.alignment(q, k, v, grad_out, grad_q))
@@ -155,14 +155,14 @@ def _receivers_backward(
             config.warps,
             config.stages,
         )
-    return grad_q, edgewise[0], edgewise[1]
+    return grad_q.to(q.dtype), edgewise[0], edgewise[1]
 
 
 def _senders_backward(
     problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs], grad_out: Tensor, delta: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
     q, k, v = problem.q, problem.k, problem.v
-    grad_k, grad_v = _common.heads_last(k, k.shape[3], k.dtype), _common.heads_last(v, v.shape[3], v.dtype)
+    grad_k, grad_v = (_common.heads_last(x, x.shape[3], _common.written_dtype(x.dtype)) for x in (k, v))
     config = _config(problem, configs, "senders", visits.size)
     constants = _constants(problem, visits, config, _common.alignment(q, k, v, grad_out, grad_k, grad_v))
     for first, count in _common.slices_of(k.shape[0] * k.shape[1]):
@@ -178,7 +178,7 @@ def _senders_backward(
             config.warps,
             config.stages,
         )
-    return grad_k, grad_v
+    return grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
 # -- what a kernel is given -------------------------------------------------------------------------------------------
@@ -197,11 +197,12 @@ def _config(problem: Problem, configs: Mapping[tuple[int, int], Configs], step: 
 
 
 def _has_few_registers() -> bool:
-    """GPUs before Hopper, whose products take their operands from registers."""
+    """GPUs before Hopper, whose products take their operands from registers; and all that are not NVIDIA's."""
     try:
-        return bool(triton.runtime.driver.active.get_current_target().arch < 90)
+        target = triton.runtime.driver.active.get_current_target()
     except RuntimeError:  # there is no GPU: the interpreter
         return False
+    return not (target.backend == "cuda" and target.arch >= 90)
 
 
 def _constants(problem: Problem, visits: Visits, config: Config, align: int) -> dict[str, Any]:

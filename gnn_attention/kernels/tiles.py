@@ -17,11 +17,11 @@ CONFIGS = {
         Configs(Config(128, 64, 8, 2), Config(128, 64, 8, 3), Config(64, 32, 8, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 2)),
     ),
     (2, 128): Configs(
-        Config(128, 64, 8, 2), Config(128, 32, 8, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 1), Config(32, 32, 8, 1)
+        Config(128, 32, 8, 2), Config(128, 32, 8, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 1), Config(32, 32, 8, 1)
     ),
     (2, 256): Configs(*[Config(64, 32, 8, 2)] * 2, *[Config(32, 16, 8, 1)] * 3),
     **dict.fromkeys([(4, 16), (4, 32), (4, 64)], Configs(*[Config(32, 32, 8, 2)] * 3, *[Config(32, 16, 8, 1)] * 2)),
-    (4, 128): Configs(*[Config(32, 32, 8, 2)] * 3, *[Config(32, 16, 8, 2)] * 2),
+    (4, 128): Configs(*[Config(32, 32, 8, 2)] * 2, *[Config(32, 16, 8, 2)] * 3),
     **dict.fromkeys([(8, 16), (8, 32), (8, 64)], Configs(*[Config(16, 16, 4, 1)] * 5)),
     (8, 128): Configs(*[Config(16, 16, 8, 1)] * 5),
 }

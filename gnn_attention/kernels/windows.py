@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from gnn_attention._gpu_forms import Problem
 from gnn_attention._gpu_windows import Windows
 from gnn_attention._shapes import Float, Tensor
@@ -20,8 +22,11 @@ CONFIGS = {
         Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 1), Config(32, 32, 8, 1)
     ),
     (2, 256): Configs(*[Config(64, 32, 8, 2)] * 2, *[Config(32, 16, 8, 1)] * 3),
-    **dict.fromkeys([(4, 16), (4, 32), (4, 64)], Configs(*[Config(32, 32, 8, 2)] * 3, *[Config(32, 16, 8, 1)] * 2)),
-    (4, 128): Configs(Config(32, 16, 8, 2), *[Config(32, 32, 8, 2)] * 2, *[Config(32, 16, 8, 2)] * 2),
+    **dict.fromkeys(
+        [(4, 16), (4, 32), (4, 64)],
+        Configs(Config(32, 32, 8, 2), Config(32, 32, 8, 2), Config(16, 16, 4, 2), Config(32, 16, 8, 1), Config(16, 16, 8, 1)),
+    ),
+    (4, 128): Configs(Config(32, 16, 8, 2), Config(32, 32, 8, 2), *[Config(32, 16, 8, 2)] * 3),
     **dict.fromkeys([(8, 16), (8, 32), (8, 64)], Configs(*[Config(16, 16, 4, 1)] * 5)),
     (8, 128): Configs(*[Config(16, 16, 8, 1)] * 5),
 }
@@ -31,7 +36,7 @@ def forward(
     problem: Problem, form: Windows
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """``(out, lse)``, out token-major in memory; a receiver without in-edges has 0 and -inf."""
-    return _visits.forward(problem, _ahead(form), CONFIGS)
+    return _visits.forward(problem, _ahead(_fitted(form, problem)), CONFIGS)
 
 
 def backward(
@@ -42,7 +47,14 @@ def backward(
     lse: Float[Tensor, "batch heads dst"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of q, k, v, before and bias."""
+    form = _fitted(form, problem)
     return _visits.backward(problem, _ahead(form), _back(form), CONFIGS, grad_out, delta, lse)
+
+
+def _fitted(form: Windows, problem: Problem) -> Windows:
+    """Words of 32 bits for float64, beside whose products Triton 3.6 does not compile those of 16."""
+    narrow = problem.q.dtype == torch.float64 and form.words.dtype == torch.int16
+    return form._replace(words=form.words.int(), out_words=form.out_words.int()) if narrow else form
 
 
 def _ahead(form: Windows) -> Visits:

@@ -4,7 +4,19 @@ import itertools
 
 import pytest
 import torch
-from block_kernels import FEATURES, GRAPHS, SMALL, check_nothing_to_do, check_strides, errors, form_of, problem_of, with_slow
+from block_kernels import (
+    FEATURES,
+    GRAPHS,
+    HIDDEN,
+    SMALL,
+    check_nothing_to_do,
+    check_strides,
+    errors,
+    form_of,
+    problem_of,
+    with_slow,
+)
+from block_kernels import check_far_apart as check_far
 from block_kernels import check_gradient_that_is_nan as check_gradient
 from block_kernels import check_minus_infinity_of_a_bias as check_bias
 from block_kernels import check_no_worse_than_sdpa as check_sdpa
@@ -33,14 +45,12 @@ def test_features(feature, device):
     assert max(errors(tiles, problem, form, SMALL)) < EXACT
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_no_worse_than_sdpa(dtype, device):
     check_sdpa(tiles, SOME, dtype, device)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "number"), [("v", torch.nan), ("k", torch.nan), ("q", torch.nan), ("v", torch.inf), ("v", -torch.inf)]
-)
+@pytest.mark.parametrize(("hidden", "number"), with_slow(HIDDEN, [("v", torch.nan), ("v", torch.inf)]))
 def test_nothing_off_an_edge(hidden, number, device):
     check_hidden(tiles, SOME, hidden, number, device)
 
@@ -55,6 +65,11 @@ def test_minus_infinity_of_a_bias(device):
 
 def test_strides(device):
     check_strides(tiles, SOME, device)
+
+
+@pytest.mark.slow
+def test_offsets_beyond_32_bits(device):
+    check_far(tiles, SOME, device)
 
 
 def test_nothing_to_do(device):

@@ -1,21 +1,26 @@
-"""What torch is told of the operators: opcheck, compilers, derivatives, vmap; and that ``auto`` leaves kernels on a CPU alone."""
+"""What torch is told of the operators, in every form: opcheck, compilers, derivatives, vmap; and what a whole call gives."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import CASES, GRAPH
+from kernel_cases import CASES, GRAPH, LEARNED, assert_close, attended, formula, gradients, parameters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
-from gnn_attention import _gpu_rows, _triton_ops, patterns
+from gnn_attention import _triton_ops, patterns
 from gnn_attention._call import Call
 from gnn_attention._gpu_forms import Problem
+from gnn_attention.backends.triton import FORMS as MAKERS
+from gnn_attention.kernels import _common
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
 
 FORM = "triton-rows"
+FORMS = ("triton-rows", "triton-windows", "triton-tiles")
+slow_blocks = pytest.mark.parametrize("form", [FORM, *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
 
 
-def operands(device):
+def operands(device, form=FORM):
     """The arguments of the operator, with everything that there is."""
     graph = patterns.window(5, 3)
     rng = torch.Generator().manual_seed(0)
@@ -23,14 +28,15 @@ def operands(device):
     q, k, v, before, bias = (torch.randn(shape, generator=rng).to(device).requires_grad_() for shape in shapes)
     slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
     problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
-    form = _gpu_rows.packed_rows(graph, q.device, for_edges=True)
-    return *_triton_ops._flattened(problem), *form, _triton_ops._places(problem), [0.5, 3.0, 0.2]
+    packed = MAKERS[form.removeprefix("triton-")](graph, q.device, None, True)
+    return *_triton_ops._flattened(problem), *packed, _triton_ops._places(problem), [0.5, 3.0, 0.2]
 
 
 @pytest.mark.slow
-def test_opcheck(device):
+@pytest.mark.parametrize("form", FORMS)
+def test_opcheck(form, device):
     """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of both operators."""
-    given = operands(device)
+    given = operands(device, form)
     results = [torch.library.opcheck(torch.ops.gnn_attention.triton_attention.default, given)]
     out, lse = (x.detach() for x in torch.ops.gnn_attention.triton_attention(*given))
     plain = [x.detach() for x in given[:5]]
@@ -43,21 +49,57 @@ def test_opcheck(device):
     assert {word for found in results for word in found.values()} == {"SUCCESS"}
 
 
-def attention_of(q, k, v, bias, sinks, table):
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_waits_for_the_device(form, device, monkeypatch):
+    """Both passes on tensors without numbers: whoever asks for one (``item``, ``tolist``, ``nonzero``) is refused."""
+    monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
+    launched, mode = [], FakeTensorMode()
+    *given, tensors, numbers, places, constants = operands(device, form)
+    q, k, v, *rest = (mode.from_tensor(x.detach()) for x in given)
+    more = *rest, [mode.from_tensor(x) for x in tensors], numbers, places, constants
+    with mode:
+        out, lse = _triton_ops._run(q, k, v, *more)
+        grads = _triton_ops._run_backward(out, lse, q, k, v, *rest[:2], out, lse, *more[2:])
+        with pytest.raises(RuntimeError, match=r"aten\._local_scalar_dense"):
+            out.sum().item()
+    assert [x.shape for x in grads] == [x.shape for x in given[:5]]
+    assert len(launched) >= 4
+
+
+@slow_blocks
+def test_a_call_with_everything(form, device):
+    """The formula in float64, dropout and sinks too; and the weights of chosen edges are those of the reference."""
+    case = CASES["everything"]
+    given = case.inputs(torch.float64, LEARNED.to(device).table.device)
+    found, true, inputs = attended(case, given, form), formula(case, given), parameters(case, given)
+    assert_close([x.detach() for x in found], [x.detach() for x in true])
+    assert_close(gradients(*found, inputs), gradients(*true, inputs))
+    edges = torch.tensor([4, 0, 7], device=device)
+    weights = [_info(case, given, backend).weights(edges).detach() for backend in (form, "reference")]
+    torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-14)
+
+
+def _info(case, given, backend):
+    q, k, v, bias, sinks = given
+    options = {"score_mod": case.score_mod, "bias": bias, "sink_logits": sinks, "backend": backend, "return_info": True}
+    return ga.attend(q, k, v, case.graph, **options)[1]
+
+
+def attention_of(q, k, v, bias, sinks, table, form=FORM):
     """With all that is kept with a graph."""
     mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
-    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=FORM)
+    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=form)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_compiled_as_one_graph(compiler, device):
+@pytest.mark.parametrize(("compiler", "form"), [("inductor", FORM), *(("aot_eager", form) for form in FORMS)])
+def test_compiled_as_one_graph(compiler, form, device):
     """As in eager mode, gradients too."""
     case = replace(CASES["bias by head"], sinks=True)
     given = [*case.inputs(torch.float32, device), torch.zeros(2, 3, device=device, requires_grad=True)]
     results = []
     for run in (attention_of, torch.compile(attention_of, fullgraph=True, backend=compiler)):
-        out = run(*given)
+        out = run(*given, form=form)
         results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
     few = 0.0 if compiler == "aot_eager" else 1e-5  # inductor rounds what surrounds the operators in its own way
     torch.testing.assert_close(results[1], results[0], rtol=few, atol=few)
@@ -78,7 +120,8 @@ def test_compiled_for_changing_batches(backend, device):
 
 
 @pytest.mark.slow
-def test_gradcheck(device):
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form, device):
     """The gradients of out and lse are those of finite differences."""
     graph = ga.TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [0, 0, 1, 1]]), 2, 3)
     rng = torch.Generator().manual_seed(0)
@@ -87,7 +130,7 @@ def test_gradcheck(device):
 
     def both(q, k, v, bias):
         mod = chain(alibi((0.5, 0.25)), softcap(1.0))
-        out, info = ga.attend(q, k, v, graph, bias=bias, score_mod=mod, backend=FORM, return_info=True)
+        out, info = ga.attend(q, k, v, graph, bias=bias, score_mod=mod, backend=form, return_info=True)
         return out, info.lse
 
     assert torch.autograd.gradcheck(both, given)
