@@ -117,11 +117,10 @@ def _forward_head(work: Head, q: Tensor, key: Tensor, value: Tensor, scale: floa
 
 def _merge(out: Tensor, lse: Tensor, sums: Tensor, share: Tensor, found: Tensor) -> None:
     """``out`` and ``lse`` joined with ``sums * share`` and ``found``, as in ``edges.merge``, in place."""
-    both = torch.logaddexp(lse, found)
-    base = both.masked_fill(both == -torch.inf, 0.0)
-    before, now = (lse - base).exp_(), (found - base).exp_().mul_(share)
-    torch.addcmul(out * before.unsqueeze(-1), sums, now.unsqueeze(-1), out=out)
-    lse.copy_(both)
+    nothing = (lse == -torch.inf) & (found == -torch.inf)
+    before, now = ((a - b).sigmoid_().masked_fill_(nothing, 0.0) for a, b in ((lse, found), (found, lse)))
+    torch.addcmul(out * before.unsqueeze(-1), sums, now.mul_(share).unsqueeze(-1), out=out)
+    torch.logaddexp(lse, found, out=lse)
 
 
 def _shift(work: Head, logits: Tensor) -> Tensor | float:

@@ -9,7 +9,8 @@ incoming      ``y_dst = sum over in-edges of w_e v_src``
 outgoing      ``y_src = sum over out-edges of w_e x_dst``      also over the query heads of a group
 by_edge       ``w_e = x_dst``                                  its derivative is total, and the reverse
 total         ``x_dst = sum over in-edges of w_e``
-softmax       ``w_e = exp(l_e) / total``                       and the logarithm of the total, -inf over none
+softmax       ``w_e = exp(l_e) / total``                       and the logarithm of the total, -inf over none; sinks, one more
+                                                               logit of a receiver without an edge, are in the total
 ============  ===============================================  ========================================================
 
 Each is registered with torch under its name, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is, and can be
@@ -79,10 +80,14 @@ def total(weights: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor]) 
 
 
 def softmax(
-    logits: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor]
+    logits: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor], sink_logits: Float[Tensor, " heads"] | None = None
 ) -> tuple[Float[Tensor, "batch heads edges"], Float[Tensor, "batch heads dst"]]:
     """Weights and lse over in-edges, as :func:`gnn_attention.edges.softmax` gives them, for edges receiver by receiver."""
-    weights, lse = _SOFTMAX(logits, list(edges))
+    sinks = logits.new_zeros(*logits.shape[:2], 0)
+    if sink_logits is not None:
+        every = sink_logits.to(logits.dtype).view(1, -1, 1)
+        sinks = torch.where(edges[0].diff() > 0, every, -torch.inf).expand(logits.shape[0], -1, -1)
+    weights, lse = _SOFTMAX(logits, sinks, list(edges))
     return weights, lse
 
 
@@ -137,18 +142,21 @@ def _total(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _softmax(logits: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _softmax(logits: Tensor, sinks: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """``sinks`` is ``[B, Hq, dst]``, -inf where nobody is heard, or ``[B, Hq, 0]`` for none."""
     if (small := _as_one_head(tensors, logits, logits.shape[1])) is not None:
-        weights, lse = _softmax(logits.reshape(1, 1, -1), small)
+        weights, lse = _softmax(logits.reshape(1, 1, -1), sinks.reshape(1, 1, -1), small)
         return weights.view(logits.shape), lse.view(*logits.shape[:2], -1)
     lse = logits.new_full((*logits.shape[:2], tensors[0].numel() - 1), -torch.inf)
     weights, work = logits.new_empty(logits.shape), Head(_edges(tensors), logits.dtype)
     for sample, head, _ in _heads(logits, tensors, logits.shape[1]):
         mass, spread = work.first.values().copy_(logits[sample, head]), work.second.values()
         top = row_maxima(work.edges.ptr, mass)
+        top = torch.maximum(top, sinks[sample, head]) if sinks.shape[2] else top
         top.masked_fill_(top == -torch.inf, 0.0)
         mass.sub_(work.by_edge(top, spread)).exp_()
         sums = row_sums(work.first)
+        sums = sums.add_((sinks[sample, head] - top).exp_()) if sinks.shape[2] else sums
         torch.add(sums.log(), top, out=lse[sample, head])
         torch.div(mass, work.by_edge(sums.masked_fill_(sums == 0, 1.0), spread), out=weights[sample, head])
     return weights, lse
@@ -181,7 +189,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _keep_weights(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0], *inputs[1])
+    ctx.save_for_backward(*output, inputs[1], *inputs[2])
 
 
 def _products_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -210,9 +218,13 @@ def _total_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _softmax_backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    weights, *edges = ctx.saved_tensors
+    weights, lse, sinks, *edges = ctx.saved_tensors
     base = total(weights * grad, edges) - grad_lse
-    return weights * (grad - by_edge(base, edges)), [None] * len(edges)
+    grad_sinks = torch.zeros_like(sinks)
+    if sinks.shape[2]:
+        silent = (lse == -torch.inf) | (sinks == -torch.inf)
+        grad_sinks = -(sinks - lse).masked_fill(silent, -torch.inf).exp() * base.masked_fill(silent, 0.0)
+    return weights * (grad - by_edge(base, edges)), grad_sinks, [None] * len(edges)
 
 
 _PRODUCTS = operator(
@@ -257,9 +269,9 @@ _TOTAL = operator(
 )
 _SOFTMAX = operator(
     "edge_softmax",
-    "(Tensor logits, Tensor[] edges) -> (Tensor, Tensor)",
+    "(Tensor logits, Tensor sinks, Tensor[] edges) -> (Tensor, Tensor)",
     _softmax,
-    lambda logits, edges: (logits.new_empty(logits.shape), logits.new_empty(*logits.shape[:2], edges[0].numel() - 1)),
+    lambda logits, sinks, edges: (logits.new_empty(logits.shape), logits.new_empty(*logits.shape[:2], edges[0].numel() - 1)),
     _softmax_backward,
     _keep_weights,
 )

@@ -94,7 +94,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
         out.zero_()
         lse.fill_(-torch.inf)
     dense = any(not isinstance(piece, Edges) for piece in plan.pieces)
-    own = (x.to(wide) if merges else x for x in (q, k, v))  # what is to be merged is not rounded before
+    own = (x.to(wide) if merges else _taken(x) for x in (q, k, v))  # what is to be merged is not rounded before
     wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), *own) if dense else (q, k, v)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
@@ -128,7 +128,7 @@ def _backward(
     for total in grads if several or not plan.pieces else ():
         total.zero_()
     delta = (grad_out.to(wide) * out).sum(-1) - grad_lse if any(isinstance(p, Edges) for p in plan.pieces) else grad_lse
-    padded = _for_dense_backward(grad_out, grad_lse, q, k, v, out) if several else []
+    padded = _for_dense_backward(grad_lse, *map(_taken, (grad_out, q, k, v, out))) if several else []
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             _edge_kernels.backward(grad_out, delta, q, k, v, lse, piece, scale, grads[0], grads[1], grads[2], several)
@@ -149,7 +149,12 @@ def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in padded]
 
 
-def _for_dense_backward(grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+def _taken(x: Tensor) -> Tensor:
+    """As dense kernels take it: a CPU has no arithmetic for float16, whose kernel rounds more and takes some times longer."""
+    return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
+
+
+def _for_dense_backward(grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
     """What the dense kernel takes: it works out ``delta = sum(out * grad_out)`` itself, where ``- grad_lse`` belongs too.
 
     That is one more channel, in which out holds -grad_lse, grad_out 1 and v 0.

@@ -1,12 +1,18 @@
 """Results over disjoint sets of in-edges joined by log-sum-exp, each for a range of the receivers, in float32 or better.
 
-``lse = log sum_p e^(lse_p)`` and ``out = sum_p e^(lse_p - lse) out_p``. The gradient is written out, so that nothing is kept but
-the parts themselves: ``s_p = e^(lse_p - lse)``, ``d_out_p = s_p g``, ``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
+``lse = log sum_p e^(lse_p)``, the share of part p is ``s_p = e^(lse_p) / sum_p e^(lse_p)`` and ``out = sum_p s_p out_p``. The
+gradient is written out, so that nothing is kept but the parts themselves: ``d_out_p = s_p g`` and
+``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
+
+Shares are a softmax over the parts, and sum to 1 but for a rounding. As ``e^(lse_p - lse)`` they would sum to 1 but for the
+rounding of lse, which is larger the larger lse is: a receiver with all its weight on one edge would not hear quite that, and the
+difference ``g . v - g . out`` in its gradient, 0 in truth, would be as large as that rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,32 +52,26 @@ class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(firsts: tuple[int, ...], num_dst: int, *flat: Tensor) -> tuple[Tensor, Tensor]:
         """The merged out and lse, in float32 or better."""
-        dtype = accumulation_dtype(flat[0].dtype)
-        lse = flat[1].new_full((*flat[1].shape[:2], num_dst), -torch.inf, dtype=dtype)
-        out = flat[0].new_zeros((*flat[0].shape[:2], num_dst, flat[0].shape[3]), dtype=dtype)
-        for first, _, part_lse in _parts(firsts, flat):
-            rows = slice(first, first + part_lse.shape[2])
-            lse[:, :, rows] = torch.logaddexp(lse[:, :, rows], part_lse.to(dtype))
-        for first, part_out, part_lse in _parts(firsts, flat):
-            share = _share(part_lse, lse.narrow(2, first, part_lse.shape[2]))
-            out[:, :, first : first + part_lse.shape[2]] += part_out * share.unsqueeze(-1)
+        shares, lse = _shares(firsts, num_dst, flat[1::2])
+        out = flat[0].new_zeros((*flat[0].shape[:2], num_dst, flat[0].shape[3]), dtype=lse.dtype)
+        for first, share, part_out in zip(firsts, shares, flat[::2], strict=True):
+            out[:, :, first : first + share.shape[2]] += part_out * share.unsqueeze(-1)
         return out, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the parts and lse."""
-        ctx.firsts = inputs[0]
-        ctx.save_for_backward(*inputs[2:], output[1])
+        """Keep the parts."""
+        ctx.firsts, ctx.num_dst = inputs[:2]
+        ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
         """The gradients of the parts; those who hear nobody in one, or are NaN, take no part."""
-        *flat, lse = ctx.saved_tensors
-        shares, products = [], []
-        for first, part_out, part_lse in _parts(ctx.firsts, flat):
-            rows = slice(first, first + part_lse.shape[2])
-            shares.append(_share(part_lse, lse[:, :, rows]))
-            products.append((grad_out[:, :, rows] * part_out).sum(-1))
+        flat = ctx.saved_tensors
+        shares, _ = _shares(ctx.firsts, ctx.num_dst, flat[1::2])
+        products = []
+        for first, part_out in zip(ctx.firsts, flat[::2], strict=True):
+            products.append((grad_out[:, :, first : first + part_out.shape[2]] * part_out).sum(-1))
         delta = _delta(ctx.firsts, shares, products, grad_lse)
         grads = []
         for first, share, product, dtypes in zip(ctx.firsts, shares, products, _dtypes(flat), strict=True):
@@ -84,10 +84,9 @@ class _Merged(torch.autograd.Function):
 
 def _delta(firsts: Sequence[int], shares: Sequence[Tensor], products: Sequence[Tensor], grad_lse: Tensor) -> Tensor:
     """``g . out - g_lse``, from the same of the parts."""
-    delta, num_dst = -grad_lse, grad_lse.shape[2]
+    delta = -grad_lse
     for first, share, product in zip(firsts, shares, products, strict=True):
-        ends = first, num_dst - first - share.shape[2]
-        delta = delta + functional.pad(torch.where(share > 0, share * product, 0.0), ends)
+        delta = delta + _among_all(torch.where(share > 0, share * product, 0.0), first, grad_lse.shape[2], 0.0)
     return delta
 
 
@@ -95,10 +94,21 @@ def _dtypes(flat: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.dtype]]:
     return [(out.dtype, lse.dtype) for out, lse in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _parts(firsts: Sequence[int], flat: Sequence[Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    return zip(firsts, flat[::2], flat[1::2], strict=True)
+def _shares(firsts: Sequence[int], num_dst: int, parts: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The share of each part in what its receivers hear, 0 where nobody is heard at all; and lse of all together."""
+    dtype = accumulation_dtype(parts[0].dtype)
+    tops = [_among_all(part.detach().to(dtype), first, num_dst, -torch.inf) for first, part in zip(firsts, parts, strict=True)]
+    top = functools.reduce(torch.maximum, tops)
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    masses = [(part.to(dtype) - top.narrow(2, first, part.shape[2])).exp() for first, part in zip(firsts, parts, strict=True)]
+    total = functools.reduce(
+        torch.add, [_among_all(mass, first, num_dst, 0.0) for first, mass in zip(firsts, masses, strict=True)]
+    )
+    whole = total.masked_fill(total == 0, 1.0)
+    shares = [mass / whole.narrow(2, first, mass.shape[2]) for first, mass in zip(firsts, masses, strict=True)]
+    return shares, (top + whole.log()).masked_fill(total == 0, -torch.inf)
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """``e^(part - whole)``, 0 where nobody is heard at all."""
-    return (part - whole.masked_fill(whole == -torch.inf, torch.inf)).exp()
+def _among_all(x: Tensor, first: int, num_dst: int, value: float) -> Tensor:
+    """The numbers of the receivers ``first ..`` among all, with ``value`` for the others."""
+    return functional.pad(x, (first, num_dst - first - x.shape[2]), value=value)

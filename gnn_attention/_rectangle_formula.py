@@ -17,7 +17,7 @@ from gnn_attention import edges
 from gnn_attention._call import Call
 from gnn_attention._pieces import Groups, Plan, Rectangles, Strided
 from gnn_attention._recompute import recomputed
-from gnn_attention._shapes import Bool, Int, Tensor
+from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["formula"]
@@ -80,17 +80,28 @@ def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
     if call.bias is not None:
         position = _positions(call.graph, dst, mask)
         logits = logits + call.bias.to(wide)[..., position]
-    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf))
+    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
     out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and lse; a row that is -inf throughout has weights 0 and lse -inf."""
+def _sinks(call: Call, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
+    """The sinks as one more column of logits, -inf for who hears nobody; None without sinks."""
+    if call.sink_logits is None:
+        return None
+    sinks = call.sink_logits.to(edges.accumulation_dtype(call.q.dtype)).view(-1, 1, 1, 1)
+    return torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
+
+
+def _softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and lse; a row that is -inf throughout has weights 0 and lse -inf. The column of sinks has no weight of its own."""
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
     nothing = (lse == -torch.inf).unsqueeze(-1)
     weights = logits.masked_fill(nothing, 0.0).softmax(-1)  # not exp(logit - lse), which has the rounding of a large lse
-    return weights.masked_fill(nothing, 0.0), lse
+    weights = weights.masked_fill(nothing, 0.0)
+    return (weights if sinks is None else weights[..., :-1]), lse
 
 
 def _rows(x: Tensor, tokens: Int[Tensor, "groups size"]) -> Tensor:

@@ -104,10 +104,8 @@ def add_sinks(
     """
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1)
     nothing = ~heard | ((lse == -torch.inf) & (sinks == -torch.inf))
-    before = lse.masked_fill(nothing, 0.0)
-    after = torch.logaddexp(before, sinks)
-    kept = (before - after).exp().masked_fill(nothing, 0.0)
-    return (out * kept.unsqueeze(-1)).to(out.dtype), after.masked_fill(nothing, -torch.inf)
+    share, _, lse = _shares(lse, sinks.expand(lse.shape), nothing)
+    return (out * share.unsqueeze(-1)).to(out.dtype), lse
 
 
 def sinks_alone(
@@ -128,14 +126,23 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """One result from two over disjoint sets of in-edges: ``lse = log(e^a + e^b)``, each part weighted by ``e^(lse_part - lse)``.
+    """One result from two over disjoint sets of in-edges: ``lse = log(e^a + e^b)``, each part weighted by its share of that sum.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
     nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)  # there logaddexp has no derivative
-    base = torch.logaddexp(lse_a.masked_fill(nothing, 0.0), lse_b.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
-    lse = base.masked_fill(nothing, -torch.inf)
-    parts = [out * (part - base).exp().unsqueeze(-1) for out, part in ((out_a, lse_a), (out_b, lse_b))]
-    return parts[0] + parts[1], lse
+    share_a, share_b, lse = _shares(lse_a, lse_b, nothing)
+    return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
+
+
+def _shares(a: Tensor, b: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``e^a`` and ``e^b`` as shares of their sum, and the logarithm of that; 0, 0 and -inf where there is ``nothing``.
+
+    They sum to 1 but for a rounding: ``e^(a - log(e^a + e^b))`` would have the rounding of a large logarithm. A softmax, whose
+    derivative knows both shares, for in that of a sigmoid a share near 1 hides the other.
+    """
+    a, b = (lse.masked_fill(nothing, 0.0) for lse in (a, b))
+    share_a, share_b = torch.stack((a, b)).softmax(0).masked_fill(nothing, 0.0)
+    return share_a, share_b, torch.logaddexp(a, b).masked_fill(nothing, -torch.inf)

@@ -139,6 +139,18 @@ def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
     assert_close((out, lse, *grads), dense(mask, *given), 1e-11)
 
 
+def test_lists_of_large_logits_merge_without_the_rounding_of_lse():
+    """What all senders say is heard but for some roundings."""
+    mask = masks("irregular")
+    left = mask & (torch.arange(mask.shape[1]) < 15)
+    q, k, v, _, _ = inputs(mask, size=16.0, dtype=torch.float32)
+    out, lse = torch.empty_like(q[..., :1].expand(*q.shape[:3], v.shape[3])), torch.empty(q.shape[:3])
+    for part in (listed(left), replace(listed(mask & ~left), fresh=False)):
+        forward(q, k, torch.ones_like(v), part, SCALE, out, lse)
+    assert lse[:, :, mask.any(1)].max() > 100
+    assert (out[:, :, mask.any(1)] - 1).abs().max() <= 8 * torch.finfo(torch.float32).eps
+
+
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_nan_reaches_those_who_hear_it_and_nobody_else(where, size):

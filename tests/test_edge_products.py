@@ -41,6 +41,7 @@ def pairs():
 
 Q, K, V = drawn(HEADS, NUM_DST, 3), drawn(KV_HEADS, NUM_SRC, 3, seed=1), drawn(KV_HEADS, NUM_SRC, 5, seed=2)
 W, X = drawn(HEADS, COUNT, seed=3), drawn(HEADS, NUM_DST, seed=4)
+SINKS = drawn(seed=5).detach().new_tensor([0.3, -torch.inf, 2.0, -1.0]).requires_grad_()
 
 OPERATORS = {
     "products": ("edge_products", (Q, K)),
@@ -48,18 +49,19 @@ OPERATORS = {
     "outgoing": ("edge_outgoing", (W, Q, KV_HEADS)),
     "by_edge": ("edge_spread", (X,)),
     "total": ("edge_total", (W,)),
-    "softmax": ("edge_softmax", (W,)),
+    "softmax": ("edge_softmax", (W, drawn(HEADS, NUM_DST, seed=5))),
 }
 each_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
 def call(name, *given):
-    """The public function of an operator; of the softmax what is finite."""
+    """The public function of an operator; of the softmax, whose sinks are told by receiver here, what is finite."""
+    if name == "softmax":
+        sinks = given[1].masked_fill(LISTED.ptr.diff() == 0, -torch.inf)
+        weights, lse = products_of._SOFTMAX(given[0], sinks, TENSORS)
+        return weights, lse[:, :, LISTED.ptr.diff() > 0]
     factors, rest = [x for x in given if isinstance(x, torch.Tensor)], [x for x in given if not isinstance(x, torch.Tensor)]
-    result = getattr(products_of, name)(*factors, TENSORS, *rest)
-    if name != "softmax":
-        return result
-    return result[0], result[1][:, :, LISTED.ptr[1:] > LISTED.ptr[:-1]]
+    return getattr(products_of, name)(*factors, TENSORS, *rest)
 
 
 def test_products_by_loops():
@@ -100,6 +102,26 @@ def test_softmax_is_that_of_edges(size):
     for x, true in zip(found, wanted, strict=True):
         assert torch.allclose(x, true, rtol=1e-13, atol=0)
     assert (found[1][:, :, 2] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_softmax_with_sinks_is_that_of_edges(size):
+    """One more logit of every head; none of the receiver without in-edges. Gradients of both, and where all logits are -inf."""
+    logits = (W.detach() * size).masked_fill(LISTED.dst == 1, -torch.inf).requires_grad_()
+    heard = LISTED.ptr.diff() > 0
+    results = []
+    for weights, lse in (
+        products_of.softmax(logits, TENSORS, SINKS),
+        edges.softmax(logits, LISTED.dst.long(), NUM_DST, SINKS),
+    ):
+        loss = (weights * W.detach()).sum() + (lse.masked_fill(lse == -torch.inf, 0.0) * X.detach()).sum()
+        results.append((weights, lse, *torch.autograd.grad(loss, (logits, SINKS))))
+    for x, true in zip(*results, strict=True):
+        assert torch.allclose(x, true, rtol=1e-12, atol=1e-14)
+    assert torch.equal(
+        results[0][1] == -torch.inf,
+        (~heard | ((torch.arange(NUM_DST) == 1) & SINKS.isneginf().view(1, 4, 1))).expand(2, -1, -1),
+    )
 
 
 def test_softmax_of_minus_infinity():
@@ -159,8 +181,10 @@ def test_no_edges(name):
     """Zeros, and lse -inf; nothing else can come of nothing."""
     tensors = products_of.tensors_of(edge_list(0))
     given = [x[:, :, :0] if x is W else x for x in OPERATORS[name][1] if isinstance(x, torch.Tensor)]
+    given = given[:1] if name == "softmax" else given
     rest = [KV_HEADS] if name == "outgoing" else []
     result = getattr(products_of, name)(*given, tensors, *rest)
     for x in result if name == "softmax" else [result]:
         assert ((x == 0) | (x == -torch.inf)).all()
     assert name != "softmax" or (result[1] == -torch.inf).all()
+    assert name != "softmax" or (products_of.softmax(*given, tensors, SINKS)[1] == -torch.inf).all()

@@ -276,6 +276,22 @@ class TestMerge:
         out, _ = edges.merge(*parts[0], *parts[1])
         assert torch.allclose(out, self.part(logits, values, torch.arange(7))[0], rtol=1e-10, atol=1e-12)
 
+    def test_shares_sum_to_one(self):
+        """Up to two roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
+        lse_a, lse_b = (300 + 2 * seeded(2, 500, seed=seed).float() for seed in (0, 1))
+        ones = torch.ones(2, 500, 1)
+        out, _ = edges.merge(ones, lse_a, ones, lse_b)
+        assert (out - 1).abs().max() <= 2 * torch.finfo(torch.float32).eps
+
+    def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
+        """Of lse, in float32, up to some roundings: ``s_b (g . out_b - g . out)``."""
+        given = [seeded(4, 3), torch.zeros(4), seeded(4, 3, seed=1), -20 - seeded(4, seed=2).abs()]
+        slopes = []
+        for dtype in (torch.float32, torch.float64):
+            inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in given)]
+            slopes.append(torch.autograd.grad(edges.merge(*inputs)[0].sum(), inputs[3])[0].double())
+        assert torch.allclose(*slopes, rtol=1e-4, atol=0)
+
     def test_gradcheck(self):
         inputs = [seeded(2, 3, seed=0), seeded(2, seed=1), seeded(2, 3, seed=2), seeded(2, seed=3)]
         assert torch.autograd.gradcheck(edges.merge, [x.requires_grad_() for x in inputs])
@@ -347,6 +363,20 @@ class TestAddSinks:
         assert torch.allclose(lse, results[1][1], rtol=1e-13, atol=0)
         assert out[:, :, [2, 4]].abs().max() == 0
         assert bool((lse[:, :, [2, 4]] == -INF).all())
+
+    def test_large_normalisers(self):
+        """What is left of the output has some roundings, not those of lse."""
+        lse, sinks = 300 + 2 * seeded(1, 2, 500).float(), 300 + seeded(2, seed=1).float()
+        out, _ = edges.add_sinks(torch.ones(1, 2, 500, 1), lse, sinks, torch.tensor(True))
+        exact = (lse.double() - sinks.double().view(1, 2, 1)).sigmoid()
+        assert ((out.squeeze(-1) - exact) / exact).abs().max() <= 4 * torch.finfo(torch.float32).eps
+
+    def test_a_sink_too_weak_to_change_the_sum_has_its_gradient(self):
+        """In float32, up to some roundings."""
+        sinks = torch.tensor([-20.0, -30.0], requires_grad=True)
+        out, _ = edges.add_sinks(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1), sinks, torch.tensor(True))
+        (slope,) = torch.autograd.grad(out.sum(), sinks)
+        assert torch.allclose(slope, -sinks.exp(), rtol=1e-5, atol=0)
 
     def test_gradients(self):
         """Right where somebody is heard, finite and 0 where nobody is."""

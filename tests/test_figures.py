@@ -59,15 +59,30 @@ def test_every_backend_is_equal_to_the_formula(first):
     assert tally.judged > 4 * tally.cases
 
 
-KNOWN = {(911, "split")}  # gradients 3.6 of 3: what a merge by log-sum-exp adds to roundings; to be mended, then removed here
+WERE_WRONG = {
+    911: "a merge whose shares did not sum to 1 by the rounding of a large lse",
+    1212: "the same, of three parts, through a merged layer",
+    1993: "the same, of a row of one edge in each part",
+    2111: "the same, with a learned table",
+    2366: "the same, with one channel",
+    3480: "the same, inside mixed",
+    922: "a share of the sink that a sigmoid near 1 had no derivative for",
+    3293: "float16 rounded twice by the kernel of torch",
+    3417: "sinks that were added to a rounded result",
+}
+
+
+@pytest.mark.parametrize("number", WERE_WRONG, ids=str)
+def test_draws_that_were_wrong(number):
+    """Each on every backend."""
+    assert equality.run([number]).mismatches == ()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(60, 1000, 94))
 def test_every_backend_is_equal_to_the_formula_on_a_thousand_draws(first):
-    """But for those that are known, which must still be wrong: nothing is forgotten here."""
-    found = {(one.number, one.backend) for one in equality.run(range(first, first + 94)).mismatches}
-    assert found == {known for known in KNOWN if first <= known[0] < first + 94}
+    """Without an exception."""
+    assert equality.run(range(first, first + 94)).mismatches == ()
 
 
 def tiled_groups(call):

@@ -66,6 +66,28 @@ def test_two_parts_are_those_of_the_edge_arithmetic():
         assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("size", [10.0, 300.0])
+def test_what_is_said_everywhere_is_heard(size):
+    """Shares sum to 1 but for a few roundings, however large lse is: its own rounding is ``size`` times larger."""
+    eps, rng = torch.finfo(torch.float32).eps, torch.Generator().manual_seed(0)
+    results = [(torch.ones(2, 3, 50, 4), size * torch.randn(2, 3, 50, generator=rng).exp()) for _ in range(3)]
+    out, lse = merged(results, [0, 0, 0], 50)
+    exact = torch.stack([lse.double() for _, lse in results]).logsumexp(0)
+    assert (out - 1).abs().max() <= 4 * eps
+    assert ((lse - exact).abs() <= 2 * eps * (1 + exact.abs())).all()
+
+
+def test_parts_that_say_the_same_have_no_gradient_of_lse():
+    """``s (g . out_p - g . out)`` is 0 in theory: what is left are some roundings, not those of a large lse."""
+    rng = torch.Generator().manual_seed(0)
+    said, direction = (torch.randn(1, 1, 50, 8, generator=rng) for _ in range(2))
+    given = flat([(said, 200 + 2 * torch.rand(1, 1, 50, generator=rng)) for _ in range(3)])
+    out, _ = merged(pairs(given), [0, 0, 0], 50)
+    slopes = torch.autograd.grad(out, given, direction)
+    size = (direction * said).abs().sum(-1)
+    assert all((slope.abs() <= 8 * torch.finfo(torch.float32).eps * size).all() for slope in slopes[1::2])
+
+
 def test_numerical_derivatives():
     """First and second, of parts that everyone is in."""
     given = [x[:1, :1, :2].detach().clone().requires_grad_() for result in drawn()[:2] for x in result]

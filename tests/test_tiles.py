@@ -227,6 +227,18 @@ def test_mixed_refuses_by_name_what_it_does_not_hold(options, reason):
 
 
 @pytest.mark.parametrize("name", ["tiles", "mixed"])
+def test_float16_is_rounded_once(name):
+    """On a CPU: the output is that of float32 on the same numbers, rounded."""
+    graph, given = SHAPES["window and sinks"], qkv(150, dtype=torch.float16)
+    out, exact = (ga.attend(*x, graph, backend=name) for x in (given, [x.float() for x in given]))
+    assert torch.equal(out, exact.half())
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    slopes = [torch.autograd.grad(y, given, direction.to(y.dtype), retain_graph=True) for y in (out, exact)]
+    for mine, wide in zip(*slopes, strict=True):
+        assert (mine - wide).abs().max() <= 2 * torch.finfo(torch.float16).eps * wide.abs().max()
+
+
+@pytest.mark.parametrize("name", ["tiles", "mixed"])
 def test_autocast_ends_here(name):
     """float32 in, float32 out, with its accuracy; forward and backward."""
     given, graph = qkv(150, dtype=torch.float32), SHAPES["window and sinks"]

@@ -29,11 +29,9 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
-    if call.sink_logits is None:
+    if call.sink_logits is None or not call.is_plain:
         return out, lse
-    if call.is_plain:
-        return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
-    return edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:
@@ -85,6 +83,7 @@ def _part(call: Call, sample: int, head: int) -> Call:
         k=call.k[sample : sample + 1, kv_head : kv_head + 1],
         v=call.v[sample : sample + 1, kv_head : kv_head + 1],
         bias=bias,
+        sink_logits=None if call.sink_logits is None else call.sink_logits[head : head + 1],
         first_sample=call.first_sample + sample,
         first_head=call.first_head + head,
     )
@@ -97,6 +96,6 @@ def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tenso
     logits = call.modified(_edge_products.products(q, k, listed) * call.scale, listed[2].long(), listed[1].long())
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
-    weights, lse = _edge_products.softmax(logits, listed)
+    weights, lse = _edge_products.softmax(logits, listed, call.sink_logits)
     weights = call.dropped(weights, listed[2].long(), listed[1].long())
     return _edge_products.incoming(weights, v, listed).to(call.q.dtype), lse

@@ -26,11 +26,9 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
-    if call.sink_logits is None:
+    if call.sink_logits is None or not call.is_plain:
         return out, lse
-    if call.is_plain:
-        return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
-    return edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
 
 
 def refusal(call: Call) -> str | None:
