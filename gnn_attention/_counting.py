@@ -1,17 +1,23 @@
-"""Degrees, counts, lists and equality of rules: exact, and above a few pairs from their cover by boxes, without visiting each."""
+"""Degrees, counts, lists and equality of rules: exact, and above a few pairs from their cover by boxes, without visiting each.
+
+A rule made with lists of edges is counted without them, and put right at their pairs (``_without_lists``).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 
 from gnn_attention import _enumeration
+from gnn_attention._box_grid import Grid
 from gnn_attention._cover import CELLS, DIFFERENCE, DST, FULL, SRC, Boxes, Piece, cells, cover, profile, ragged, root
 from gnn_attention._rules import Rule, xor
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._shapes import Bool, Int, Tensor
+from gnn_attention._without_lists import Apart, apart
 
 __all__ = ["any_edge", "edge_list", "edges_in", "edges_of_each", "in_degree", "same"]
 
@@ -22,6 +28,17 @@ def in_degree(rule: Rule, name: str, shape: _enumeration.Shape) -> Int[Tensor, "
     """How many senders each receiver hears."""
     if _enumeration.few(shape):
         return _enumeration.in_degree(rule, name, shape)
+    found = apart(rule, *shape[2:])
+    if found is None:
+        return _in_degree(rule, shape)
+    degree = _in_degree(found.rule, shape)
+    for b, h in product(range(shape[0]), range(shape[1])):
+        change = _at_pairs(rule, found, b, h).to(torch.int64) - _at_pairs(found.rule, found, b, h).to(torch.int64)
+        degree[b, h].index_add_(0, found.dst, change)
+    return degree
+
+
+def _in_degree(rule: Rule, shape: _enumeration.Shape) -> Int[Tensor, "batch heads dst"]:
     batch, heads, num_dst, _ = shape
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
     for piece in cover(rule, root(shape)):
@@ -38,6 +55,18 @@ def in_degree(rule: Rule, name: str, shape: _enumeration.Shape) -> Int[Tensor, "
 
 def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     """How many edges the boxes of each owner 0 .. number - 1 hold together."""
+    found = _apart_in(rule, boxes)
+    if found is None:
+        return _edges_of_each(rule, boxes, number)
+    listed, box = found
+    total = _edges_of_each(listed.rule, boxes, number)
+    b, h = boxes.batch[box], boxes.head[box]
+    for of, sign in ((rule, 1), (listed.rule, -1)):
+        total.index_add_(0, boxes.owner[box], _at(of, b, h, listed).to(torch.int64), alpha=sign)
+    return total
+
+
+def _edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     total = torch.zeros(number, dtype=torch.int64, device="cpu")
     for piece in cover(rule, boxes):
         for part, _, count in _same_in_all_rows(rule, piece):
@@ -58,6 +87,18 @@ def same(left: Rule, right: Rule, name: str, shape: _enumeration.Shape) -> bool:
 
 def any_edge(rule: Rule, shape: _enumeration.Shape) -> bool:
     """True if the rule holds anywhere."""
+    found = apart(rule, *shape[2:])
+    if found is None:
+        return _any_edge(rule, shape)
+    places = list(product(range(shape[0]), range(shape[1])))
+    if any(bool(_at_pairs(rule, found, *place).any()) for place in places):
+        return True
+    if not _any_edge(found.rule, shape):
+        return False
+    return int(_in_degree(found.rule, shape).sum()) > sum(int(_at_pairs(found.rule, found, *place).sum()) for place in places)
+
+
+def _any_edge(rule: Rule, shape: _enumeration.Shape) -> bool:
     for piece in cover(rule, root(shape)):
         for way in (_same_in_all_rows, _row_by_row):
             if any(bool((count > 0).any()) for _, _, count in way(rule, piece)):
@@ -69,11 +110,20 @@ def edge_list(rule: Rule, name: str, shape: _enumeration.Shape) -> Int[Tensor, "
     """The edges of the first sample and head, by receiver, then sender."""
     if math.prod(shape[2:]) <= MANY:
         return _enumeration.edge_list(rule, name, shape)
-    return edges_in(rule, root((1, 1, *shape[2:])), shape[3])
+    found = apart(rule, *shape[2:])
+    edges = edges_in(rule if found is None else found.rule, root((1, 1, *shape[2:])), shape[3])
+    return edges if found is None else _put_right(edges, rule, found, shape[3])
 
 
 def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     """The edges inside some boxes of one sample and head, by receiver, then sender."""
+    found = _apart_in(rule, boxes)
+    if found is None:
+        return _edges_in(rule, boxes, num_src)
+    return _put_right(_edges_in(found[0].rule, boxes, num_src), rule, found[0], num_src)
+
+
+def _edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
     for piece in cover(rule, boxes):
         for dst, src, step_dst, step_src, count in _strokes(rule, piece):
@@ -81,6 +131,47 @@ def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
             keys.append((dst * num_src + src)[stroke] + number * (step_dst * num_src + step_src))
     key = torch.cat(keys).sort().values
     return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
+
+
+def _put_right(edges: Int[Tensor, "2 edges"], rule: Rule, found: Apart, num_src: int) -> Int[Tensor, "2 edges"]:
+    """The edges of the rule without lists, sorted, with the listed pairs as the rule itself has them."""
+    key, listed = (dst * num_src + src for dst, src in ((edges[1], edges[0]), (found.dst, found.src)))
+    place = torch.searchsorted(key, listed)
+    there = place[place < len(key)][key[place[place < len(key)]] == listed[place < len(key)]]
+    others = torch.ones_like(key, dtype=torch.bool).index_fill_(0, there, False)
+    nothing = torch.zeros_like(found.dst)
+    key = torch.cat([key[others], listed[_at(rule, nothing, nothing, found)]]).sort().values
+    return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
+
+
+# -- lists apart ------------------------------------------------------------------------------------------------------
+
+
+def _at(rule: Rule, b: Tensor, h: Tensor, pairs: Apart) -> Bool[Tensor, " pairs"]:
+    """What a rule says of the pairs, each of its own sample and head."""
+    return _enumeration.evaluate(rule, "this graph", b, h, pairs.dst, pairs.src).expand(len(pairs.dst))
+
+
+def _at_pairs(rule: Rule, pairs: Apart, batch: int, head: int) -> Bool[Tensor, " pairs"]:
+    """The same for one sample and head."""
+    return _at(rule, torch.full_like(pairs.dst, batch), torch.full_like(pairs.dst, head), pairs)
+
+
+def _apart_in(rule: Rule, boxes: Boxes) -> tuple[Apart, Int[Tensor, " pairs"]] | None:
+    """The rule without its lists, the listed pairs inside the boxes, and the box of each, sample after sample.
+
+    None without lists, or if boxes are not tiles of one grid, among which the box of a pair is looked up.
+    """
+    if not len(boxes):
+        return None
+    found = apart(rule, int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max()))
+    grid = None if found is None else Grid.of(boxes)
+    if found is None or grid is None:
+        return None
+    samples = torch.unique(torch.stack([boxes.batch, boxes.head], 1), dim=0).tolist()
+    inside = [grid.boxes_of(b, h, found.dst, found.src) for b, h in samples]
+    pair = torch.cat([pairs for pairs, _ in inside])
+    return Apart(found.rule, found.src[pair], found.dst[pair]), torch.cat([box for _, box in inside])
 
 
 Rows = tuple[Boxes, Tensor, Tensor]  # boxes, the row inside each, how many edges that row holds

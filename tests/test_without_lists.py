@@ -1,0 +1,148 @@
+"""Rules made with lists of edges, counted without them: the pairs apart, and all that is counted, against dense masks."""
+
+import pytest
+import torch
+
+from gnn_attention import TokenGraph, _counting, _enumeration, patterns, tiling
+from gnn_attention._box_grid import Grid
+from gnn_attention._cover import Boxes
+from gnn_attention._without_lists import apart
+
+N = 60
+
+
+def scattered(count=150, num_dst=N, num_src=N, seed=0):
+    key = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
+    return TokenGraph.from_edges(torch.stack([key % num_src, key // num_src]), num_dst, num_src)
+
+
+LIST, OTHER, WINDOW, CAUSAL = scattered(), scattered(seed=1), patterns.window(N, 7), patterns.causal(N)
+BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
+BY_BOTH = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2)
+GRAPHS = {
+    "union": WINDOW | LIST,
+    "from the left": LIST | WINDOW,
+    "difference": WINDOW - LIST,
+    "symmetric difference": CAUSAL ^ LIST,
+    "complement": ~LIST,
+    "complement of a union": ~(WINDOW | LIST),
+    "two lists": (WINDOW ^ LIST) - (~OTHER & CAUSAL),
+    "the same list twice": (WINDOW | LIST) ^ (~CAUSAL - LIST),
+    "transpose": (WINDOW | LIST).T,
+    "rows": (WINDOW | LIST).rows(20, 50),
+    "columns": (WINDOW | LIST).T.rows(20, 50).T,
+    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(90).rows(10, 50)).rows(5, 33),
+    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(200, 30, 80),
+    "by head": BY_HEAD | LIST,
+    "one head": (BY_HEAD | LIST).select(0, 2),
+    "by head and sample": BY_BOTH ^ LIST,
+    "a list of more tokens": TokenGraph.from_rule((patterns.window(90, 7) | scattered(400, 90, 90)).rule, 50, 45),
+    "no pairs": WINDOW | scattered(0),
+    "no list": WINDOW,
+    "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
+    "nobody": patterns.cross(0, 5) | scattered(0, 0, 5),
+}
+each_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+
+
+@pytest.fixture(autouse=True)
+def by_boxes(monkeypatch):
+    """Small graphs too."""
+    monkeypatch.setattr(_enumeration, "FEW", -1)
+    monkeypatch.setattr(_counting, "MANY", -1)
+
+
+def table(rule, graph):
+    return _enumeration.dense(rule, graph.name, graph._shape, torch.device("cpu"))
+
+
+@each_graph
+def test_elsewhere_the_rule_is_the_same(graph):
+    """Without the pairs, which are distinct and sorted; and the new rule has no list."""
+    found = apart(graph.rule, graph.num_dst, graph.num_src)
+    if found is None:
+        assert graph.name in (WINDOW.name, "is_listed", "rule", GRAPHS["a list of fewer tokens"].name)
+        return
+    assert (((found.dst * graph.num_src + found.src).diff()) > 0).all()
+    assert ((found.dst < graph.num_dst) & (found.src < graph.num_src) & (found.dst >= 0) & (found.src >= 0)).all()
+    before, after = (table(rule, graph) for rule in (graph.rule, found.rule))
+    elsewhere = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool)
+    elsewhere[found.dst, found.src] = False
+    assert torch.equal(before[..., elsewhere], after[..., elsewhere])
+    assert apart(found.rule, graph.num_dst, graph.num_src) is None
+
+
+@each_graph
+def test_degrees_edges_and_counts(graph):
+    mask = graph.mask()
+    assert torch.equal(graph.in_degree(), mask.sum(-1))
+    assert graph.num_edges == int(mask.sum())
+    if mask.dim() == 2:
+        assert torch.equal(graph.edge_index, mask.nonzero().t().flip(0))
+
+
+@each_graph
+@pytest.mark.parametrize("block", [4, 16])
+def test_tiles(graph, block):
+    """Counted tile by tile."""
+    mask = graph.mask().view(graph._shape[0] * graph._shape[1], graph.num_dst, graph.num_src)
+    height, width = (-size % block for size in (graph.num_dst, graph.num_src))
+    inside = torch.nn.functional.pad(torch.ones_like(mask), (0, width, 0, height))
+    edges, size = (
+        x.view(len(x), x.shape[1] // block, block, x.shape[2] // block, block).sum((2, 4))
+        for x in (torch.nn.functional.pad(mask, (0, width, 0, height)), inside)
+    )
+    kinds = (edges > 0).to(torch.uint8) + (edges == size) * (edges > 0)
+    assert torch.equal(tiling.tiles(graph, block).table().view(kinds.shape), kinds)
+
+
+def test_equality():
+    """Also where graphs differ at a listed pair alone, or next to one alone."""
+    assert LIST | WINDOW == WINDOW | LIST
+    assert (WINDOW | LIST) - LIST == WINDOW - LIST
+    assert (WINDOW ^ LIST) ^ LIST == WINDOW
+    assert ~(~WINDOW - LIST) == WINDOW | LIST
+    outside = (~WINDOW.mask()[LIST.edge_index[1], LIST.edge_index[0]]).nonzero().flatten()
+    fewer = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != outside[0]], N)
+    graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
+    assert graph != WINDOW | fewer
+    assert graph != wider
+    assert _counting.any_edge((WINDOW - LIST).rule, WINDOW._shape)
+    assert not _counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW._shape)
+    only = TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N)
+    assert _counting.any_edge((WINDOW - only).rule, WINDOW._shape)
+
+
+@pytest.mark.parametrize("corner", [0, 3])
+def test_boxes_that_are_no_tiles_are_counted_too(corner):
+    """Of different sizes, across the lines of every grid; the answers are those of a dense mask."""
+    dst = torch.tensor([corner, corner + 10, 30, 33])
+    src = torch.tensor([2, 2, 20, 20])
+    height, width = torch.tensor([10, 7, 3, 20]), torch.tensor([30, 11, 25, 25])
+    nothing = torch.zeros_like(dst)
+    boxes = Boxes(torch.tensor([1, 0, 1, 2]), nothing, nothing, dst, src, height, width)
+    assert Grid.of(boxes) is None
+    graph, inside = GRAPHS["symmetric difference"], torch.zeros(N, N, dtype=torch.bool)
+    expected = torch.zeros(3, dtype=torch.int64)
+    for owner, i, j, tall, wide in zip(boxes.owner, dst, src, height, width, strict=True):
+        expected[owner] += graph.mask()[i : i + tall, j : j + wide].sum()
+        inside[i : i + tall, j : j + wide] = True
+    assert torch.equal(_counting.edges_of_each(graph.rule, boxes, 3), expected)
+    assert torch.equal(_counting.edges_in(graph.rule, boxes, N), (graph.mask() & inside).nonzero().t().flip(0))
+
+
+def test_scattered_pairs_break_no_box(monkeypatch):
+    """Of 4 million pairs not many more are visited than are listed; the tiles too are found so."""
+    n, visited, evaluate = 2048, [], _enumeration.evaluate
+    graph = patterns.window(n, 64) | scattered(8 * n, n, n)
+
+    def counted(rule, name, b, h, dst, src):
+        edge = evaluate(rule, name, b, h, dst, src)
+        visited.append(edge.numel())
+        return edge
+
+    monkeypatch.setattr(_enumeration, "evaluate", counted)
+    assert graph.num_edges == int(graph.in_degree().sum())
+    assert sum(visited) < 3 * 8 * n
+    tiling.tiles(graph, 128)
+    assert sum(visited) < 10 * 8 * n
