@@ -39,10 +39,13 @@ def traffic() -> Traffic:
 
 
 class Flight:
-    """One journey of rows: who gives and takes how many, and what is under way. ``gather``: all rows of all go to everybody."""
+    """One journey of rows: who gives and takes how many, and what is under way. ``gather``: all rows of all go to everybody.
 
-    def __init__(self, travel: Travel, group: Any, gather: bool = False) -> None:
-        self.travel, self.group, self.gather = travel, group, gather
+    Rows and their gradients travel in ``dtype``, that of the rows unless given; what comes back is summed in theirs.
+    """
+
+    def __init__(self, travel: Travel, group: Any, gather: bool = False, dtype: torch.dtype | None = None) -> None:
+        self.travel, self.group, self.gather, self.dtype = travel, group, gather, dtype
         self.work: Any = None
         self.held: tuple[Tensor, ...] = ()  # what is read and written meanwhile
 
@@ -78,8 +81,8 @@ def moved(rows: Tensor, give_counts: tuple[int, ...], take_counts: tuple[int, ..
 class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
-        ctx.flight, ctx.shape = flight, rows.shape
-        travel = flight.travel
+        ctx.flight, ctx.shape, ctx.dtype = flight, rows.shape, rows.dtype
+        travel, rows = flight.travel, rows if flight.dtype is None else rows.to(flight.dtype)
         if flight.gather:
             return _start_gather(flight, rows)
         given = rows if travel.give is None else rows.index_select(0, travel.give)
@@ -95,7 +98,7 @@ class _Start(torch.autograd.Function):
         flight.work.wait()
         _, back = flight.held
         flight.held = ()
-        return _summed(back, flight.travel, ctx.shape), None
+        return _summed(back, flight.travel, ctx.shape, ctx.dtype), None
 
 
 class _Finish(torch.autograd.Function):
@@ -129,11 +132,11 @@ class _Tied(torch.autograd.Function):
         return grad, *(x if wanted else None for x, wanted in zip(ctx.nothing, ctx.needs_input_grad[1:], strict=True))
 
 
-def _summed(back: Tensor, travel: Travel, shape: torch.Size) -> Tensor:
+def _summed(back: Tensor, travel: Travel, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """The sum of each row's gradients from all ranks, in their order; a rank names a row once, so nothing is left to a race."""
     parts = [part for part in torch.split(back, list(travel.give_counts)) if len(part)]
     if travel.give is None and len(parts) == 1:
-        return parts[0]
+        return parts[0].to(dtype)
     total = back.new_zeros(shape, dtype=torch.promote_types(back.dtype, torch.float32))
     if travel.give is None:
         for part in parts:
@@ -143,7 +146,7 @@ def _summed(back: Tensor, travel: Travel, shape: torch.Size) -> Tensor:
             torch.split(travel.give, list(travel.give_counts)), torch.split(back, list(travel.give_counts)), strict=True
         ):
             total.index_add_(0, place, part.to(total.dtype))
-    return total.to(back.dtype)
+    return total.to(dtype)
 
 
 def _start_gather(flight: Flight, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from gnn_attention import _arrays
+from gnn_attention._exchange import tied
 from gnn_attention._ranges import ask
 from gnn_attention._rank_graph import RankGraph
 from gnn_attention._shapes import Tensor
@@ -28,7 +29,7 @@ from gnn_attention.latent_heads import LatentHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.lazy_heads import LazyHeads
 from gnn_attention.model import Block
-from gnn_attention.score_mods import ScoreMod
+from gnn_attention.score_mods import ScoreMod, chain
 
 __all__ = ["HeadwiseParallel", "heads_plan", "shard_heads"]
 
@@ -165,6 +166,16 @@ class HeadShard:
         """A score_mod that is told the numbers of these heads in the whole."""
         return None if mod is None else partial(_of_later_heads, mod, self.first)
 
+    def entered(self, mod: ScoreMod | None, q: Tensor) -> tuple[ScoreMod | None, Tensor]:
+        """A learned score_mod whose parameters came in once, for all of a call, and ``q``, which ties the call to them.
+
+        How often a backend asks a score_mod depends on the graph of a rank's heads; how often gradients are summed must not.
+        """
+        if not isinstance(mod, nn.Module):
+            return mod, q
+        here = self.here(mod)
+        return here, tied(q, *here.parameters())
+
     def bias(self, bias: Tensor | None) -> Tensor | None:
         """A per-edge bias of these heads, from one that is the same on all ranks, for each head or for all."""
         if bias is None:
@@ -181,6 +192,9 @@ class HeadShard:
         twin.__dict__.update(module.__dict__)
         twin.__dict__["_parameters"] = {name: self._view(name, part) for name, part in module._parameters.items()}
         twin.__dict__["_modules"] = {name: None if inner is None else self.here(inner) for name, inner in module._modules.items()}
+        if isinstance(module, chain):  # whose links are modules, or functions
+            learned = dict(zip(map(id, module.learned), twin.learned, strict=True))
+            twin.__dict__["mods"] = tuple(learned.get(id(mod), mod) for mod in module.mods)
         if "num_heads" in twin.__dict__:  # the merged form says it, the others read it off their parameters
             twin.__dict__["num_heads"] = self.count
         return twin

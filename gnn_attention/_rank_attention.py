@@ -8,11 +8,13 @@ rank are handed on from rank to rank, and heard while the next ones come.
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from gnn_attention import _halo, edges
 from gnn_attention._call import Call
@@ -31,28 +33,51 @@ from gnn_attention.choosing import choose
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
 
-__all__ = ["EXCHANGES", "choice", "placed", "run", "tell_trouble", "with_bias"]
+__all__ = ["EXCHANGES", "check_backend", "choice", "in_parts", "placed", "run", "tell_trouble", "with_bias"]
 
 EXCHANGES = ("auto", "halo", "ring", "gather")
 TOLD_POSITIONS = ("dense", "tiles", "rows", "reference")  # backends that ask the call which edges are dropped
 PROBES = 4096  # pairs at which ranks compare their rules
-WORDS = ("graph", "partition", "exchange", "backend", "k and v", "gradients", "dropout")  # what all ranks must give alike
+WORDS = ("graph", "partition", "exchange", "backend", "q, k and v", "gradients", "options")  # what all ranks must give alike
 
 Result = tuple[Tensor, Tensor]  # out in float32 or better, lse
 
 
 @not_compiled
 def run(call: Call, backend: str | Backend) -> Result:
-    """``out [B, Hq, own dst, Dv]`` in the dtype of q and ``lse`` of a call on a :class:`RankGraph`. A collective."""
+    """``out [B, Hq, own dst, Dv]`` in the dtype of q and ``lse`` of a call on a :class:`RankGraph`. A collective.
+
+    ``torch.compile`` breaks its graph here, and compiles nothing inside: what ranks tell each other is no part of a program.
+    """
+    eager: Any = _run
+    if "torch._dynamo" in sys.modules:  # else there is no compiler
+        eager = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
+    result: Result = eager(call, backend)
+    return result
+
+
+def _run(call: Call, backend: str | Backend) -> Result:
     graph: Any = call.graph
     assert isinstance(graph, RankGraph)
-    way = choice(call) if graph.exchange == "auto" else graph.exchange
+    check_backend(backend)
+    dtype, way = call.q.dtype, choice(call) if graph.exchange == "auto" else graph.exchange
     _agree(call, graph, way, backend)
-    call = _with_first_seed(call, graph.group)
-    out, lse = (_ring if way == "ring" else _at_once)(call, graph, way, backend)
+    call = _with_first_seed(in_parts(call), graph.group)
+    out, lse = (_ring if way == "ring" else _at_once)(call, graph, way, backend, dtype)
     if call.sink_logits is not None:
         out, lse = edges.add_sinks(out, lse, call.sink_logits, _heard(graph, way).to(out.device))
-    return out.to(call.q.dtype), lse
+    return out.to(dtype), lse
+
+
+def in_parts(call: Call) -> Call:
+    """The call in the dtype of parts, which are merged: float32 for halves on a CPU, where kernels compute in it anyway.
+
+    On CUDA halves stay halves, and each part is rounded to them, for the sake of their matrix units.
+    """
+    if call.q.device.type != "cpu":
+        return call
+    wide = edges.accumulation_dtype(call.q.dtype)
+    return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
 def choice(call: Call) -> str:
@@ -83,30 +108,30 @@ def _chosen(
 # -- the ways ---------------------------------------------------------------------------------------------------------
 
 
-def _at_once(call: Call, graph: RankGraph, way: str, backend: str | Backend) -> Result:
-    """Own senders while the others travel, then those that arrived."""
+def _at_once(call: Call, graph: RankGraph, way: str, backend: str | Backend, dtype: torch.dtype) -> Result:
+    """Own senders while the others travel, in ``dtype``, then those that arrived."""
     own, other = _halo.own_and(graph.whole, graph.partition, graph.rank, way)
     travel = _travel(graph, call.q.device) if way == "halo" else _halo.to_everyone(graph.partition.src.sizes, graph.rank)
-    flight = Flight(travel, graph.group, gather=way == "gather")
+    flight = Flight(travel, graph.group, way == "gather", dtype)
     rows = _packed(call.k, call.v)
     under_way = start(flight, rows)
     first = _part(call, graph, own, call.k, call.v, backend)
-    arrived = finish(flight, under_way)
+    arrived = finish(flight, under_way).to(rows.dtype)
     second = _part(call, graph, other, *_unpacked(arrived, call.k, call.v), backend)
     return _tied(_merged(first, second), call, arrived)
 
 
-def _ring(call: Call, graph: RankGraph, way: str, backend: str | Backend) -> Result:
+def _ring(call: Call, graph: RankGraph, way: str, backend: str | Backend, dtype: torch.dtype) -> Result:
     """The senders of each rank, from the own ones backwards, each handed on while it is heard."""
     pieces = _halo.own_and(graph.whole, graph.partition, graph.rank, way)
     sizes, world, total = graph.partition.src.sizes, len(pieces), None
     rows = _packed(call.k, call.v)
     for step, found in enumerate(pieces):
-        flight = Flight(_halo.handing_on(sizes, graph.rank, step), graph.group)
+        flight = Flight(_halo.handing_on(sizes, graph.rank, step), graph.group, dtype=dtype)
         under_way = start(flight, rows) if step < world - 1 else rows
         part = _part(call, graph, found, *_unpacked(rows, call.k, call.v), backend)
         total = part if total is None else _merged(total, part)
-        rows = finish(flight, under_way) if step < world - 1 else rows
+        rows = finish(flight, under_way).to(rows.dtype) if step < world - 1 else rows
     assert total is not None
     return _tied(total, call, rows)
 
@@ -198,8 +223,10 @@ def _merged(first: Result, second: Result) -> Result:
 
 
 def _tied(total: Result, call: Call, arrived: Tensor) -> Result:
-    """On every rank the backward pass comes by q and by the journey of k and v, whoever is heard."""
-    out, lse = (tied(x, call.q, arrived) for x in total)
+    """On every rank the backward pass comes by q, by the journey of k and v and by what is learned, whoever is heard."""
+    learned: list[Tensor] = list(call.score_mod.parameters()) if isinstance(call.score_mod, nn.Module) else []
+    learned += [] if call.bias is None else [call.bias]
+    out, lse = (tied(x, call.q, arrived, *learned) for x in total)
     return out, lse
 
 
@@ -249,27 +276,40 @@ def _agree(call: Call, graph: RankGraph, way: str, backend: str | Backend) -> No
         *kept(_in_words, graph.whole, graph.partition),
         graph.exchange,
         _named(backend),
-        f"[B, Hkv, D, Dv] = {[*call.k.shape[:2], call.k.shape[3], call.v.shape[3]]} in {call.k.dtype}",
+        f"[B, Hq, Hkv, D, Dv] = {[*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]} in {call.k.dtype}",
         "wanted" if torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad) else "not wanted",
-        call.dropout,
+        _options(call),
     )
     agreed = graph.whole._memo.setdefault((_agree, graph.group), set())
-    kind = (*said, call.is_plain, call.sink_logits is None)
-    if kind in agreed and distributed.get_backend(graph.group) != "gloo":
+    if said in agreed and distributed.get_backend(graph.group) != "gloo":
         return
     agree(WORDS, said, "", graph.group, call.q.device)
     if backend != "auto":
         agree((), (), _refusals(call, graph, way, backend), graph.group, call.q.device)
-    agreed.add(kind)
+    agreed.add(said)
 
 
-def tell_trouble(trouble: str, group: Any, device: torch.device) -> None:
+def _options(call: Call) -> str:
+    """The numbers among the options, and which of the others there are."""
+    given = {"score_mod": call.score_mod, "bias": call.bias, "sink_logits": call.sink_logits}
+    there = ", ".join(name for name, value in given.items() if value is not None)
+    return f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {there or 'nothing else'}"
+
+
+def tell_trouble(trouble: str, group: Any, device: torch.device, words: Sequence[str] = WORDS) -> None:
     """Tell all others, who are at the start of the same call, that this rank cannot take part: ValueError on every rank."""
-    agree(WORDS, [""] * len(WORDS), trouble, group, device)
+    agree(words, [""] * len(words), trouble, group, device)
+
+
+def check_backend(backend: str | Backend) -> None:
+    """TypeError for what is no backend; names are looked up where all ranks can be told."""
+    if not isinstance(backend, str | Backend):
+        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
 
 
 def _refusals(call: Call, graph: RankGraph, way: str, backend: str | Backend) -> str:
     """Why a backend that was asked for by name does not hold some piece of this rank; empty if it holds all."""
+    call = in_parts(call)
     for found in _halo.own_and(graph.whole, graph.partition, graph.rank, way):
         k, v = (x.new_zeros(()).expand(*x.shape[:2], len(found.src), x.shape[3]) for x in (call.k, call.v))
         reason = _refusal(_call_of(call, graph, found, k, v), found, backend)

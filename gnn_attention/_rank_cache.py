@@ -20,7 +20,7 @@ from gnn_attention._call import Call
 from gnn_attention._exchange import gathered
 from gnn_attention._lifetimes import last_receivers, last_senders
 from gnn_attention._partition import Partition
-from gnn_attention._rank_attention import placed
+from gnn_attention._rank_attention import in_parts, placed
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention._token_cache import check_rows
 from gnn_attention.attend import attended
@@ -126,7 +126,7 @@ class RankCache:
             raise ValueError(f"q must have a row for each of the tokens {start} .. {stop - 1}, the last chunk, got {q.shape[2]}")
         found = self._piece(start, stop, layer)
         call = Call.checked(q, *rows, found.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True)
-        out, lse = self._merged(*self._heard(replace(call, sink_logits=None), found, backend))
+        out, lse = self._merged(*self._heard(replace(in_parts(call), sink_logits=None), found, backend))
         if sink_logits is not None:
             heard = kept(last_senders, self.graph)[start:stop] >= 0
             out, lse = edges.add_sinks(out, lse, sink_logits, heard.to(lse.device))
@@ -187,8 +187,8 @@ class RankCache:
         everyone = gathered(torch.cat([out, lse.unsqueeze(-1)], dim=-1), self.group)
         outs, parts = everyone[..., :-1], everyone[..., -1]
         whole = parts.logsumexp(0)
-        base = whole.masked_fill(whole == -torch.inf, 0.0)
-        return (outs * (parts - base).exp().unsqueeze(-1)).sum(0), whole
+        shares = parts.masked_fill(whole == -torch.inf, 0.0).softmax(0)  # not e^(part - whole), which has the rounding of whole
+        return (outs * shares.unsqueeze(-1)).sum(0), whole
 
     def _piece(self, start: int, stop: int, layer: int) -> _halo.Piece:
         """The edges of the last chunk from this rank's senders; few pairs are looked up, not listed."""

@@ -32,6 +32,7 @@ PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
     "rcm": rcm,
     "metis": metis,
 }
+MOST_RANKS = 4096  # whose tables, of all pairs of ranks, take 128 MiB each
 LISTED = ("rcm", "metis")  # for graphs that are given as lists of edges
 FEW_EDGES = 2**22  # up to which those are tried without being asked for
 NEAR = 1.05  # an earlier partition is kept if it takes at most this times as long as the best
@@ -171,6 +172,8 @@ def plan(
     """
     setting = _setting(graph, heads, kv_heads, dim, value_dim, batch, dtype, device, link_bandwidth)
     world_size = _checks.size("world_size", world_size, 1)
+    if world_size > MOST_RANKS:
+        raise ValueError(f"world_size must be at most {MOST_RANKS}: a plan holds a table of all pairs of ranks, got {world_size}")
     if partition is None:
         return _best(graph, world_size, setting)
     if isinstance(partition, str):

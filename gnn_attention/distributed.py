@@ -29,12 +29,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from gnn_attention import _checks, _halo
 from gnn_attention._balance import by_edges, documents
 from gnn_attention._call import Call
-from gnn_attention._exchange import Flight, Traffic, finish, start, traffic
+from gnn_attention._exchange import Flight, Traffic, agree, finish, start, traffic
 from gnn_attention._head_shards import HeadwiseParallel, heads_plan, shard_heads
 from gnn_attention._heard import halo
 from gnn_attention._locality import metis, rcm
 from gnn_attention._partition import Partition, Shares, check_partition, contiguous, of_owners, of_ranges, zigzag
-from gnn_attention._rank_attention import EXCHANGES, run, tell_trouble, with_bias
+from gnn_attention._rank_attention import EXCHANGES, check_backend, run, tell_trouble, with_bias
 from gnn_attention._rank_cache import RankCache
 from gnn_attention._rank_graph import RankGraph
 from gnn_attention._rank_plan import PARTITIONS, Plan, best, plan
@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 SIDES = ("dst", "src")
+PARTS = ("partition", "a row of x", "gradients")  # what all ranks must give gather alike
 REFUSALS = (TypeError, ValueError, IndexError, NotImplementedError)
 
 
@@ -97,14 +98,14 @@ def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: A
 
     Positions are those of the whole graph: rotations, score_mods and dropout are what they are in one process. Where one rank
     alone gives a layer states of a wrong length, the others wait until the group's timeout; :func:`attend` would tell them.
+    Layers need a backend other than None, the walk. ``torch.compile`` breaks its graph at their attention (``fullgraph=True`` is
+    refused), which runs as it is.
 
     Raises ValueError where torch.distributed is not initialised, this process is not in the group, or the partition is of other
     tokens or ranks; TypeError for no graph.
     """
     group = _group(group)
-    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
-        raise TypeError(f"graph must be the TokenGraph of all tokens, got {type(graph).__name__}")
-    partition = _partition(graph, partition, group)
+    partition = _partition(_whole(graph), partition, group)
     exchange = _checks.choice("exchange", exchange, EXCHANGES)
     view: RankGraph = kept(_local, graph, partition, _distributed.get_rank(group), group, exchange)
     return view
@@ -156,6 +157,7 @@ def attend(
     ranks, trouble = _group(group), ""
     try:
         view = local(graph, partition, ranks, exchange)
+        check_backend(backend)
         call = Call.checked(q, k, v, view, scale, score_mod, None, sink_logits, dropout, with_lse=True)
         call = with_bias(call, bias)
     except REFUSALS as error:
@@ -182,7 +184,7 @@ def in_edges(
     ``graph.positions_of`` of them picks the rank's share of a per-edge bias.
     """
     group = _group(group)
-    partition = _partition(graph, partition, group)
+    partition = _partition(_whole(graph), partition, group)
     return _halo.in_edges(graph, partition, _distributed.get_rank(group) if rank is None else rank)
 
 
@@ -192,10 +194,11 @@ def scatter(
     """The own tokens' part of ``x``, which every rank holds whole: of its receivers, or its senders (``side="src"``). Nothing
     travels.
 
-    ``axis`` is the one of the tokens. Raises ValueError where it has another length than the partition.
+    ``axis`` is the one of the tokens. Raises ValueError where it has another length than the partition, IndexError where there
+    is none, TypeError for what is no tensor.
     """
     shares = _shares(partition, side, _group(group))
-    if x.shape[axis] != shares.num_tokens:
+    if _length(x, axis) != shares.num_tokens:
         raise ValueError(f"x must have {shares.num_tokens} tokens on axis {axis}, those of {shares!r}, got {list(x.shape)}")
     return x.index_select(axis, shares.tokens(_distributed.get_rank(_group(group))).to(x.device))
 
@@ -205,13 +208,21 @@ def gather(
 ) -> Float[Tensor, "..."]:
     """The tokens of all ranks in their order, from each rank's part: :func:`scatter` undone, on every rank. A collective.
 
-    The gradient that reaches a rank's part is the sum of those of all ranks. Raises ValueError for a part of another length.
+    The gradient that reaches a rank's part is the sum of those of all ranks. ValueError, on every rank, where one of them gave a
+    part of another length than its own, or of other rows than the others.
     """
     group = _group(group)
-    shares, rank = _shares(partition, side, group), _distributed.get_rank(group)
-    if x.shape[axis] != shares.sizes[rank]:
-        raise ValueError(f"x must have the {shares.sizes[rank]} own tokens on axis {axis}, got {list(x.shape)}")
+    shares, rank, trouble = _shares(partition, side, group), _distributed.get_rank(group), ""
+    try:
+        if _length(x, axis) != shares.sizes[rank]:
+            raise ValueError(f"x must have the {shares.sizes[rank]} own tokens on axis {axis}, got {list(x.shape)}")
+    except REFUSALS as error:
+        trouble = f"{type(error).__name__}: {error}"
+    if trouble:
+        tell_trouble(trouble, group, x.device if isinstance(x, Tensor) else torch.device("cpu"), PARTS)
     rows = x.movedim(axis, 0)
+    wanted = "wanted" if torch.is_grad_enabled() and x.requires_grad else "not wanted"
+    agree(PARTS, (shares, f"{list(rows.shape[1:])} in {x.dtype}", wanted), "", group, x.device)
     flight = Flight(_halo.to_everyone(shares.sizes, rank), group, gather=True)
     others = finish(flight, start(flight, rows.flatten(1)))
     before = sum(shares.sizes[:rank])
@@ -246,9 +257,17 @@ def _group(group: Any) -> Any:
             raise ValueError(f"group must be a mesh of one axis, got {group.ndim} axes; take one of them, such as mesh['tokens']")
         group = group.get_group()
     group = _distributed.group.WORLD if group is None else group
+    if not isinstance(group, _distributed.ProcessGroup):
+        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh of one axis, got {type(group).__name__}")
     if _distributed.get_rank(group) < 0:
         raise ValueError(f"this process, rank {_distributed.get_rank()} of all, is not in the group")
     return group
+
+
+def _whole(graph: TokenGraph) -> TokenGraph:
+    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
+        raise TypeError(f"graph must be the TokenGraph of all tokens, got {type(graph).__name__}")
+    return graph
 
 
 def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Partition:
@@ -262,6 +281,16 @@ def _of_world(partition: Partition, world: int) -> Partition:
     if partition.world_size != world:
         raise ValueError(f"partition is for {partition.world_size} ranks, but the group has {world}: make one for {world}")
     return partition
+
+
+def _length(x: Tensor, axis: int) -> int:
+    """How many tokens ``x`` has."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    axis = _checks.position("axis", axis)
+    if not -x.dim() <= axis < x.dim():
+        raise IndexError(f"axis must be in {-x.dim()} .. {x.dim() - 1}, one of x {list(x.shape)}, got {axis}")
+    return x.shape[axis]
 
 
 def _shares(partition: Partition, side: str, group: Any) -> Shares:

@@ -121,9 +121,10 @@ class MessagePassingAttention(MessagePassing):
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         q = self.heads.receive(x_dst, positions(graph, "dst", x_dst.shape[-2], x_dst.device))
         k, v = self.heads.send(x_src, positions(graph, "src", x_src.shape[-2], x_src.device))
+        score_mod, q = (self.score_mod, q) if shard is None else shard.entered(self.score_mod, q)
         wants_weights = isinstance(return_attention_weights, bool)
         dropout = self.dropout if self.training else 0.0
-        call = Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights)
+        call = Call.checked(q, k, v, graph, self.heads.scale, score_mod, bias, None, dropout, wants_weights)
         call = call if shard is None else replace(call, first_head=shard.first)
         if self.backend is None or self._is_watched():
             y, weights = self._walk(call, batched)

@@ -7,6 +7,7 @@ The processes are forked from a server that has loaded torch once, so that a run
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -37,8 +38,7 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
 
     RanksError where one raises or dies, or where not all are done ``deadline`` seconds after the start; all are dead then.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.tensor.parallel", "gnn_attention.model"])
+    context = _server()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments")
         where = function.__module__, sys.modules[function.__module__].__file__, function.__qualname__
@@ -55,6 +55,17 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
                 process.join()
         _check(folder, [process.exitcode for process in processes], in_time, deadline)
         return [torch.load(Path(folder) / f"result{rank}", weights_only=False) for rank in range(world_size)]
+
+
+@functools.cache
+def _server() -> Any:
+    """The server, which has loaded its modules once a first process is there: no deadline begins before."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.tensor.parallel", "gnn_attention.model"])
+    first = context.Process(target=int)
+    first.start()
+    first.join()
+    return context
 
 
 def _joined(processes: list[Any], end: float) -> bool:

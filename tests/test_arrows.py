@@ -9,223 +9,99 @@ import gnn_attention
 
 PACKAGE = Path(gnn_attention.__file__).parent
 
-ROWS = [
-    [
-        "_shapes",
-        "_checks",
-        "_compile",
-        "_files",
-        "_experiment_results",
-        "_sizing",
-        "_glossary",
-        "_rank_table",
-        "kernels",
-        "kernels._tiled",
-        "verify.circumstances",
-        "figures._figure",
-    ],
-    [
-        "explorer._html",
-        "_edge_lists",
-        "_text",
-        "_arrays",
-        "_given",
-        "_grids",
-        "_canvas",
-        "_spans",
-        "_range_extremes",
-        "bytepair",
-        "weights",
-        "_audit_part",
-        "_cost_rates",
-        "_experiment_store",
-        "_subspaces",
-        "_audit_cover",
-        "_audit_embedding",
-        "_edge_dropout",
-        "_gpu_forms",
-        "_train_checkpoints",
-        "bench.gpu.gather_kernel",
-    ],
-    ["_corpus", "_ranges", "_listed", "_cost_configs", "_experiment_plot", "_audit_runner"],
-    ["_rules", "_audit_witnesses"],
-    ["_enumeration"],
-    ["_cover"],
-    ["_counting"],
-    ["graph", "edges", "score_mods", "rotary", "factored", "_recompute", "_operator", "cost_model"],
-    [
-        "patterns.basic",
-        "patterns.local",
-        "patterns.grids",
-        "patterns.strided",
-        "patterns.hubs",
-        "patterns.latents",
-        "patterns.hierarchies",
-        "patterns.expanders",
-        "patterns.sequences",
-        "patterns.streaming",
-        "patterns.trees",
-        "patterns.decoding",
-        "patterns.structure",
-        "patterns.content",
-        "patterns.blocks",
-        "algebra._operands",
-        "tiling",
-        "_pieces",
-        "_tile_masks",
-        "explorer._pack",
-        "graph_files",
-        "_nonfinite",
-        "_audit_bounds",
-        "_lifetimes",
-        "_traced_edges",
-        "latent_heads",
-        "_diagonals",
-        "_gpu_devices",
-        "_gpu_rows",
-        "_gpu_windows",
-        "_merging",
-        "_partition",
-        "_rank_graph",
-        "kernels._common",
-    ],
-    [
-        "algebra.stacks",
-        "_kernel_masks",
-        "_flex_masks",
-        "_cost_graph",
-        "_tile_parts",
-        "_edge_lowering",
-        "_token_views",
-        "analyse._walks",
-        "_layouts",
-        "_effort",
-        "_held",
-        "_balance",
-        "_flash",
-        "_gpu_tiles",
-        "_heard",
-        "_rank_rates",
-        "bench.gpu.calibrate",
-        "kernels._row_passes",
-        "kernels._tiled_backward",
-        "kernels._tiled_forward",
-    ],
-    [
-        "algebra.products",
-        "algebra.walks",
-        "analyse._everyone",
-        "analyse.structure",
-        "analyse.compare",
-        "_hf_places",
-        "_halo",
-        "_locality",
-        "_parts",
-        "_rank_estimates",
-        "kernels._visits",
-        "kernels.rows",
-    ],
-    [
-        "algebra.tokens",
-        "analyse.reach",
-        "analyse.spectrum",
-        "analyse._hamiltonian",
-        "_hf_use",
-        "_exchange",
-        "_gpu_counts",
-        "_rank_plan",
-        "kernels.tiles",
-        "kernels.windows",
-    ],
-    ["algebra.blocks", "analyse.expressive", "_gpu_costs", "_triton_ops"],
-    ["algebra", "patterns", "analyse"],
-    [
-        "expressions",
-        "draw",
-        "cost",
-        "_rectangle_lowering",
-        "_edge_arithmetic",
-        "_edge_folding",
-        "_rectangle_kernels",
-        "_audit_verdict",
-    ],
-    ["catalogue", "_lowering", "_cost_table", "_experiment_graphs", "_edge_kernels", "_edge_products", "_recipe"],
-    ["convert", "_cost_command", "explorer._masks", "standard_heads", "_call", "_fused", "_flows"],
-    [
-        "heads",
-        "_rectangle_formula",
-        "_foreign_layouts",
-        "_hf_masks",
-        "_pairs",
-        "lazy_heads",
-        "_gpu_logits",
-        "backends.varlen",
-        "figures.families",
-    ],
-    [
-        "backends.reference",
-        "backends.dense",
-        "backends.tiles",
-        "backends.rows",
-        "backends.mixed",
-        "backends.flex",
-        "backends.triton",
-        "figures.draws",
-    ],
-    ["_surgery", "backends.split"],
-    ["backends"],
-    ["choosing"],
-    ["attend"],
-    ["layer", "_layer_trace", "general", "_token_cache", "huggingface", "_rank_attention"],
-    ["cache", "foreign", "tasks", "_operate", "_audit_calls", "_rank_cache"],
-    ["model", "minilm", "explorer._recorded", "_audit_ways", "verify.report", "verify.measure", "verify.oracle", "verify.cases"],
-    [
-        "generation",
-        "trace",
-        "auditor",
-        "_head_reading",
-        "explorer._data",
-        "verify.check",
-        "_head_shards",
-        "_train_report",
-        "figures.roundings",
-        "verify.record",
-    ],
-    [
-        "_head_templates",
-        "_head_vocabulary",
-        "explorer",
-        "pytest_plugin",
-        "_audit_command",
-        "verify.attend_checks",
-        "verify.layer_checks",
-        "verify.rule_checks",
-        "bench.gpu.machine",
-        "distributed",
-        "verify.dropout_checks",
-        "verify.large_checks",
-        "verify.processes",
-    ],
-    ["circuits", "explorer._command", "verify.trained_checks", "_train_ranks", "figures.problems", "verify.gpu_checks"],
-    ["training", "verify", "bench.process", "bench.measure", "bench.workloads", "commands", "figures.equality"],
-    [
-        "experiment",
-        "bench.graphs",
-        "bench.methods",
-        "bench.calibrate",
-        "bench.training",
-        "bench.gpu.workloads",
-        "figures",
-        "verify._command",
-    ],
-    ["bench.checked", "bench.summary", "bench.gpu.methods"],
-    ["bench.targets", "bench.table", "bench.plots", "bench.gpu.checked", "bench.gpu.plots", "bench.gpu.targets"],
-    ["bench.attention", "bench.gpu.measuring", "bench.gpu.table"],
-    ["bench.gpu.running"],
-    ["bench.gpu"],
-    ["bench"],
-    ["__main__"],
-]
+# A paragraph is a row.
+MODULES = """
+_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
+verify.circumstances figures._figure
+
+explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
+_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
+bench.gpu.gather_kernel
+
+_corpus _ranges _listed _cost_configs _experiment_plot _audit_runner
+
+_rules _audit_witnesses
+
+_enumeration _without_lists
+
+_cover
+
+_box_grid
+
+_counting edges score_mods rotary factored _recompute _operator cost_model
+
+graph _pieces _nonfinite latent_heads _gpu_devices _merging kernels._common
+
+patterns.basic patterns.local patterns.grids patterns.strided patterns.hubs patterns.latents patterns.hierarchies
+patterns.expanders patterns.sequences patterns.streaming patterns.trees patterns.decoding patterns.structure
+patterns.content patterns.blocks algebra._operands tiling _tile_masks explorer._pack graph_files _audit_bounds
+_lifetimes _traced_edges _diagonals _gpu_rows _gpu_windows _partition _rank_graph _edge_lowering _token_views
+analyse._walks _layouts _effort _flash _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
+kernels._tiled_forward
+
+algebra.stacks _kernel_masks _flex_masks _cost_graph _tile_parts _held _balance _gpu_tiles _heard analyse._everyone
+analyse.structure analyse.compare _rank_estimates kernels.rows
+
+algebra.products algebra.walks _hf_places _halo _locality _parts kernels._visits analyse.reach analyse.spectrum
+analyse._hamiltonian
+
+algebra.tokens _hf_use _exchange _gpu_counts _rank_plan kernels.tiles kernels.windows analyse.expressive
+
+algebra.blocks _gpu_costs _triton_ops patterns analyse
+
+algebra draw cost _rectangle_lowering _edge_arithmetic _edge_folding _rectangle_kernels _audit_verdict
+
+expressions _lowering _cost_table _edge_kernels _edge_products
+
+catalogue _experiment_graphs _recipe convert _cost_command standard_heads _call _fused _flows
+
+explorer._masks heads _rectangle_formula _foreign_layouts _hf_masks _pairs lazy_heads _gpu_logits backends.varlen
+figures.families
+
+backends.reference backends.dense backends.tiles backends.rows backends.mixed backends.flex backends.triton
+figures.draws
+
+_surgery backends.split
+
+backends
+
+choosing
+
+attend
+
+layer _layer_trace _token_cache huggingface _rank_attention general
+
+cache foreign tasks _operate _audit_calls _rank_cache
+
+model minilm explorer._recorded _audit_ways verify.report verify.measure verify.oracle verify.cases
+
+generation trace auditor _head_reading explorer._data verify.check _head_shards _train_report figures.roundings
+verify.record
+
+_head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.attend_checks verify.layer_checks
+verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
+
+circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
+
+training verify bench.process bench.measure bench.workloads commands figures.equality
+
+experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
+
+bench.checked bench.summary bench.gpu.methods
+
+bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets
+
+bench.attention bench.gpu.measuring bench.gpu.table
+
+bench.gpu.running
+
+bench.gpu
+
+bench
+
+__main__
+"""
+ROWS = [row.split() for row in MODULES.split("\n\n")]
 ROW_OF = {name: number for number, row in enumerate(ROWS) for name in row}
 ALLOWED_INSIDE = {
     "networkx",

@@ -28,6 +28,7 @@ TOKENS, WIDTH = 9, 8
 PLAIN = patterns.window(TOKENS, 4) - patterns.window(TOKENS, 1)  # token 0 hears nobody
 BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h), TOKENS, heads=4, name="reach h")
 BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src + b) % (h + 2) == 0, TOKENS, heads=4, batch=2)
+BY_HALF = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h < 2), TOKENS, heads=4, name="two heads hear nobody")
 SIZES = Config(vocabulary_size=40, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=3)
 
 
@@ -52,6 +53,10 @@ def relative() -> score_mods.RelativeBias:
     return mod
 
 
+def chained() -> score_mods.chain:
+    return score_mods.chain(score_mods.softcap(2.0), relative())
+
+
 LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
     "standard, biases": (lambda: layer(standard(bias=True)), PLAIN),
     "standard, the walk": (lambda: layer(standard(bias=True), backend=None), PLAIN),
@@ -67,9 +72,11 @@ LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]
     "alibi": (lambda: layer(standard(), score_mods.alibi(score_mods.alibi_slopes(4))), PLAIN),
     "learned bias": (lambda: layer(standard(), relative()), PLAIN),
     "learned bias, the walk": (lambda: layer(standard(), relative(), backend=None), PLAIN),
-    "chain": (lambda: layer(standard(), score_mods.chain(score_mods.softcap(2.0), relative())), PLAIN),
+    "chain": (lambda: layer(standard(), chained()), PLAIN),
     "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative()), BY_HEAD),
     "graphs by head and sample": (lambda: layer(standard()), BY_BOTH),
+    "learned bias, heads that hear nobody": (lambda: layer(standard(), relative(), backend="tiles"), BY_HALF),
+    "chain, heads that hear nobody": (lambda: layer(standard(), chained(), backend="tiles"), BY_HALF),
     "dropout": (lambda: layer(standard(bias=True), relative(), dropout=0.4), PLAIN),
     "dropout, the walk": (lambda: layer(standard(bias=True), dropout=0.4, backend=None), PLAIN),
     "dropout, graphs by head": (lambda: layer(standard(), dropout=0.4), BY_HEAD),
@@ -129,7 +136,7 @@ def error(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_layers_are_those_of_one_process(world_size: int) -> None:
-    for errors in ranks.run(world_size, compare_layers, list(LAYERS), deadline=60.0):
+    for errors in ranks.run(world_size, compare_layers, list(LAYERS), deadline=30.0 * world_size):
         assert not {name: error for name, error in errors.items() if not error < 1e-12}
 
 
@@ -164,6 +171,7 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
 @pytest.mark.slow
 def test_tokens_and_heads_together_are_one_process() -> None:
     names = ["2 groups", "norms and rotary", "learned bias", "graphs by head", "dropout", "dropout, graphs by head", "merged"]
+    names.append("learned bias, heads that hear nobody")
     for errors in ranks.run(4, compare_with_tokens, names):
         assert not {name: error for name, error in errors.items() if not error < 1e-12}
 

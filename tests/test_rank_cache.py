@@ -1,5 +1,7 @@
 """Decoding over ranks: what every rank gets is the full pass of one process, whoever keeps which token."""
 
+import itertools
+
 import pytest
 import ranks
 import torch
@@ -47,19 +49,23 @@ def decode(rank, world, name, filled):
     return max(errors), cache.positions().tolist(), cache.length
 
 
-@pytest.mark.parametrize(("name", "filled"), [("window", True), ("heads", False)])
-def test_decoding_on_ranks_is_the_full_pass(name, filled):
+def all_decoded(rank, world, cases):
+    """Several cases."""
+    return [decode(rank, world, *case) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("world", "cases"),
+    [
+        (3, [("window", True), ("heads", False)]),
+        pytest.param(4, list(itertools.product(GRAPHS, (True, False))), marks=pytest.mark.slow),
+    ],
+)
+def test_decoding_on_ranks_is_the_full_pass(world, cases):
     """Chunks of any size, after a text that was spread by another partition or from the start."""
-    results = ranks.run(3, decode, name, filled)
-    check(results, name, filled)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("filled", [True, False])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_every_graph_decodes_on_four_ranks(name, filled):
-    """More ranks, all graphs."""
-    check(ranks.run(4, decode, name, filled), name, filled)
+    results = ranks.run(world, all_decoded, cases)
+    for i, case in enumerate(cases):
+        check([found[i] for found in results], *case)
 
 
 def check(results, name, filled):
@@ -96,7 +102,12 @@ def test_a_model_generates_on_ranks_what_it_does_alone():
         assert unchanged
 
 
-def bytes_for(rank, world, past):
+def bytes_for_several(rank, world):
+    """After a short and a long past."""
+    return [bytes_for(past) for past in (20, 200)]
+
+
+def bytes_for(past):
     """Bytes sent for one token after a past of so many."""
     graph, rows = patterns.causal(past + 1), torch.ones(1, 2, past + 1, 4)
     cache = distributed.cache(graph)
@@ -112,7 +123,7 @@ def bytes_for(rank, world, past):
 
 def test_a_new_token_costs_the_same_after_any_past():
     """A value and a number for each head, to the other rank: 2 heads x (4 + 1) numbers x 4 bytes."""
-    assert ranks.run(2, bytes_for, 20) == ranks.run(2, bytes_for, 200) == [40, 40]
+    assert ranks.run(2, bytes_for_several) == [[40, 40]] * 2
 
 
 def refusals(rank, world):

@@ -240,6 +240,7 @@ GRAPH = patterns.causal(8)
     ("arguments", "how", "error", "message"),
     [
         ((GRAPH, 0, 1, 4), {}, ValueError, "world_size must be at least 1, got 0"),
+        ((GRAPH, 100_000, 1, 4), {}, ValueError, "world_size must be at most 4096: .*, got 100000"),
         ((GRAPH, 2, 0, 4), {}, ValueError, "heads must be at least 1, got 0"),
         ((GRAPH, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
         ((by_head(8), 2, 3, 4), {}, ValueError, "heads=3, but .* differs by them and has 4"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from gnn_attention import training
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
+QUICK = replace(SHORT, steps=2)
 CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+
+
+@functools.cache
+def standard_library() -> training.Corpus:
+    return training.corpus()
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -27,7 +34,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def test_the_corpus_is_the_standard_library_split_by_file() -> None:
-    text = training.corpus()
+    text = standard_library()
     names = set(text.training) | set(text.held_out)
     assert names >= {"ast.py", "asyncio/locks.py", "json/decoder.py"}
     assert not set(text.training) & set(text.held_out)
@@ -42,7 +49,7 @@ def test_the_split_knows_only_names(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x = 1\n")
     text = training.corpus(tmp_path)
     assert set(text.training) | set(text.held_out) == {"one.py", "two/three.py"}
-    whole = training.corpus()
+    whole = standard_library()
     (tmp_path / (chosen := next(iter(whole.held_out)))).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / chosen).write_text("another content\n")
     assert training.corpus(tmp_path).held_out == {chosen: "another content\n"}
@@ -75,16 +82,19 @@ def test_training_lowers_the_loss_and_comes_back() -> None:
 
 def test_training_leaves_the_generator_of_torch_alone() -> None:
     before = torch.get_rng_state()
-    training.train(SHORT, CORPUS, SIZES)
+    training.train(QUICK, CORPUS, SIZES)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_bfloat16_learns_too_and_minutes_end_it() -> None:
-    recipe = training.Recipe(**asdict(SHORT) | {"precision": "bfloat16", "steps": 10**9})
-    _, vocabulary, report = training.train(recipe, CORPUS, SIZES, minutes=0.01)
-    assert 1 <= report["steps"] < 10**9
-    assert report["command"].endswith("--minutes 0.01")
+def test_bfloat16_learns_too() -> None:
+    _, vocabulary, report = training.train(replace(SHORT, precision="bfloat16"), CORPUS, SIZES)
     assert report["held_out_loss"] < math.log(len(vocabulary))
+
+
+def test_minutes_end_it() -> None:
+    _, _, report = training.train(replace(SHORT, steps=10**9), CORPUS, SIZES, minutes=0.002)
+    assert 1 <= report["steps"] < 10**9
+    assert report["command"].endswith("--minutes 0.002")
 
 
 def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +106,8 @@ def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], mo
     assert lines[-1].startswith("step 20/20  loss ")
     assert "held_out_loss" in lines[-1]
     assert [look["step"] for look in report["history"]] == [10, 20]
-    training.train(SHORT, CORPUS, SIZES, progress=False)
-    training.train(SHORT, CORPUS, SIZES)  # stderr is no terminal here
+    training.train(QUICK, CORPUS, SIZES, progress=False)
+    training.train(QUICK, CORPUS, SIZES)  # stderr is no terminal here
     assert capsys.readouterr().err == ""
 
 
