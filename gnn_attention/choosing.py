@@ -214,9 +214,14 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
         form = form_of(graph, sizes, device)
         return f"its form {form.name}; {form.reason}"
     if choice == "dense":
-        return "so few pairs are quickest in one dense call" if small else "one SDPA call has the least predicted time"
+        return "so few pairs are quickest in one dense call" if small else f"one SDPA call; {_least(device)}"
     said = {"varlen": "packed documents, or one window", "split": "some of its tiles are well filled, the other edges are few"}
-    return f"{said[choice]}; the least predicted time"
+    return f"{said[choice]}; {_least(device)}"
+
+
+def _least(device: Device) -> str:
+    doubt = "" if device.measured else f", kernels of our own counted {UNMEASURED:g} times while nobody has measured them there"
+    return f"the least predicted time{doubt}"
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------
