@@ -438,7 +438,7 @@ class TestLongOrDeep:
         found = _everyone.through(_everyone.packed(later), _everyone.packed(earlier))
         assert torch.equal(_everyone.unpacked(found, sizes[2]), later.double() @ earlier.double() > 0)
 
-    @pytest.mark.parametrize("residual", [True, False])
+    @pytest.mark.parametrize("residual", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_a_million_tokens(self, residual):
         n = 10**6
         found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)

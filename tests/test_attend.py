@@ -565,7 +565,9 @@ def test_bias_on_a_graph_that_varies_is_refused_by_name():
 
 
 @quiet
-@pytest.mark.parametrize("backend", FULL)
+@pytest.mark.parametrize(
+    "backend", [name if name in ("dense", "split") else pytest.param(name, marks=pytest.mark.slow) for name in FULL]
+)
 def test_fullgraph_compile_follows_the_graph(backend):
     """No graph breaks; another graph is another program, not the old one."""
     torch.compiler.reset()

@@ -53,7 +53,7 @@ class TestWorkloads:
             ("g34", 2 * 78 + 34),
             ("x-tiles-8", 2048 * 256),
             ("x-edges-64", 2048 * 32),
-            ("x-edges-1", 2048**2),
+            pytest.param("x-edges-1", 2048**2, marks=pytest.mark.slow),
         ],
     )
     def test_graphs_have_the_edges_of_their_names(self, name, edges):

@@ -127,6 +127,7 @@ class TestChecked:
 
 
 class TestMethods:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", WORKLOADS)
     def test_every_method_is_measured_or_says_why_not(self, name):
         """All that runs here is right; both passes of each have a case, and a prediction where there is one."""
@@ -152,6 +153,7 @@ class TestMethods:
         found = bench("bigbird65k")
         assert {case["status"] for name in (AUTO, "dense") for case in found.cases(OURS[name])} == {"measured"}
 
+    @pytest.mark.slow
     def test_what_is_missing_or_fails_is_a_case(self, monkeypatch):
         """A module that is not there, a method that raises, one that needs more memory than there is, one far behind."""
         found = bench("random131k")
@@ -205,6 +207,7 @@ def _raise(error):
 class TestRunning:
     NAMES = ("random131k", "documents131k")
 
+    @pytest.mark.slow
     def test_a_record_is_kept_as_it_goes_and_carried_on(self, tmp_path, monkeypatch):
         """A budget that is spent leaves the rest waiting; what is done, and what failed, is not run again."""
         file, ran = tmp_path / "record.json", []

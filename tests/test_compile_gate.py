@@ -88,6 +88,7 @@ def missing(case, counts):
             yield " or ".join(wanted)
 
 
+@pytest.mark.slow
 def test_the_kernels_that_are_used_most():
     """Rows and windows in bfloat16 with 64 channels for sm_90, forward and backward."""
     assert [fault for case in compiled(QUICK) for fault in faults(*case)] == []
@@ -138,6 +139,7 @@ def quiet(monkeypatch):
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
+@pytest.mark.slow
 def test_the_gate_sees_a_spill_a_narrow_load_and_tensor_cores():
     """Kernels made for it: one that spills; one whose rows are not aligned, and are; a product."""
     spilling, aligned, ragged, product = examples(

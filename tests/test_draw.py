@@ -109,7 +109,7 @@ class TestMask:
         (axes,) = draw.mask(patterns.causal(6).rows(4, 6)).axes
         assert (tick_names(axes.yaxis), tick_names(axes.xaxis)) == (["4", "5"], list("012345"))
 
-    @pytest.mark.parametrize("n", [64, 100, 512, 4096])
+    @pytest.mark.parametrize("n", [64, 100, 512, pytest.param(4096, marks=pytest.mark.slow)])
     def test_many_tokens_have_few_ticks(self, n):
         graph = patterns.window(n, 8)
         (axes,) = draw.mask(graph).axes

@@ -180,6 +180,7 @@ def test_score_mods_are_told_absolute_positions_and_share_kernels():
     assert compiled() - before == 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_token_that_is_not_finite_reaches_those_who_hear_it():
     """NaN and inf in q, k and v, on a graph for all; those who hear none of them get what they would have got."""

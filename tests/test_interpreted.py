@@ -50,6 +50,7 @@ def files_that_passed(found):
     return {name.split("::")[0].rsplit(".", 1)[-1] for name, outcome in found.items() if outcome == "passed"}
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernels_interpreted(tmp_path):
     """A quick selection of every file; none is skipped as a whole."""

@@ -662,6 +662,7 @@ def test_what_no_training_can_tell_apart(build, layers, reach):
     assert (near - far[0]).abs().amax(1).min() > 1e-6
 
 
+@pytest.mark.slow
 def test_one_layer_with_hops_by_head_tells_the_distance():
     """A graph that differs by head: each head looks one hop farther, and one layer reads the distance off them."""
     predicted, answers = trained(by_head, layers=1, seed=0, graphs=8, steps=100)

@@ -186,6 +186,7 @@ def _forward_only(run):
     )
 
 
+@pytest.mark.slow
 def test_without_a_backward_pass_the_output_is_judged_alone():
     """Right outputs pass, and no gradient is said to be right; wrong ones fail; the truth for others is as it was."""
     few = {**FEW, "graphs": ["causal"], "features": ["plain"], "dtypes": ["float32"]}
