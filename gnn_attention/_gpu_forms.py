@@ -7,7 +7,7 @@ and a list of integers (:func:`packed`, :func:`unpacked`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gnn_attention._shapes import Float, Int, Tensor
 
@@ -43,6 +43,7 @@ class Problem(NamedTuple):
     first_head: int = 0
 
 
+@runtime_checkable
 class Kernels(Protocol):
     """A module of kernels for one form: ``lse`` and ``delta`` are in the dtype of sums, float32 or for float64 float64.
 
