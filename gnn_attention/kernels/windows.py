@@ -21,7 +21,7 @@ CONFIGS = {
     (2, 128): Configs(
         Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 1), Config(32, 32, 8, 1)
     ),
-    (2, 256): Configs(*[Config(64, 32, 8, 2)] * 2, *[Config(32, 16, 8, 1)] * 3),
+    (2, 256): Configs(Config(64, 32, 8, 2), Config(64, 16, 8, 2), *[Config(32, 16, 8, 1)] * 3),
     **dict.fromkeys(
         [(4, 16), (4, 32), (4, 64)],
         Configs(Config(32, 32, 8, 2), Config(32, 32, 8, 2), Config(16, 16, 4, 2), Config(32, 16, 8, 1), Config(16, 16, 8, 1)),
