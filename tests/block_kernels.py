@@ -146,11 +146,11 @@ def _apart(x, truth):
 # -- what holds for every form ----------------------------------------------------------------------------------------
 
 
-def check_no_worse_than_sdpa(module, kind, dtype, device):
+def check_no_worse_than_sdpa(module, kind, dtype, device, dim=32):
     """Twice its error at most, gradients three times: the rule of the library, on numbers of this dtype."""
     graph = SMALL
     heard = graph.in_degree() > 0
-    problem, form = problem_of(graph, dtype, device, dim=32, value_dim=32), form_of(kind, graph, device=device)
+    problem, form = problem_of(graph, dtype, device, dim=dim, value_dim=dim), form_of(kind, graph, device=device)
     out, lse = module.forward(problem, form)
     (grad_out,) = cotangents(out)
     grad_out = grad_out * heard.to(device, dtype)[:, None]

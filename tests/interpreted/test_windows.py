@@ -50,6 +50,13 @@ def test_no_worse_than_sdpa(dtype, device):
     check_sdpa(windows, SOME, dtype, device)
 
 
+@pytest.mark.parametrize("dim", [128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_wide_heads_are_no_worse_than_sdpa(dtype, dim, device):
+    """They have configurations of their own."""
+    check_sdpa(windows, "windows 64", dtype, device, dim)
+
+
 @pytest.mark.parametrize(("hidden", "number"), with_slow(HIDDEN, [("k", torch.nan)]))
 def test_nothing_off_an_edge(hidden, number, device):
     check_hidden(windows, SOME, hidden, number, device)
