@@ -12,15 +12,18 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure
+verify.circumstances figures._figure bytepair _recompute verify.report bench.process bench.measure figures.results
 
-explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
-_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
-bench.gpu.gather_kernel
+explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part _cost_rates
+_experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
+bench.gpu.gather_kernel _corpus edges score_mods rotary factored _operator cost_model _pieces _nonfinite verify.oracle
+verify.record
 
-_corpus _ranges _listed _cost_configs _experiment_plot _audit_runner
+_ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices _merging kernels._common
+_token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
 
-_rules _audit_witnesses
+_rules _audit_witnesses _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
+kernels._tiled_forward _rectangle_kernels heads _foreign_layouts lazy_heads
 
 _enumeration _without_lists
 
@@ -28,74 +31,56 @@ _cover
 
 _box_grid
 
-_counting edges score_mods rotary factored _recompute _operator cost_model
+_counting
 
-graph _pieces _nonfinite latent_heads _gpu_devices _merging kernels._common
+graph
 
 patterns.basic patterns.local patterns.grids patterns.strided patterns.hubs patterns.latents patterns.hierarchies
 patterns.expanders patterns.sequences patterns.streaming patterns.trees patterns.decoding patterns.structure
 patterns.content patterns.blocks algebra._operands tiling _tile_masks explorer._pack graph_files _audit_bounds
-_lifetimes _traced_edges _diagonals _gpu_rows _gpu_windows _partition _rank_graph _edge_lowering _token_views
-analyse._walks _layouts _effort _flash _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
-kernels._tiled_forward
+_lifetimes _traced_edges _diagonals _gpu_rows _gpu_windows _partition _rank_graph _edge_lowering analyse._walks _layouts
+_effort analyse._everyone analyse.compare _call
 
-algebra.stacks _kernel_masks _flex_masks _cost_graph _tile_parts _held _balance _gpu_tiles _heard analyse._everyone
-analyse.structure analyse.compare _rank_estimates kernels.rows
+algebra.stacks _kernel_masks _flex_masks _cost_graph _tile_parts _held _balance _gpu_tiles _heard analyse.structure
+_rank_estimates kernels.rows analyse.reach patterns _edge_folding _rectangle_formula _gpu_logits backends.reference
+backends.dense
 
-algebra.products algebra.walks _hf_places _halo _locality _parts kernels._visits analyse.reach analyse.spectrum
-analyse._hamiltonian
+algebra.products algebra.walks _hf_places _halo _locality _parts kernels._visits analyse.spectrum analyse._hamiltonian
+_rectangle_lowering _edge_kernels _edge_products convert backends.flex
 
-algebra.tokens _hf_use _exchange _gpu_counts _rank_plan kernels.tiles kernels.windows analyse.expressive
+algebra.tokens _hf_use _exchange _gpu_counts _rank_plan kernels.tiles kernels.windows analyse.expressive _lowering
+_fused _flows _hf_masks _pairs backends.varlen figures.families verify.cases bench.graphs
 
-algebra.blocks _gpu_costs _triton_ops patterns analyse
+algebra.blocks _gpu_costs _triton_ops analyse cost backends.tiles backends.rows backends.mixed figures.draws _surgery
 
-algebra draw cost _rectangle_lowering _edge_arithmetic _edge_folding _rectangle_kernels _audit_verdict
+algebra draw _audit_verdict _cost_table backends.triton
 
-expressions _lowering _cost_table _edge_kernels _edge_products
+expressions backends.split bench.workloads
 
-catalogue _experiment_graphs _recipe convert _cost_command standard_heads _call _fused _flows
+catalogue _experiment_graphs _recipe _cost_command backends bench.gpu.workloads
 
-explorer._masks heads _rectangle_formula _foreign_layouts _hf_masks _pairs lazy_heads _gpu_logits backends.varlen
-figures.families
+explorer._masks choosing verify.measure commands
 
-backends.reference backends.dense backends.tiles backends.rows backends.mixed backends.flex backends.triton
-figures.draws
+attend verify.check figures.roundings
 
-_surgery backends.split
+layer _layer_trace _token_cache huggingface _rank_attention verify.attend_checks verify.rule_checks
+verify.dropout_checks verify.large_checks verify.processes bench.calibrate
 
-backends
+general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
 
-choosing
+model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
 
-attend
-
-layer _layer_trace _token_cache huggingface _rank_attention general
-
-cache foreign tasks _operate _audit_calls _rank_cache
-
-model minilm explorer._recorded _audit_ways verify.report verify.measure verify.oracle verify.cases
-
-generation trace auditor _head_reading explorer._data verify.check _head_shards _train_report figures.roundings
-verify.record
-
-_head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.attend_checks verify.layer_checks
-verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
-
-circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
-
-training verify bench.process bench.measure bench.workloads commands figures.equality
-
-experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
-
-bench.checked bench.summary bench.gpu.methods
-
+generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
 bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets
 
-bench.attention bench.gpu.measuring bench.gpu.table
+_head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
+bench.gpu.measuring bench.gpu.table figures._table
 
-bench.gpu.running
+circuits explorer._command _train_ranks figures bench.gpu.running figures._running
 
-bench.gpu
+training bench.gpu figures._command
+
+experiment bench.training verify._command
 
 bench
 

@@ -1,10 +1,13 @@
-"""Figures of trust: what the library promises, each measured by a command and printed with its bar.
+"""Figures of trust: what the library promises, each measured by ``gnn-attention verify --figures`` and printed with its bar.
 
-``equality``: random draws of graph, sizes, numbers and options through every backend, against the float64 formula.
+``FIGURES`` holds them by name; ``FIGURES["F1"].measure(100, print)`` measures a hundred cases of one.
 """
 
 from gnn_attention.figures import equality
+from gnn_attention.figures._figure import Figure, Measured
+from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.draws import Draw
 from gnn_attention.figures.equality import Mismatch, Tally
+from gnn_attention.figures.results import Result, Results
 
-__all__ = ["Draw", "Mismatch", "Tally", "equality"]
+__all__ = ["FIGURES", "Draw", "Figure", "Measured", "Mismatch", "Result", "Results", "Tally", "equality"]

@@ -1,4 +1,4 @@
-"""The command ``gnn-attention verify``: all checks, or some, and the record of them."""
+"""The command ``gnn-attention verify``: all checks, or some, and the record of them; or the figures of trust."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gnn_attention import _files, verify
 from gnn_attention.backends import BACKENDS
+from gnn_attention.figures import _command as _figures_command
 from gnn_attention.verify.cases import GRAPHS
 from gnn_attention.verify.check import DTYPES
 from gnn_attention.verify.report import Report, Result
@@ -36,10 +37,15 @@ def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.add_argument(
         "--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands"
     )
+    _figures_command.add_options(command)
     command.set_defaults(run=_verify)
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if args.case is not None:
+        return _figures_command.repeat(args.case)
+    if _figures_command.asked_for(args):
+        return _figures_command.run(args)
     if args.status:
         print(verify.status())
         return 0
