@@ -1,0 +1,220 @@
+"""Mutation testing: change one operator or constant of a module, and see whether the tests that belong to it notice.
+
+    pip install cosmic-ray==8.7.0  # only its operators are used
+    python .ci/mutate.py graph edges --count 40 --jobs 2 --json mutants.json
+
+Prints for each module the share of mutants that tests catch, and a diff of each that they do not. Mutants are drawn by ``--seed``,
+each place once, from those that change what runs (annotations and docstrings do not). A mutant that outlives TESTS of its module
+meets the random draws of figure F1. One that outlasts three times the time that the tests take unchanged counts as caught: it hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parent.parent
+NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr BitXor_BitOr RShift_LShift LShift_RShift"
+BACKEND = ("test_attend", "test_score_mods", "test_edge_dropout", "test_verify")
+TESTS = {
+    "edges": ("test_edges", "test_merging", "test_layer"),
+    "graph": ("test_graph", "test_counting", "test_algebra", "test_convert"),
+    "heads": ("test_heads", "test_lazy_heads", "test_layer"),
+    "standard_heads": ("test_heads", "test_lazy_heads", "test_layer"),
+    "attend": ("test_attend", "test_heard", "test_choosing"),
+    "backends/__init__": ("test_attend", "test_choosing", "test_exports"),
+    "backends/reference": ("test_attend", "test_pieces", *BACKEND),
+    "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
+    "backends/flex": ("test_flex", *BACKEND),
+    "backends/mixed": ("test_split", "test_parts", "test_tile_parts", *BACKEND),
+    "backends/rows": ("test_rows", "test_edge_kernels", "test_edge_lowering", *BACKEND),
+    "backends/split": ("test_split", "test_parts", *BACKEND),
+    "backends/tiles": ("test_tiles", "test_fused", "test_lowering", *BACKEND),
+    "backends/triton": ("test_triton", "test_interpreted", "test_gpu_rows", "test_gpu_tiles", "test_gpu_windows"),
+    "backends/varlen": ("test_varlen", "test_split"),
+}
+DRAWS = "from gnn_attention.figures import FIGURES; import sys; sys.exit(not FIGURES['F1'].measure(150, str).holds)"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module with one change, and what became of it."""
+
+    module: str
+    line: int
+    diff: str
+    source: str = ""
+    caught_by: str | None = None
+
+
+def main() -> int:
+    """Survey the modules of the command line; exit code 1 if a share is not above 90 %."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", default=list(TESTS), metavar="MODULE", help=", ".join(TESTS))
+    parser.add_argument("--count", type=int, default=40, help="mutants of each module (default 40)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once (default 2)")
+    parser.add_argument("--json", metavar="FILE", help="write every mutant")
+    args = parser.parse_args()
+    found: list[Mutant] = []
+    shares = []
+    with tempfile.TemporaryDirectory() as folder:
+        copies = Queue[Path]()
+        for number in range(args.jobs):
+            copies.put(copy_to(Path(folder) / str(number)))
+        for module in args.modules:
+            mutants = survey(module, args.count, args.seed, copies, args.jobs)
+            shares.append(report(module, mutants))
+            found += mutants
+            if args.json:
+                told = [{key: value for key, value in asdict(mutant).items() if key != "source"} for mutant in found]
+                Path(args.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    return 0 if min(shares) > 0.9 else 1
+
+
+def copy_to(folder: Path) -> Path:
+    """What tests need, apart from what is being worked on."""
+    for name in ("gnn_attention", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def survey(module: str, count: int, seed: int, copies: Queue[Path], jobs: int) -> list[Mutant]:
+    """Draw mutants of a module and test each, after the tests have passed unchanged."""
+    drawn = draw(module, count, seed)
+    folder = copies.get()
+    limits = {step: limit for step in steps(module) if (limit := unchanged(step, folder)) is not None}
+    copies.put(folder)
+    print(f"{module}: {len(limits)} steps, {sum(limits.values()) / 3:.0f} s unchanged", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda mutant: tested(mutant, limits, copies), drawn))
+
+
+def steps(module: str) -> list[tuple[str, ...]]:
+    """Commands, the quickest first: doctests of the module, its tests, random draws."""
+    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+    files = [f"tests/{name}.py" for name in dict.fromkeys(TESTS[module])]
+    return [(*pytest, f"gnn_attention/{module}.py"), *((*pytest, file) for file in files), ("-c", DRAWS)]
+
+
+def unchanged(step: tuple[str, ...], folder: Path) -> float | None:
+    """Three times the seconds that a step takes, and ten; None where it does not pass (no doctests, a test that wants a checkout)."""
+    began = time.time()
+    passed = run(step, folder, 1800) == 0
+    return 3 * (time.time() - began) + 10 if passed else None
+
+
+def tested(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[Path]) -> Mutant:
+    """The mutant, with the first step that notices it."""
+    folder = copies.get()
+    place = folder / "gnn_attention" / f"{mutant.module}.py"
+    original = place.read_text(encoding="utf-8")
+    try:
+        place.write_text(mutant.source, encoding="utf-8")
+        caught = next((step[-1] for step, limit in limits.items() if run(step, folder, limit) != 0), None)
+    finally:
+        place.write_text(original, encoding="utf-8")
+        copies.put(folder)
+    print("." if caught else "S", end="", file=sys.stderr, flush=True)
+    return Mutant(mutant.module, mutant.line, mutant.diff, caught_by="random draws" if caught == DRAWS else caught)
+
+
+def run(step: tuple[str, ...], folder: Path, limit: float) -> int:
+    """Exit code of a step in a folder; 1 where it takes too long."""
+    env = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *step], cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        return 1
+
+
+def draw(module: str, count: int, seed: int) -> list[Mutant]:
+    """Mutants of a module: places drawn without putting back, and at each place one of its changes."""
+    source = (ROOT / "gnn_attention" / f"{module}.py").read_text(encoding="utf-8")
+    places: dict[str, list[Mutant]] = {}
+    for mutated in changes(source):
+        if what_runs(mutated) != what_runs(source):
+            lines = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), lineterm="", n=0))[2:]
+            line = int(lines[0].split()[1].lstrip("-").split(",")[0])
+            places.setdefault(where(source, mutated), []).append(Mutant(module, line, "\n".join(lines[1:]), mutated))
+    rng = random.Random(seed)
+    names = rng.sample(sorted(places), min(count, len(places)))
+    return [rng.choice(places[name]) for name in names]
+
+
+def changes(source: str) -> list[str]:
+    """Every change of one operator, comparison, constant, branch or loop."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    binary, near = "core/ReplaceBinaryOperator_", NEAR.split()
+    names = [name for name in operator_names() if not name.startswith(binary) or name.removeprefix(binary) in near]
+    found: dict[str, None] = {}
+    for name in names:
+        operator, number = get_operator(name), 0
+        while not operator.arguments() and (mutated := mutate_code(source, operator(), number)) is not None:
+            found[mutated] = None
+            number += 1
+    return list(found)
+
+
+def where(source: str, mutated: str) -> str:
+    """The place of the first character that differs: changes of one place are drawn once."""
+    length = min(len(source), len(mutated))
+    first = next((n for n in range(length) if source[n] != mutated[n]), length)
+    while first and (source[first - 1].isalnum() or source[first - 1] in "<>=!*/"):
+        first -= 1
+    return f"{first:09}"
+
+
+def what_runs(source: str) -> str:
+    """The syntax tree without annotations and docstrings."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return "nothing"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    return ast.dump(tree)
+
+
+def report(module: str, mutants: list[Mutant]) -> float:
+    """Print the share caught and the survivors; return the share."""
+    survivors = [mutant for mutant in mutants if mutant.caught_by is None]
+    share = 1 - len(survivors) / max(1, len(mutants))
+    print(f"\n{module}: {len(mutants) - len(survivors)} of {len(mutants)} mutants caught ({share:.0%})")
+    for mutant in survivors:
+        print(f"  line {mutant.line}\n    " + mutant.diff.replace("\n", "\n    "))
+    sys.stdout.flush()
+    return share
+
+
+if __name__ == "__main__":
+    sys.exit(main())
