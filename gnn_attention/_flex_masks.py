@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._compile import constant
 from gnn_attention._cover import Boxes, cells
 from gnn_attention._shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
@@ -62,9 +61,13 @@ def plan(graph: TokenGraph, device: torch.device) -> Plan:
     return made
 
 
-@constant
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     """The bytes of :func:`plan` at most, without making it."""
+    found: int = kept(_plan_bytes, graph, device)
+    return found
+
+
+def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     parts = _tiles(graph, block_of(device))
     return 4 * (_length(parts, parts.num_partial + _cut_tiles(parts)) + (3 if device.type == "cpu" else 5) * _slots(parts))
 

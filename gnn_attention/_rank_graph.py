@@ -18,7 +18,7 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["RankGraph", "positions"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class RankGraph(TokenGraph):
     """The own tokens of ``rank``, and behind them the ``whole`` graph with its ``partition``.
 
@@ -38,6 +38,7 @@ class RankGraph(TokenGraph):
 
     def __post_init__(self) -> None:
         """Refuse a view whose graph was changed, and the whole not."""
+        super().__post_init__()
         if self.whole is not None and (self.heads, self.batch) != (self.whole.heads, self.whole.batch):
             self._refused()
 

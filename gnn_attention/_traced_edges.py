@@ -14,13 +14,20 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["TracedEdges", "is_edge_list"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class TracedEdges(TokenGraph):
     """The graph of an edge list whose numbers are not known yet: all it can tell is how many edges there are, and the list.
 
     It stands in for ``TokenGraph.from_edges`` under ``torch.compile`` and ``torch.export``, whose checks it makes when the
-    program runs, with the same errors.
+    program runs, with the same errors. It lives and ends in the trace: nothing is kept with it, and nobody could change it.
     """
+
+    def __post_init__(self) -> None:
+        """Nothing that a compiler would have to follow."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Not sealed."""
+        object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:

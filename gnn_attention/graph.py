@@ -16,7 +16,6 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +24,8 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _counting, _edge_lists, _enumeration, _rules, _text
-from gnn_attention._compile import constant, eagerly, not_compiled
+from gnn_attention._compile import not_compiled
+from gnn_attention._kept import Sealed, kept
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
 
@@ -34,8 +34,8 @@ __all__ = ["Rule", "TokenGraph", "kept"]
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TokenGraph:
+@dataclass(eq=False, repr=False)
+class TokenGraph(Sealed):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
     Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or ``gnn_attention.convert``;
@@ -63,11 +63,6 @@ class TokenGraph:
     _listed: Tensor | None = None
     _memo: MutableMapping[Any, Any] = field(default_factory=dict)
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)  # by sample and head, once anyone asked
-
-    def __post_init__(self) -> None:
-        """What is worked out about a graph may hold the graph: FSDP2 walks through dicts that it meets, not through UserDict."""
-        if isinstance(self._memo, dict) and not torch.compiler.is_compiling():  # a compiler knows dicts alone
-            object.__setattr__(self, "_memo", UserDict(self._memo))
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -330,7 +325,7 @@ class TokenGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was materialised is not pickled."""
-        return {**self.__dict__, "_memo": UserDict(), "_parts": []}
+        return {**super().__getstate__(), "_parts": []}
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -414,21 +409,10 @@ class TokenGraph:
             )
 
 
-@constant
 def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
     """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
-    key = (what, *arguments)
-    if key not in graph._memo:
-        with eagerly():
-            graph._memo[key] = getattr(graph, what)(*arguments)
-    return graph._memo[key]
+    return kept(_asked, graph, what, *arguments)
 
 
-@constant
-def kept(make: Callable[..., Any], graph: TokenGraph, *arguments: Any) -> Any:
-    """``make(graph, *arguments)``, worked out once for each graph and kept with it; ``make`` must be a function of a module."""
-    key = (make, *arguments)
-    if key not in graph._memo:
-        with eagerly():
-            graph._memo[key] = make(graph, *arguments)
-    return graph._memo[key]
+def _asked(graph: TokenGraph, what: str, *arguments: Any) -> Any:
+    return getattr(graph, what)(*arguments)

@@ -39,6 +39,11 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
+def _hashed(value: object) -> int:
+    """A hash by the fields as they are: Dynamo before torch 2.12 asks for one of a value that it has not filled yet."""
+    return hash((type(value), *vars(value).values()))
+
+
 @dataclass(frozen=True)
 class alibi:  # noqa: N801 (a value used like the function it stands for)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
@@ -51,6 +56,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     """
 
     slopes: tuple[float, ...]
+    __hash__ = _hashed
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Lower the score by the distance."""
@@ -70,6 +76,7 @@ class softcap:  # noqa: N801
     """
 
     cap: float
+    __hash__ = _hashed
 
     def __post_init__(self) -> None:
         """ValueError for a cap that is not positive."""

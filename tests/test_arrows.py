@@ -17,7 +17,7 @@ verify.circumstances figures._figure bytepair _recompute verify.report bench.pro
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part _cost_rates
 _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
 bench.gpu.gather_kernel _corpus edges score_mods rotary factored _operator cost_model _pieces _nonfinite verify.oracle
-verify.record
+verify.record _kept
 
 _ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices _merging kernels._common
 _token_views _flash _edge_arithmetic standard_heads bench.gpu.machine

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 import re
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import ClassVar
@@ -798,6 +801,33 @@ class TestNeverChanges:
             graph.num_dst = 4
         with pytest.raises(dataclasses.FrozenInstanceError):
             graph.name = "other"
+
+    def test_sealed(self):
+        """Nothing of a graph, a copy or a part can be assigned, added or deleted, and it is worked out about all the same."""
+        graph = patterns.causal(3)
+        for one in (graph, copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph.rows(1, 3)):
+            for change in (lambda one=one: setattr(one, "other", 1), lambda one=one: delattr(one, "num_dst")):
+                with pytest.raises(dataclasses.FrozenInstanceError, match="a TokenGraph never changes, make another"):
+                    change()
+            assert one.num_edges == (one.num_dst == 3) + 5
+            assert one._memo
+
+    def test_no_two_graphs_share_a_word(self):
+        """A compiled program knows its graph by it: those of copies and of other threads differ, and none travels."""
+        graph = patterns.causal(3)
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(patterns.causal, [3] * 100))
+        graphs = [graph, copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph | graph, *made]
+        assert len({one._word for one in graphs}) == len(graphs)
+        assert graph._word.encode() not in pickle.dumps(graph)
+
+    def test_a_word_keeps_no_graph(self):
+        graph = patterns.causal(3)
+        seen = weakref.ref(graph)
+        graph.rows(1, 2)
+        del graph
+        gc.collect()
+        assert seen() is None
 
     def test_the_callers_list_is_not_held(self):
         edges = torch.tensor([[0, 1], [1, 2]])

@@ -179,6 +179,25 @@ class TestSoftcap:
         assert math.isclose(bend(1e-6), 1e-6, rel_tol=1e-9)
 
 
+class TestHash:
+    """Dynamo asks for the hash of a value that it makes before it has filled the fields."""
+
+    @pytest.mark.parametrize("mod", [score_mods.softcap(2.0), score_mods.alibi((0.5, 0.25))])
+    def test_of_equal_and_of_unfilled_values(self, mod):
+        same = type(mod)(*vars(mod).values())
+        assert hash(mod) == hash(same)
+        assert {mod: "found"}[same] == "found"
+        assert isinstance(hash(object.__new__(type(mod))), int)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("make", [lambda: score_mods.softcap(2.0), lambda: score_mods.alibi((0.5, 0.25))])
+    def test_made_in_a_compiled_function(self, make):
+        torch.compiler.reset()
+        x, graph = torch.randn(1, 2, 5, 4, dtype=torch.float64), patterns.causal(5)
+        compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, score_mod=make()), fullgraph=True, backend="eager")
+        assert torch.allclose(compiled(x), ga.attend(x, x, x, graph, score_mod=make()), rtol=0, atol=1e-12)
+
+
 class TestLogMultiplicity:
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_a_sender_that_counts_m_times_is_m_senders(self, backend):

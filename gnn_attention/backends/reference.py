@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges
 from gnn_attention._call import Call
-from gnn_attention._compile import constant
 from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
 
@@ -72,7 +71,7 @@ def _most_edges(call: Call) -> int:
 def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
     order = torch.argsort(dst, stable=True)
-    rows = _chunks_of_rows(call.graph, _most_edges(call))
+    rows: list[tuple[int, int, int]] = kept(_chunks_of_rows, call.graph, _most_edges(call))
     needs_grad = torch.is_grad_enabled() and len(rows) > 1
     parts, first = [], 0
     for start, stop, count in rows:
@@ -96,7 +95,6 @@ def _some_rows(call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chos
     return out, lse
 
 
-@constant
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
     """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands alone."""
     chunks, start, count = [], 0, 0
