@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gnn_attention import _checks
+from gnn_attention._lookup import entries
 from gnn_attention._shapes import Float, Tensor
 
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
@@ -103,7 +104,7 @@ class log_multiplicity:  # noqa: N801
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Add the logarithm of the multiplicity."""
         logs = self.multiplicity.to(score.device, score.dtype).log()
-        return score + (logs[src] if logs.dim() == 1 else logs[dst, src])
+        return score + (entries(logs, src) if logs.dim() == 1 else entries(logs, dst, src))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ class relative_bias:  # noqa: N801
         """Add the entry of the distance."""
         reach = self.table.shape[-1] // 2
         column = (dst - src).clamp(-reach, reach) + reach
-        return score + self.table.to(score.device, score.dtype)[h, column]
+        return score + entries(self.table.to(score.device, score.dtype), h, column)
 
 
 class RelativeBias(nn.Module):
