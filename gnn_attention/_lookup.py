@@ -48,8 +48,9 @@ class _Entries(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The sum over each entry's edges, one after the other."""
-        index, place = ctx.saved_tensors, 0
-        for axis, size in zip(index, ctx.sizes, strict=True):
+        index = ctx.saved_tensors
+        place = index[0]
+        for axis, size in zip(index[1:], ctx.sizes[1:], strict=True):
             place = place * size + axis
         total = grad.new_zeros(ctx.sizes.numel(), dtype=torch.float64)
         total = total.index_add(0, place.expand(grad.shape).flatten(), grad.double().flatten())

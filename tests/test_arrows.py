@@ -16,7 +16,7 @@ verify.circumstances figures._figure
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
-bench.gpu.gather_kernel
+bench.gpu.gather_kernel _lookup
 
 _corpus _ranges _listed _cost_configs _experiment_plot _audit_runner
 

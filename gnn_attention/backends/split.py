@@ -126,7 +126,7 @@ def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
     """0 for everyone, with gradients."""
     shape, wide = (*call.q.shape[:3], call.v.shape[3]), edges.accumulation_dtype(call.q.dtype)
     nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide)
+    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide) + nothing
 
 
 # -- which kernel -----------------------------------------------------------------------------------------------------
