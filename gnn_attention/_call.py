@@ -11,7 +11,7 @@ import torch
 from gnn_attention import _checks, _edge_dropout
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
-from gnn_attention.score_mods import ScoreMod
+from gnn_attention.score_mods import ScoreMod, check_signature
 
 __all__ = ["Call", "made_of", "one_of"]
 
@@ -213,8 +213,8 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
 
 
 def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+    if score_mod is not None:
+        check_signature(score_mod)
     return score_mod
 
 

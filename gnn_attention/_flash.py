@@ -90,7 +90,7 @@ def _run_backward(
     """The operator of the backward pass; the last of ``numbers`` says whether there is a gradient for lse."""
     if _visits_non_edges(numbers) and not _nonfinite.surely_finite(q, k, v):
         q, k, v = _nonfinite.cleaned(q, k, v)
-        spoiled = lse.isnan()
+        spoiled = _nonfinite.spoiled(lse)
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
         grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
     if numbers[-1]:

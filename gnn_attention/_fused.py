@@ -71,7 +71,7 @@ def _run_backward(
     plan = unpacked(tensors, numbers)
     if _visits_non_edges(plan) and not _nonfinite.surely_finite(q, k, v):
         q, k, v = _nonfinite.cleaned(q, k, v)
-        spoiled = lse.isnan()
+        spoiled = _nonfinite.spoiled(lse)
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
         grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
     deaf = lse == -torch.inf
@@ -87,14 +87,15 @@ def _run_backward(
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     sinks = q.new_zeros(q.shape[0], 0) if sinks is None else sinks
-    wide, merges = edges.accumulation_dtype(q.dtype), any(not piece.fresh for piece in plan.pieces)
-    out = _token_major(q, v.shape[3], wide if merges or sinks.shape[1] else q.dtype)
+    wide = edges.accumulation_dtype(q.dtype)
+    unfinished = bool(sinks.shape[1]) or any(not piece.fresh for piece in plan.pieces)  # what is to change is not rounded before
+    out = _token_major(q, v.shape[3], wide if unfinished else q.dtype)
     lse = _token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
         out.zero_()
         lse.fill_(-torch.inf)
     dense = any(not isinstance(piece, Edges) for piece in plan.pieces)
-    own = (x.to(wide) if merges else _taken(x) for x in (q, k, v))  # what is to be merged is not rounded before
+    own = (x.to(wide) if unfinished else _taken(x) for x in (q, k, v))
     wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), *own) if dense else (q, k, v)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
@@ -169,11 +170,16 @@ def _for_dense_backward(grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor
 def _carried_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool:
     """True if nothing that is not finite leaked, or was lost: the kernel for CPUs takes few logits that are all NaN for hidden.
 
-    Elsewhere a q or k that is not finite shows in lse.
+    Elsewhere a q or k that is not finite shows in lse. For one of +inf that kernel tells lse +inf, and of halves an output that is
+    finite, where all weights are NaN.
     """
+    if all(isinstance(piece, Edges) for piece in plan.pieces):
+        return True
     if any(not isinstance(piece, Edges) and piece.src.size < NARROW for piece in plan.pieces):
         return _nonfinite.surely_finite(q, k, v)
-    return not _visits_non_edges(plan) or (not bool(lse.isnan().any()) and _nonfinite.surely_finite(v))
+    if not _visits_non_edges(plan):
+        return not bool((lse == torch.inf).any())
+    return not bool(_nonfinite.spoiled(lse).any()) and _nonfinite.surely_finite(v)
 
 
 def _visits_non_edges(plan: Plan) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from gnn_attention._shapes import Bool, Tensor
 
-__all__ = ["cleaned", "may_ask", "not_finite", "poisoned", "surely_finite"]
+__all__ = ["cleaned", "may_ask", "not_finite", "poisoned", "spoiled", "surely_finite"]
 
 
 def surely_finite(*tensors: Tensor) -> bool:
@@ -58,3 +58,14 @@ def poisoned(
     ``hears(marked)`` tells which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``.
     """
     return hears(not_finite(k) | not_finite(v)) | (not_finite(q) & hears_anyone)
+
+
+def spoiled(lse: Tensor) -> Bool[Tensor, "batch heads dst"]:
+    """The receivers whose softmax is not one: a logit was NaN, or +infinity, of which all weights are NaN.
+
+    They take no part in a backward pass over pairs that are no edges: 0 times their NaN would reach senders they do not hear.
+
+    >>> spoiled(torch.tensor([0.0, torch.nan, torch.inf, -torch.inf])).tolist()
+    [False, True, True, False]
+    """
+    return lse.isnan() | (lse == torch.inf)

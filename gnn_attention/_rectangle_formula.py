@@ -47,10 +47,13 @@ def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
     """The result of one receiver without in-edges."""
     batch, heads = call.q.shape[:2]
     wide = edges.accumulation_dtype(call.q.dtype)
-    out = call.q.new_zeros(batch, heads, 1, call.v.shape[3], dtype=wide)
+    out, lse = (
+        call.q.new_zeros(batch, heads, 1, call.v.shape[3], dtype=wide),
+        call.q.new_full((batch, heads, 1), -torch.inf, dtype=wide),
+    )
     for x in (call.q, call.k, call.v):
-        out = out + x[..., :0].sum()  # 0, with a gradient, also for a graph without edges
-    return out, call.q.new_full((batch, heads, 1), -torch.inf, dtype=wide)
+        out, lse = (result + x[..., :0].sum() for result in (out, lse))  # 0, with a gradient, also for a graph without edges
+    return out, lse
 
 
 def _places(heard: Int[Tensor, " some"], num_dst: int) -> Int[Tensor, " dst"]:

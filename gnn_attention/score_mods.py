@@ -7,19 +7,63 @@ They are applied after the scale and before the per-edge ``bias``.
 
 from __future__ import annotations
 
+import inspect
 import math
+import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from gnn_attention import _checks
+from gnn_attention._lookup import entries
 from gnn_attention._shapes import Float, Tensor
 
-__all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
+__all__ = [
+    "RelativeBias",
+    "ScoreMod",
+    "alibi",
+    "alibi_slopes",
+    "chain",
+    "check_signature",
+    "log_multiplicity",
+    "relative_bias",
+    "softcap",
+]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+_RIGHT: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that take what a score_mod takes
+_ASKED_ANEW = (partial, types.MethodType, types.BuiltinFunctionType)  # whose class says nothing of what they take
+
+
+def check_signature(score_mod: object) -> None:
+    """TypeError unless ``score_mod`` can be called with ``(score, b, h, dst, src)``; a function, or a class, is asked once.
+
+    >>> check_signature(softcap(2.0))
+    >>> check_signature(lambda score, b, h: score)
+    Traceback (most recent call last):
+    TypeError: score_mod must take five positional parameters (score, b, h, dst, src), got (score, b, h)
+    """
+    if not callable(score_mod):
+        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+    key = score_mod if isinstance(score_mod, types.FunctionType) else type(score_mod)
+    if key in _RIGHT:
+        return
+    try:
+        signature = inspect.signature(score_mod.forward if isinstance(score_mod, nn.Module) else score_mod)
+    except ValueError:  # something built in, that does not say
+        return
+    try:
+        signature.bind(*"sbhij")
+    except TypeError:
+        taken = str(signature).split(" -> ")[0]
+        raise TypeError(f"score_mod must take five positional parameters (score, b, h, dst, src), got {taken[:80]}") from None
+    if not isinstance(score_mod, _ASKED_ANEW):
+        _RIGHT.add(key)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
@@ -110,7 +154,7 @@ class log_multiplicity:  # noqa: N801
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Add the logarithm of the multiplicity."""
         logs = self.multiplicity.to(score.device, score.dtype).log()
-        return score + (logs[src] if logs.dim() == 1 else logs[dst, src])
+        return score + (entries(logs, src) if logs.dim() == 1 else entries(logs, dst, src))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +181,7 @@ class relative_bias:  # noqa: N801
         """Add the entry of the distance."""
         reach = self.table.shape[-1] // 2
         column = (dst - src).clamp(-reach, reach) + reach
-        return score + self.table.to(score.device, score.dtype)[h, column]
+        return score + entries(self.table.to(score.device, score.dtype), h, column)
 
 
 class RelativeBias(nn.Module):

@@ -16,11 +16,11 @@ verify.circumstances figures._figure bytepair _recompute verify.report bench.pro
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part _cost_rates
 _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
-bench.gpu.gather_kernel _corpus edges score_mods rotary factored _operator cost_model _pieces _nonfinite verify.oracle
-verify.record _kept
+bench.gpu.gather_kernel _corpus edges rotary factored _operator cost_model _pieces _nonfinite verify.oracle
+verify.record _kept _lookup
 
-_ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices _merging kernels._common
-_token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
+score_mods _ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices _merging
+kernels._common _token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
 
 _rules _audit_witnesses _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
 kernels._tiled_forward _rectangle_kernels heads _foreign_layouts lazy_heads
@@ -71,7 +71,8 @@ general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_check
 model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
 
 generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
-bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets
+bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets figures.errors
+figures.interference
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
 bench.gpu.measuring bench.gpu.table figures._table

@@ -116,6 +116,7 @@ def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tens
     mask = graph.mask(device)
     if graph.has_deaf_rows:
         mask = mask | ~mask.any(-1, keepdim=True)
+    mask = mask.unsqueeze(0) if mask.dim() == 3 else mask  # one of three axes keeps SDPA from its fused kernel
     if dtype == torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -torch.inf)

@@ -91,11 +91,23 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     if len(found) == 1 and found[0][0].graph is call.graph:
         out, lse = KERNELS[found[0][1]].run(call)
         return out, lse
-    results = [KERNELS[name].run(_cut(call, part)) for part, name in found]
+    wide = _in_dtype_of_parts(call)
+    results = [KERNELS[name].run(_cut(wide, part)) for part, name in found]
     out, lse = _merging.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     if call.sink_logits is not None:
         out, lse = edges.add_sinks(out, lse, call.sink_logits, call.heard)
     return out.to(call.q.dtype), lse
+
+
+def _in_dtype_of_parts(call: Call) -> Call:
+    """Float32 for halves on a CPU, where kernels compute in it anyway: what is to be merged is not rounded before.
+
+    On CUDA halves stay halves, for the sake of its matrix units, and each part is rounded to them.
+    """
+    if call.q.device.type != "cpu":
+        return call
+    wide = edges.accumulation_dtype(call.q.dtype)
+    return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
 def _cut(call: Call, part: Part) -> Call:
@@ -114,7 +126,7 @@ def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
     """0 for everyone, with gradients."""
     shape, wide = (*call.q.shape[:3], call.v.shape[3]), edges.accumulation_dtype(call.q.dtype)
     nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide)
+    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide) + nothing
 
 
 # -- which kernel -----------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 
+Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 REACH, CAP, WIDTH = 4, 3.0, 12
 FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -71,7 +72,8 @@ class AttendProblem:
         return {name: x.to(DTYPES[numbers.dtype]) for name, x in drawn.items()}
 
     @cached_property
-    def _direction(self) -> Tensor:
+    def direction(self) -> Tensor:
+        """Whose product with the output is differentiated."""
         numbers = self.draw.numbers
         rng = torch.Generator().manual_seed(self.draw.number + 1)
         shape = (numbers.batch, numbers.heads, self.draw.graph.num_dst, numbers.value_dim)
@@ -96,11 +98,27 @@ class AttendProblem:
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients by a backend."""
         assert backend is not None
-        inputs, graph = self._inputs(DTYPES[self.draw.numbers.dtype]), self.draw.graph
-        q, k, v = (self._laid_out(inputs[name]) for name in "qkv")
+        inputs = self.inputs()
+        out, _ = self.attended(inputs, self.laid_out(inputs), backend)
+        return out, gradients_of(out, self.direction, inputs)
+
+    def attended(
+        self, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, with_lse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their logits."""
+        q, k, v = qkv
         added = self._score_mod(inputs), inputs.get("bias"), inputs.get("sink_logits")
-        out = attend(q, k, v, graph, self.draw.numbers.scale, *added, backend=backend)
-        return out, gradients_of(out, self._direction, inputs)
+        options = {"backend": backend, "return_info": with_lse}
+        found: Any = attend(q, k, v, self.draw.graph, self.draw.numbers.scale, *added, **options)
+        return (found[0], found[1].lse) if with_lse else (found, None)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Fresh inputs in the dtype of the draw, which want gradients."""
+        return self._inputs(DTYPES[self.draw.numbers.dtype])
+
+    def laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """q, k and v in another place of memory."""
+        return tuple(self._laid_out(inputs[name]) for name in "qkv")
 
     def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
         wanted = [self._named_mod(name, inputs) for name in self.draw.numbers.mod.split(", ") if name != "none"]
@@ -125,12 +143,18 @@ class AttendProblem:
         with torch.enable_grad():
             inputs = self._inputs(torch.float64)
             out = self._dense(inputs)
-            gradients = gradients_of(out, self._direction.double(), inputs)
+            gradients = gradients_of(out, self.direction.double(), inputs)
             if self.draw.numbers.dtype == "float64":
                 return Truth(out, gradients, {}, {})
-            plain = worst_errors((self._yardstick(n, widened=False) for n in range(ORDERS)), out, gradients)
-            fused = worst_errors((self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)), out, gradients)
-            return rounded(Truth(out, gradients, plain, fused), self._dense_with_lse, self._leaves, self._direction)
+            plain, fused = (worst_errors(found, out, gradients) for found in self.attempts)
+            return rounded(Truth(out, gradients, plain, fused), self._dense_with_lse, self._leaves, self.direction)
+
+    @cached_property
+    def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
+        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders of the same input."""
+        with torch.enable_grad():
+            plain = [self._yardstick(n, widened=False) for n in range(ORDERS)]
+            return plain, [self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)]
 
     def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         lse: list[Tensor] = []
@@ -144,7 +168,7 @@ class AttendProblem:
             lse.append(lse_of(q, k, self.draw.mask, self._scale, modify, sinks))
         return oracle.attention(q, k, v, self.draw.mask, self._scale, modify, sinks)
 
-    def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _yardstick(self, number: int, widened: bool) -> Attempt:
         numbers, graph, mask = self.draw.numbers, self.draw.graph, self.draw.mask
         inputs = self._inputs(DTYPES[numbers.dtype])
         order = oracle.Order.draw(number, numbers.batch, graph.num_dst, graph.num_src, numbers.dim, "cpu", widened)
@@ -156,7 +180,7 @@ class AttendProblem:
             added = modify(q.new_zeros(mask.shape))
             out = oracle.reordered_sdpa(order, q, k, v, mask, self._scale, added, sinks)
         learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
-        return out, gradients_of(out, self._direction, learners)
+        return out.detach(), gradients_of(out, self.direction, learners)
 
     def _modified(self, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
         """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
