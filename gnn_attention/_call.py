@@ -184,7 +184,7 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
 def _checked_scale(scale: float | None, q: Tensor) -> float:
     if scale is None:
         return float(q.shape[-1] ** -0.5)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
             f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose its gradient: "
             "multiply q by it and give scale=1.0"

@@ -49,7 +49,7 @@ def position(name: str, value: object) -> int:
 
 def probability(name: str, value: float) -> float:
     """Return ``value`` as a float in [0, 1); ValueError names the argument otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1), got {value!r}")
     return float(value)
 

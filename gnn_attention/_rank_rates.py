@@ -90,6 +90,6 @@ def rates_of(device: str | float, dtype: torch.dtype) -> Rates:
 
 
 def _positive(name: str, number: float) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
         raise ValueError(f"{name} must be a positive number or a name, got {number!r}")
     return float(number)

@@ -101,7 +101,7 @@ def audit(
     graphs = declared(graph)
     shape, heard = _input_shape(input_shape, graphs[0]), _witnesses(witnesses)
     samples, call = _checks.size("samples", samples, 1), _in_its_blocks(module, call or _usual_call(module, graph))
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be a share of the largest gradient, in [0, 1), got {tolerance!r}")
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: in less, small flows are lost")

@@ -171,7 +171,7 @@ class PatternMessageCache(TokenCache):
     def __init__(self, heads: FactoredHeads | MergedHeads, graph: TokenGraph, keep: str = "messages") -> None:
         """``keep``: "messages" (beside patterns or states, by the side of the heads) or "states" (alone)."""
         super().__init__(graph)
-        if not isinstance(heads, FactoredHeads | MergedHeads):
+        if not isinstance(heads, (FactoredHeads, MergedHeads)):
             raise TypeError(
                 f"heads must be FactoredHeads or MergedHeads, which have patterns and messages, got {type(heads).__name__}; "
                 "keys and values are kept by KeyValueCache"

@@ -147,7 +147,7 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
         return _lengths_in(source)
     if x is None:
         raise TypeError("x must be given with heads or a layer: the states that the layer is given")
-    x_src, x_dst = x if isinstance(x, tuple | list) else (x, x)
+    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
     circuits = each(source)
     ends = zip((x_dst, x_src), SIDES, strict=True)
     return PatternLengths(*(torch.stack([own.patterns(end, side).norm(dim=-1) for own in circuits], -2) for end, side in ends))

@@ -177,9 +177,9 @@ class _Reader:
 
     def constant(self, node: ast.Constant) -> object:
         value = node.value
-        if value is not None and not isinstance(value, bool | int | float | str):
+        if value is not None and not isinstance(value, (bool, int, float, str)):
             self.refuse(node, f"{_kind(value)} is no argument of a builder; {ALLOWED}")
-        if isinstance(value, int | float):
+        if isinstance(value, (int, float)):
             self.total += min(abs(value), 2 * self.largest)  # min: an integer may be too large for a float
             if not self.total <= self.largest:
                 self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
@@ -189,7 +189,7 @@ class _Reader:
         if isinstance(node.op, ast.Invert):
             return ~self.graph(node.operand, depth + 1)
         number = self.value(node.operand, depth + 1)
-        if isinstance(node.op, ast.USub) and isinstance(number, int | float) and not isinstance(number, bool):
+        if isinstance(node.op, ast.USub) and isinstance(number, (int, float)) and not isinstance(number, bool):
             return -number
         return self.refuse(node, "of operators with one operand there are ~ of a graph and - of a number")
 
@@ -320,7 +320,7 @@ def _syntax_tree(text: str) -> ast.expr:
 
 
 def _is_index(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant | ast.UnaryOp)
+    return isinstance(node, (ast.Constant, ast.UnaryOp))
 
 
 def _methods() -> str:
@@ -333,7 +333,7 @@ def _kind(value: object) -> str:
         return "a graph"
     word = type(value).__name__
     return (
-        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}" if isinstance(value, bool | int | float | str) else f"a {word}"
+        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}" if isinstance(value, (bool, int, float, str)) else f"a {word}"
     )
 
 

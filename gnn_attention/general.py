@@ -145,7 +145,7 @@ class PairwiseMessages(MessagePassing):
         ValueError for rotary or normed heads and heads without ``W_O``, TypeError for other weights.
         """
         heads = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
-        if not isinstance(heads, FactoredHeads | MergedHeads):
+        if not isinstance(heads, (FactoredHeads, MergedHeads)):
             raise TypeError(f"heads must be StandardHeads, FactoredHeads or MergedHeads, got {type(heads).__name__}")
         return cls(_SendersMessages(heads), _PatternLogits(heads), normaliser, _OutputBias(heads))
 

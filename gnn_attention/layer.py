@@ -245,9 +245,9 @@ class MessagePassingAttention(MessagePassing):
 
 def _pair(x: Any) -> tuple[Tensor, Tensor]:
     """The senders' and the receivers' states."""
-    pair = tuple(x) if isinstance(x, tuple | list) else (x, x)
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
-        got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, tuple | list) else type(x).__name__
+        got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, (tuple, list)) else type(x).__name__
         raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}")
     return pair
 

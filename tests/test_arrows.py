@@ -130,7 +130,7 @@ def modules():
 def imports(path):
     """(module, inside a function) for every import of a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(f)}
+    inside = {node for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node in inside) for alias in node.names)
@@ -178,3 +178,22 @@ def test_only_the_layer_and_those_below_know_torch_geometric():
         for imported, inside in imports(path):
             if imported.startswith("torch_geometric"):
                 assert ROW_OF[name] >= ROW_OF["layer"] or (name == "convert" and inside), name
+
+
+def unions_of_types(source):
+    """Lines with ``isinstance(x, A | B)``, which the compilers of older torch cannot read."""
+    for node in ast.walk(ast.parse(source)):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
+        if called and len(node.args) == 2 and isinstance(node.args[1], ast.BinOp):
+            yield node.lineno
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda x: x if isinstance(x, str) else "")
+def test_types_are_asked_for_in_tuples(name, path):
+    """``isinstance(x, (A, B))``: torch.compile of 2.4 breaks its graph at a union."""
+    assert list(unions_of_types(path.read_text(encoding="utf-8"))) == []
+
+
+def test_a_union_of_types_would_be_seen():
+    """The test can fail."""
+    assert list(unions_of_types("x = 1\nisinstance(x, int | float)\nissubclass(int, (int, str))")) == [2]

@@ -76,7 +76,7 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
     """The tokens and the model of a page; transformers is loaded for its own models alone."""
     if not isinstance(words, str) and not isinstance(words, Sequence):
         raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {type(words).__name__}")
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     if model is None or (name is not None and Path(name).is_file()):
         path = language_model.TRAINED if name is None else Path(name)
         found, vocabulary, _ = language_model.load(path)
@@ -85,7 +85,7 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
         raise FileNotFoundError(
             f"model {name!r} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
         )
-    first, *rest = model if isinstance(model, tuple | list) else (model,)
+    first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
@@ -108,7 +108,7 @@ def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, l
 def _several(graph: Any) -> list[Any]:
     if graph is None:
         return []
-    return [graph] if isinstance(graph, str | TokenGraph) else list(graph)
+    return [graph] if isinstance(graph, (str, TokenGraph)) else list(graph)
 
 
 def _title(source: Source, words: Any) -> str:

@@ -261,7 +261,7 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):
         raise TypeError(f"{name} must be a list of positions, or one for each head, got {positions!r}")
-    if positions and all(isinstance(row, Sequence | Tensor) for row in positions):
+    if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
     chosen = [_checks.position(f"each of {name}", position) for position in positions]
     if outside := [position for position in chosen if not 0 <= position < n]:

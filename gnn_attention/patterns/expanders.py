@@ -247,7 +247,7 @@ def _coalesced(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
 
 
 def _chance(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a probability in [0, 1], got {value!r}")
     return float(value)
 

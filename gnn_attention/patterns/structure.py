@@ -202,7 +202,7 @@ def _placed(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
     """The times as Python numbers, which compare exactly."""
     values = times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
         raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {times!r}")
     if len(values) != n or any(v != v for v in values):
         raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {_text.listed(values, 'times', 8)}")
