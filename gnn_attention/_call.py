@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gnn_attention import _checks, _edge_dropout
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
@@ -190,7 +191,7 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
             "multiply q by it and give scale=1.0"
         )
     if not abs(scale) < math.inf:
-        raise ValueError(f"scale must be finite, got {scale!r}")
+        raise ValueError(f"scale must be finite, got {quoted(scale)}")
     return float(scale)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from gnn_attention import _checks, _gpu_devices, _lowering
 from gnn_attention._call import Call, one_of
+from gnn_attention._checks import quoted
 from gnn_attention._gpu_costs import FORMS, Sizes, estimates, form_of
 from gnn_attention._gpu_counts import counted
 from gnn_attention._gpu_devices import Device
@@ -164,7 +165,7 @@ def _device(device: torch.device | str | None) -> Device | None:
     found = _gpu_devices.named(name)
     if found.name == name and not found.measured and name not in _gpu_devices.PRESETS:
         known = ", ".join(["cpu", "cuda", *_gpu_devices.PRESETS])
-        raise ValueError(f"device must be one of {known}, or one that was measured here, got {name!r}")
+        raise ValueError(f"device must be one of {known}, or one that was measured here, got {quoted(name)}")
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention import _checks, _edge_lists, _pairs
+from gnn_attention._checks import quoted
 from gnn_attention._head_reading import Circuit, each, of
 from gnn_attention._head_templates import TEMPLATES, detect, duplicate_token, induction, match, previous_token
 from gnn_attention._head_vocabulary import (
@@ -231,7 +232,9 @@ def _pairs_of(edges: Any, patterns: Tensor, states: Tensor) -> Tensor:
     num_dst, num_src = patterns.shape[-2], states.shape[-2]
     if isinstance(edges, TokenGraph):
         if (edges.num_dst, edges.num_src) != (num_dst, num_src):
-            raise ValueError(f"edges must be over {num_src} senders and {num_dst} receivers, as the vectors are, got {edges!r}")
+            raise ValueError(
+                f"edges must be over {num_src} senders and {num_dst} receivers, as the vectors are, got {quoted(edges)}"
+            )
         return edges.edges_on(patterns.device)
     return _edge_lists.checked(_pairs.as_pairs(edges), num_dst, num_src).to(patterns.device)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnn_attention import _files, catalogue, draw, expressions
+from gnn_attention._checks import quoted
 from gnn_attention.graph import LARGEST_PICTURE, TokenGraph
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _graphs(args: argparse.Namespace) -> int:
     if unknown:
         near = difflib.get_close_matches(unknown[0], catalogue.EXAMPLES, 1)
         hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
-        raise ValueError(f"there is no builder {unknown[0]!r}; {hint}")
+        raise ValueError(f"there is no builder {quoted(unknown[0])}; {hint}")
     _files.check_place("--json", args.json)
     found = catalogue.entries(args.name or None)
     if args.json is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._kernel_masks import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention.graph import TokenGraph
@@ -67,7 +68,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     natural = "attend" if mask.dtype == torch.bool else "additive"
     meaning = _checks.choice("meaning", meaning or natural, MEANINGS)
     if (meaning == "additive") != mask.is_floating_point():
-        raise TypeError(f"meaning={meaning!r} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
+        raise TypeError(f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
     wide = mask.detach().cpu()[(None,) * (4 - mask.dim())]
     if meaning == "additive":
         return _from_additive(mask[(None,) * (4 - mask.dim())], _additive_edges(wide))

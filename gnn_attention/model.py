@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from gnn_attention import _checks, algebra, patterns, weights
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.bytepair import BytePair
@@ -271,7 +272,7 @@ def generate(
     cache of another graph.
     """
     if not len(tokens) or not temperature >= 0:
-        raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {temperature!r}")
+        raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {quoted(temperature)}")
     count = _checks.size("count", count)
     graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)
     generator, new = torch.Generator().manual_seed(seed), tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
@@ -33,7 +34,7 @@ class Rotary:
     def __post_init__(self) -> None:
         """ValueError for a base that is not positive and finite, or a frequency that is not finite."""
         if not 0 < self.base < math.inf:
-            raise ValueError(f"base must be positive and finite, got {self.base!r}")
+            raise ValueError(f"base must be positive and finite, got {quoted(self.base)}")
         if self.frequencies is not None:
             object.__setattr__(self, "frequencies", tuple(float(frequency) for frequency in self.frequencies))
             if not all(map(math.isfinite, self.frequencies)):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Tensor
 
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
@@ -74,7 +75,7 @@ class softcap:  # noqa: N801
     def __post_init__(self) -> None:
         """ValueError for a cap that is not positive."""
         if not 0 < self.cap < math.inf:
-            raise ValueError(f"cap must be positive and finite, got {self.cap!r}")
+            raise ValueError(f"cap must be positive and finite, got {quoted(self.cap)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Bend the score."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._corpus import Corpus, Encoded, corpus, encoded
 from gnn_attention._rank_attention import EXCHANGES
 from gnn_attention._recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
@@ -85,7 +86,7 @@ def train(
     corpus shorter than one window, a graph of another size than a window, or the checkpoint of another training.
     """
     if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes must be positive, got {minutes!r}; None sets no limit")
+        raise ValueError(f"minutes must be positive, got {quoted(minutes)}; None sets no limit")
     recipe, ranks = recipe or Recipe(), ranks or Alone()
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
     lines = (sys.stderr.isatty() if progress is None else progress) and ranks.rank == 0

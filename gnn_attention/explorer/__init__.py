@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from gnn_attention import model as language_model
+from gnn_attention._checks import quoted
 from gnn_attention._glossary import GLOSSARY, VIEWS
 from gnn_attention._shapes import Tensor
 from gnn_attention.bytepair import BytePair
@@ -83,7 +84,7 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
         return _whole(words, found, vocabulary, path.stem, room, layers)
     if name is not None and name.endswith(".safetensors"):
         raise FileNotFoundError(
-            f"model {name!r} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
+            f"model {quoted(name)} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
         )
     first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
@@ -101,7 +102,9 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
 
 def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, layers: Any) -> Source:
     if layers is not None:
-        raise ValueError(f"layers={layers!r} is for a Hugging Face model: of this one the page holds, and needs, every layer")
+        raise ValueError(
+            f"layers={quoted(layers)} is for a Hugging Face model: of this one the page holds, and needs, every layer"
+        )
     return whole(words, model, vocabulary, name, room)
 
 
