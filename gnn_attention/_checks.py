@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["choice", "head_sizes", "number", "position", "probability", "quoted", "size", "sizes"]
+__all__ = ["choice", "head_sizes", "instance", "number", "path", "position", "probability", "quoted", "size", "sizes"]
+
+T = TypeVar("T")
 
 LONGEST_QUOTE = 60  # characters
 
@@ -67,8 +72,10 @@ def number(name: str, value: object, positive: bool = False) -> float:
     """Return ``value`` as a finite float, above 0 if ``positive``; TypeError or ValueError names the argument otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {quoted(value)} of type {type(value).__name__}")
-    if not abs(value) < math.inf or (positive and value <= 0):
-        raise ValueError(f"{name} must be finite{' and above 0' if positive else ''}, got {quoted(value)}")
+    if not abs(value) < math.inf:
+        raise ValueError(f"{name} must be finite, got {quoted(value)}")
+    if positive and value <= 0:
+        raise ValueError(f"{name} must be positive, got {quoted(value)}")
     return float(value)
 
 
@@ -77,6 +84,20 @@ def probability(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1), got {quoted(value)}")
     return float(value)
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """Return ``value`` if it is of a class of this library; TypeError names the argument otherwise."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {quoted(value)} of type {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: object) -> Path:
+    """Return ``value`` as a path; TypeError for what is none."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {quoted(value)} of type {type(value).__name__}")
+    return Path(value)
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
     lead = logits.shape[:-1]
     if sink_logits.dim() > len(lead) or not _broadcast(sink_logits.shape, lead, onto=True):
         raise ValueError(
-            f"sink_logits must be broadcastable to {list(lead)}, the axes of logits before the last, got {list(sink_logits.shape)}"
+            f"sink_logits must be broadcastable to {list(lead)}, the axes of logits but its last, got {list(sink_logits.shape)}"
         )
 
 

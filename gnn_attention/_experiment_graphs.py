@@ -28,6 +28,10 @@ class Contender:
 
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
     """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there twice."""
+    if not isinstance(graphs, (str, list, tuple)):
+        raise TypeError(
+            f"graphs must be expressions with ; between them, or a list of expressions and graphs, got {quoted(graphs)}"
+        )
     given = [part.strip() for part in graphs.split(";") if part.strip()] if isinstance(graphs, str) else list(graphs)
     if not given:
         raise ValueError(f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}")
