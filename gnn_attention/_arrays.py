@@ -51,7 +51,7 @@ def check_heads(heads: Any) -> None:
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` any float dtype but float64 does."""
+    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float dtype but float64."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):

@@ -1,5 +1,6 @@
 """Malformed calls of ``attend``, of backends and of what a call can tell."""
 
+# mypy: disable-error-code="arg-type"
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from gnn_attention.attend import attend, explain
 from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.backends import dense as dense_backend
 from gnn_attention.convert import from_mask
-from gnn_attention.figures._malformed_case import Case, Subject
+from gnn_attention.figures._malformed_case import Case, Of, Subject
 from gnn_attention.general import weigh
 from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns import causal, window
@@ -34,7 +35,7 @@ def _run(o: Attributes, **changed: Any) -> Any:
     return attend(**{"q": o.q, "k": o.k, "v": o.v, "graph": o.graph, **changed})
 
 
-def _formula(o: Attributes) -> Tensor:
+def _formula(o: Attributes) -> Any:
     """The same window by a dense softmax in float64."""
     q, (k, v) = o.q.double(), (x.double().repeat_interleave(2, dim=1) for x in (o.k, o.v))
     place = torch.arange(5)
@@ -53,45 +54,39 @@ def _per_head(o: Attributes) -> TokenGraph:
 
 
 def _of_tensors() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, bad: Any) -> Case:
-        return Case(CALL, what, error, argument, came, bad)
+    of = Of(CALL)
 
     return [
-        case("q of three axes", ValueError, r"^q must be \[B", r"\[4, 5, 3\]", lambda o: _run(o, q=o.q[0])),
-        case("k of five axes", ValueError, r"^k must be \[B", r"\[1, 2, 2, 5, 3\]", lambda o: _run(o, k=o.k[None])),
-        case("v a list", TypeError, "^v must be a float tensor", "got list", lambda o: _run(o, v=o.v.tolist())),
-        case("q a numpy array", TypeError, "^q must be a float tensor", "got ndarray", lambda o: _run(o, q=o.q.numpy())),
-        case("q of integers", TypeError, "^q must be a float tensor", "torch.int64", lambda o: _run(o, q=o.q.long())),
-        case("v complex", TypeError, "^v must be a float tensor", "complex64", lambda o: _run(o, v=o.v + 0j)),
-        case("k of bools", TypeError, "^k must be a float tensor", "torch.bool", lambda o: _run(o, k=o.k > 0)),
-        case("k in float64", ValueError, "^k must be like q", "torch.float64", lambda o: _run(o, k=o.k.double())),
-        case("v in half", ValueError, "^v must be like q", "torch.float16", lambda o: _run(o, v=o.v.half())),
-        case("k on another device", ValueError, "^k must be like q", "on meta", lambda o: _run(o, k=o.k.to(META))),
-        case("k of another width", ValueError, "q and k must agree", r"2, 2, 5, 2\]", lambda o: _run(o, k=o.k[..., :2])),
-        case("k of other samples", ValueError, "q and k must agree", r"\[1, 2, 5, 3\]", lambda o: _run(o, k=o.k[:1], v=o.v[:1])),
-        case("heads that do not group", ValueError, "heads of q", "got 3 and 2", lambda o: _run(o, q=o.q[:, :3])),
-        case("k without heads", ValueError, "heads of k", "got 4 and 0", lambda o: _run(o, k=o.k[:, :0], v=o.v[:, :0])),
-        case("v of fewer tokens", ValueError, "k and v must agree", r"\[2, 2, 4, 6\]", lambda o: _run(o, v=o.v[:, :, :4])),
-        case("no channels", ValueError, "^q must have", r"\[2, 4, 5, 0\]", lambda o: _run(o, q=o.q[..., :0], k=o.k[..., :0])),
+        of.value("q of three axes", r"^q must be \[B", r"\[4, 5, 3\]", lambda o: _run(o, q=o.q[0])),
+        of.value("k of five axes", r"^k must be \[B", r"\[1, 2, 2, 5, 3\]", lambda o: _run(o, k=o.k[None])),
+        of.type("v a list", "^v must be a float tensor", "got list", lambda o: _run(o, v=o.v.tolist())),
+        of.type("q a numpy array", "^q must be a float tensor", "got ndarray", lambda o: _run(o, q=o.q.numpy())),
+        of.type("q of integers", "^q must be a float tensor", "torch.int64", lambda o: _run(o, q=o.q.long())),
+        of.type("v complex", "^v must be a float tensor", "complex64", lambda o: _run(o, v=o.v + 0j)),
+        of.type("k of bools", "^k must be a float tensor", "torch.bool", lambda o: _run(o, k=o.k > 0)),
+        of.value("k in float64", "^k must be like q", "torch.float64", lambda o: _run(o, k=o.k.double())),
+        of.value("v in half", "^v must be like q", "torch.float16", lambda o: _run(o, v=o.v.half())),
+        of.value("k on another device", "^k must be like q", "on meta", lambda o: _run(o, k=o.k.to(META))),
+        of.value("k of another width", "q and k must agree", r"2, 2, 5, 2\]", lambda o: _run(o, k=o.k[..., :2])),
+        of.value("k of other samples", "q and k must agree", r"\[1, 2, 5, 3\]", lambda o: _run(o, k=o.k[:1], v=o.v[:1])),
+        of.value("heads that do not group", "heads of q", "got 3 and 2", lambda o: _run(o, q=o.q[:, :3])),
+        of.value("k without heads", "heads of k", "got 4 and 0", lambda o: _run(o, k=o.k[:, :0], v=o.v[:, :0])),
+        of.value("v of fewer tokens", "k and v must agree", r"\[2, 2, 4, 6\]", lambda o: _run(o, v=o.v[:, :, :4])),
+        of.value("no channels", "^q must have", r"\[2, 4, 5, 0\]", lambda o: _run(o, q=o.q[..., :0], k=o.k[..., :0])),
     ]
 
 
 def _of_graphs() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, bad: Any) -> Case:
-        return Case(CALL, what, error, argument, came, bad)
+    of = Of(CALL)
 
     return [
-        case("no graph", TypeError, "^graph must be a TokenGraph", "got NoneType", lambda o: _run(o, graph=None)),
-        case("a mask for a graph", TypeError, "^graph must", "got Tensor", lambda o: _run(o, graph=torch.ones(5, 5).bool())),
-        case("a text for a graph", TypeError, "^graph must", "got str", lambda o: _run(o, graph="causal(5)")),
-        case("a graph of more tokens", ValueError, "does not fit q", r"window\(6, 2\)", lambda o: _run(o, graph=window(6, 2))),
-        case("some rows of a graph", ValueError, "does not fit q", "5 receivers", lambda o: _run(o, graph=o.graph.rows(0, 4))),
-        case(
-            "a graph of other heads", ValueError, "but q has heads 4", "differs by heads", lambda o: _run(o, graph=_by_heads(3))
-        ),
-        case(
-            "a graph of other samples", ValueError, "but q has batch 2", "differs by batch", lambda o: _run(o, graph=_by_batch(3))
-        ),
+        of.type("no graph", "^graph must be a TokenGraph", "got NoneType", lambda o: _run(o, graph=None)),
+        of.type("a mask for a graph", "^graph must", "got Tensor", lambda o: _run(o, graph=torch.ones(5, 5).bool())),
+        of.type("a text for a graph", "^graph must", "got str", lambda o: _run(o, graph="causal(5)")),
+        of.value("a graph of more tokens", "does not fit q", r"window\(6, 2\)", lambda o: _run(o, graph=window(6, 2))),
+        of.value("some rows of a graph", "does not fit q", "5 receivers", lambda o: _run(o, graph=o.graph.rows(0, 4))),
+        of.value("a graph of other heads", "but q has heads 4", "differs by heads", lambda o: _run(o, graph=_by_heads(3))),
+        of.value("a graph of other samples", "but q has batch 2", "differs by batch", lambda o: _run(o, graph=_by_batch(3))),
     ]
 
 
@@ -104,102 +99,72 @@ def _by_batch(batch: int) -> TokenGraph:
 
 
 def _of_additions() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, bad: Any) -> Case:
-        return Case(CALL, what, error, argument, came, bad)
+    of = Of(CALL)
 
     return [
-        case("a bias of four axes", ValueError, "^bias must", r"\[1, 2, 4, 9\]", lambda o: _run(o, bias=torch.ones(1, 2, 4, 9))),
-        case("a bias for pairs", ValueError, "^bias must", r"got \[5, 5\]", lambda o: _run(o, bias=torch.ones(5, 5))),
-        case("a bias of other edges", ValueError, "^bias must", r"got \[8\]", lambda o: _run(o, bias=torch.ones(8))),
-        case("a bias list", TypeError, "^bias must", "got list", lambda o: _run(o, bias=[0.0] * 9)),
-        case("a bias of integers", TypeError, "^bias must", "torch.int64", lambda o: _run(o, bias=torch.ones(9).long())),
-        case("a bias elsewhere", ValueError, "^bias must", "got meta", lambda o: _run(o, bias=torch.ones(9, device=META))),
-        case(
-            "a bias where heads differ",
-            ValueError,
-            "no single edge list",
-            "head",
-            lambda o: _run(o, graph=_by_heads(4), bias=o.q[0, 0, 0]),
+        of.value("a bias of four axes", "^bias must", r"\[1, 2, 4, 9\]", lambda o: _run(o, bias=torch.ones(1, 2, 4, 9))),
+        of.value("a bias for pairs", "^bias must", r"got \[5, 5\]", lambda o: _run(o, bias=torch.ones(5, 5))),
+        of.value("a bias of other edges", "^bias must", r"got \[8\]", lambda o: _run(o, bias=torch.ones(8))),
+        of.type("a bias list", "^bias must", "got list", lambda o: _run(o, bias=[0.0] * 9)),
+        of.type("a bias of integers", "^bias must", "torch.int64", lambda o: _run(o, bias=torch.ones(9).long())),
+        of.value("a bias elsewhere", "^bias must", "got meta", lambda o: _run(o, bias=torch.ones(9, device=META))),
+        of.value(
+            "a bias where heads differ", "no single edge list", "head", lambda o: _run(o, graph=_by_heads(4), bias=o.q[0, 0, 0])
         ),
-        case("too few sinks", ValueError, "^sink_logits must", r"got \[3\]", lambda o: _run(o, sink_logits=torch.ones(3))),
-        case(
-            "sinks by sample", ValueError, "^sink_logits must", r"got \[2, 4\]", lambda o: _run(o, sink_logits=torch.ones(2, 4))
-        ),
-        case("a sink number", TypeError, "^sink_logits must", "got float", lambda o: _run(o, sink_logits=1.0)),
-        case(
-            "sinks elsewhere",
-            ValueError,
-            "^sink_logits must",
-            "got meta",
-            lambda o: _run(o, sink_logits=torch.ones(4, device=META)),
-        ),
-        case("dropout of 1", ValueError, "^dropout must", "got 1.0", lambda o: _run(o, dropout=1.0)),
-        case("dropout below 0", ValueError, "^dropout must", "got -0.1", lambda o: _run(o, dropout=-0.1)),
-        case("dropout NaN", ValueError, "^dropout must", "got nan", lambda o: _run(o, dropout=float("nan"))),
-        case("dropout True", ValueError, "^dropout must", "got True", lambda o: _run(o, dropout=True)),
-        case("a dropout text", ValueError, "^dropout must", "got '0.1'", lambda o: _run(o, dropout="0.1")),
-        case("a scale tensor", TypeError, "^scale must", "got Tensor", lambda o: _run(o, scale=torch.tensor(0.5))),
-        case("a scale text", TypeError, "^scale must", "got str", lambda o: _run(o, scale="0.5")),
-        case("scale True", TypeError, "^scale must", "got bool", lambda o: _run(o, scale=True)),
-        case("infinite scale", ValueError, "^scale must be finite", "got inf", lambda o: _run(o, scale=float("inf"))),
-        case("scale NaN", ValueError, "^scale must be finite", "got nan", lambda o: _run(o, scale=float("nan"))),
+        of.value("too few sinks", "^sink_logits must", r"got \[3\]", lambda o: _run(o, sink_logits=torch.ones(3))),
+        of.value("sinks by sample", "^sink_logits must", r"got \[2, 4\]", lambda o: _run(o, sink_logits=torch.ones(2, 4))),
+        of.type("a sink number", "^sink_logits must", "got float", lambda o: _run(o, sink_logits=1.0)),
+        of.value("sinks elsewhere", "^sink_logits must", "got meta", lambda o: _run(o, sink_logits=torch.ones(4, device=META))),
+        of.value("dropout of 1", "^dropout must", "got 1.0", lambda o: _run(o, dropout=1.0)),
+        of.value("dropout below 0", "^dropout must", "got -0.1", lambda o: _run(o, dropout=-0.1)),
+        of.value("dropout NaN", "^dropout must", "got nan", lambda o: _run(o, dropout=float("nan"))),
+        of.value("dropout True", "^dropout must", "got True", lambda o: _run(o, dropout=True)),
+        of.value("a dropout text", "^dropout must", "got '0.1'", lambda o: _run(o, dropout="0.1")),
+        of.type("a scale tensor", "^scale must", "got Tensor", lambda o: _run(o, scale=torch.tensor(0.5))),
+        of.type("a scale text", "^scale must", "got str", lambda o: _run(o, scale="0.5")),
+        of.type("scale True", "^scale must", "got bool", lambda o: _run(o, scale=True)),
+        of.value("infinite scale", "^scale must be finite", "got inf", lambda o: _run(o, scale=float("inf"))),
+        of.value("scale NaN", "^scale must be finite", "got nan", lambda o: _run(o, scale=float("nan"))),
     ]
 
 
-def _of_score_mods() -> list[Case]:
-    def case(what: str, error: type[BaseException], came: str, mod: Any) -> Case:
-        return Case(CALL, what, error, "score_mod", came, lambda o: _run(o, score_mod=mod))
+def _with(mod: Any) -> Any:
+    return lambda o: _run(o, score_mod=mod)
 
+
+def _of_score_mods() -> list[Case]:
+    of, six = Of(CALL), "score, b, h, dst, src, more"
     return [
-        case("a number for a score_mod", TypeError, "got float", 2.0),
-        case("a score_mod of two parameters", TypeError, r"function of \(score, b\)", lambda score, b: score),
-        case(
-            "a score_mod of six parameters",
-            TypeError,
-            r"function of \(score, b, h, dst, src, more\)",
-            lambda score, b, h, dst, src, more: score,
-        ),
-        case("a score_mod that returns nothing", TypeError, "got a NoneType", lambda score, b, h, dst, src: None),
-        case("a score_mod that returns a mask", TypeError, "bool tensor", lambda score, b, h, dst, src: src <= dst),
-        case("a score_mod that returns positions", TypeError, "int64 tensor", lambda score, b, h, dst, src: dst - src),
-        case("a score_mod of too many axes", ValueError, r"got \[1, ", lambda score, b, h, dst, src: score[None]),
-        case("a score_mod that drops edges", ValueError, "got ", lambda score, b, h, dst, src: score[..., 1:]),
+        of.type("a number for a score_mod", "^score_mod must", "got float", _with(2.0)),
+        of.type("a score_mod of two parameters", "^score_mod must", r"of \(score, b\)", _with(lambda score, b: score)),
+        of.type("a score_mod of six", "^score_mod must", six, _with(lambda score, b, h, dst, src, more: score)),
+        of.type("a score_mod that returns nothing", "^score_mod must", "NoneType", _with(lambda score, b, h, dst, src: None)),
+        of.type("a score_mod that masks", "^score_mod must", "bool tensor", _with(lambda score, b, h, dst, src: src <= dst)),
+        of.type("a score_mod of positions", "^score_mod must", "int64 tensor", _with(lambda score, b, h, dst, src: dst - src)),
+        of.value("a score_mod of more axes", "^score_mod must", r"got \[1, ", _with(lambda score, b, h, dst, src: score[None])),
+        of.value("a score_mod that drops", "^score_mod must", "got ", _with(lambda score, b, h, dst, src: score[..., 1:])),
     ]
 
 
 def _of_backends() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, bad: Any) -> Case:
-        return Case(CALL, what, error, argument, came, bad)
+    of = Of(CALL)
 
     def own(run: Any) -> Backend:
         return Backend("own", run)
 
     return [
-        case(
-            "an unknown backend",
-            ValueError,
-            "^backend must be one of 'auto', 'dense'",
-            "got 'fast'",
-            lambda o: _run(o, backend="fast"),
+        of.value(
+            "an unknown backend", "^backend must be one of 'auto', 'dense'", "got 'fast'", lambda o: _run(o, backend="fast")
         ),
-        case("a number for a backend", TypeError, "^backend must", "got int", lambda o: _run(o, backend=3)),
-        case("no backend", TypeError, "^backend must", "got NoneType", lambda o: _run(o, backend=None)),
-        case(
-            "a function for a backend", TypeError, "^backend must", "got function", lambda o: _run(o, backend=dense_backend.run)
+        of.type("a number for a backend", "^backend must", "got int", lambda o: _run(o, backend=3)),
+        of.type("no backend", "^backend must", "got NoneType", lambda o: _run(o, backend=None)),
+        of.type("a function for a backend", "^backend must", "got function", lambda o: _run(o, backend=dense_backend.run)),
+        Case(CALL, "a backend that cannot", RefusalError, "varlen", "window", lambda o: _run(o, backend="varlen")),
+        of.type(
+            "a backend that returns one tensor", "^backend 'own'", "Tensor", lambda o: _run(o, backend=own(lambda call: call.q))
         ),
-        case(
-            "a backend that cannot", RefusalError, "^backend 'varlen' cannot hold", "window", lambda o: _run(o, backend="varlen")
-        ),
-        case(
-            "a backend that returns one tensor",
-            TypeError,
-            "^backend 'own'",
-            "Tensor",
-            lambda o: _run(o, backend=own(lambda call: call.q)),
-        ),
-        case(
+        of.value(
             "a backend that returns other sizes",
-            ValueError,
             "^backend 'own'",
             r"\[2, 4, 5, 3\]",
             lambda o: _run(o, backend=own(lambda call: (call.q, None))),
@@ -216,7 +181,7 @@ def _told(o: Attributes) -> Any:
 
 def _weights(o: Attributes) -> Tensor:
     """Of the edge 0 -> 0: token 0 hears itself alone."""
-    weights: Tensor = _told(o).weights([[0], [0]] if False else torch.tensor([0]))
+    weights: Tensor = _told(o).weights(torch.tensor([0]))
     return weights
 
 
@@ -225,17 +190,19 @@ OWN = Subject("Backend", _tensors, lambda o: _run(o, backend=Backend("own", dens
 EXPLAINED = Subject("explain", lambda: None, lambda _: explain(causal(64), 2, 8).choice, lambda _: "dense")
 
 
-def _of_info() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, edges: Any) -> Case:
-        return Case(INFO, what, error, argument, came, lambda o: _told(o).weights(edges))
+def _asking(edges: Any) -> Any:
+    return lambda o: _told(o).weights(edges)
 
+
+def _of_info() -> list[Case]:
+    of = Of(INFO)
     return [
-        case("float positions", TypeError, "^edges must be integers", "torch.float32", torch.ones(2)),
-        case("a mask of edges", TypeError, "^edges must be integers", "torch.bool", torch.ones(9, dtype=torch.bool)),
-        case("a position that is none", IndexError, "^edges must be positions in 0 .. 8", "got 0 .. 9", torch.tensor([0, 9])),
-        case("a pair that is no edge", ValueError, "0 -> 3 is no edge", "window", torch.tensor([[0], [3]])),
-        case("pairs in rows", ValueError, "must have shape", r"got \[3, 2\]", torch.tensor([[0, 0], [0, 1], [1, 1]])),
-        case("a list of pairs", TypeError, "must be a tensor", "got list", [(0, 0)]),
+        of.type("float positions", "^edges must be integers", "torch.float32", _asking(torch.ones(2))),
+        of.type("a mask of edges", "^edges must be integers", "torch.bool", _asking(torch.ones(9).bool())),
+        of.index("a position that is none", r"^edges must be positions in 0 \.\. 8", r"0 \.\. 9", _asking(torch.tensor([0, 9]))),
+        of.value("a pair that is no edge", "0 -> 3 is no edge", "window", _asking(torch.tensor([[0], [3]]))),
+        of.value("pairs in rows", "must have shape", r"got \[3, 2\]", _asking(torch.tensor([[0, 0], [0, 1], [1, 1]]))),
+        of.type("a list of pairs", "must be a tensor", "got list", _asking([(0, 0)])),
     ]
 
 
@@ -342,37 +309,25 @@ def _of_edges() -> list[Case]:
 
 
 def _of_mods() -> list[Case]:
-    def case(what: str, error: type[BaseException], argument: str, came: str, bad: Any) -> Case:
-        return Case(MODS, what, error, argument, came, bad)
+    of = Of(MODS)
 
     return [
-        case("no heads", ValueError, "^num_heads must", "got 0", lambda _: score_mods.alibi_slopes(0)),
-        case("a cap of 0", ValueError, "^cap must", "got 0.0", lambda _: score_mods.softcap(0.0)),
-        case("a cap text", TypeError, "^cap must", "got '30'", lambda _: score_mods.softcap("30")),
-        case("slopes that are a number", TypeError, "^slopes must", "got 0.5", lambda _: score_mods.alibi(0.5)),
-        case(
+        of.value("no heads", "^num_heads must", "got 0", lambda _: score_mods.alibi_slopes(0)),
+        of.value("a cap of 0", "^cap must", "got 0.0", lambda _: score_mods.softcap(0.0)),
+        of.type("a cap text", "^cap must", "got '30'", lambda _: score_mods.softcap("30")),
+        of.type("slopes that are a number", "^slopes must", "got 0.5", lambda _: score_mods.alibi(0.5)),
+        of.value(
             "a multiplicity of three axes",
-            ValueError,
             "^multiplicity must",
             r"\[1, 2, 2\]",
             lambda _: score_mods.log_multiplicity(torch.ones(1, 2, 2)),
         ),
-        case("a multiplicity list", TypeError, "^multiplicity must", "got list", lambda _: score_mods.log_multiplicity([1.0])),
-        case(
-            "a table without a middle",
-            ValueError,
-            "^table must",
-            r"\[2, 4\]",
-            lambda _: score_mods.relative_bias(torch.ones(2, 4)),
-        ),
-        case("a table list", TypeError, "^table must", "got list", lambda _: score_mods.relative_bias([[1.0]])),
-        case("a negative reach", ValueError, "^reach must", "got -1", lambda _: score_mods.RelativeBias(2, -1)),
-        case(
-            "a link that is none",
-            TypeError,
-            "^every link must",
-            "got str",
-            lambda _: score_mods.chain(score_mods.softcap(1.0), "alibi"),
+        of.type("a multiplicity list", "^multiplicity must", "got list", lambda _: score_mods.log_multiplicity([1.0])),
+        of.value("a table without a middle", "^table must", r"\[2, 4\]", lambda _: score_mods.relative_bias(torch.ones(2, 4))),
+        of.type("a table list", "^table must", "got list", lambda _: score_mods.relative_bias([[1.0]])),
+        of.value("a negative reach", "^reach must", "got -1", lambda _: score_mods.RelativeBias(2, -1)),
+        of.type(
+            "a link that is none", "^every link must", "got str", lambda _: score_mods.chain(score_mods.softcap(1.0), "alibi")
         ),
     ]
 

@@ -20,13 +20,15 @@ from torch import nn
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["COMPILED", "EAGER", "Case", "Subject", "faults", "held"]
+__all__ = ["COMPILED", "EAGER", "Case", "Of", "Subject", "faults", "held"]
+
+Error = type[BaseException]
 
 EAGER, COMPILED = "eager", "compiled"
 LONGEST_MESSAGE = 400  # characters
 EXPECTS = re.compile(
-    r"must|expected|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|cannot|holds?\b|at most|only|no room|has not come"
-    r"|there (is|are) no|(is|are) no\b|does not fit|differs?\b|all: take"
+    r"must|expected|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|cannot|holds?\b|at most|only|no room"
+    r"|there (is|are) no|(is|are) no\b|does not fit|differ|has not come"
 )
 RAW = re.compile(
     r"Traceback|aten::|c10|\btorch\._|Expected all tensors|size of tensor|mat1 and mat2|shape '|expand\(|unpack"
@@ -55,7 +57,7 @@ class Case:
 
     subject: Subject
     what: str
-    error: type[BaseException]
+    error: Error
     argument: str
     came: str
     bad: Callable[[Any], Any]
@@ -68,6 +70,34 @@ class Case:
     def __str__(self) -> str:
         """Its name, by which it can be asked again."""
         return f"{self.subject.name}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Of:
+    """Cases of one subject, by the type that must answer them.
+
+    >>> shape = Of(Subject("shape", make=lambda: None, good=lambda _: 1, truth=lambda _: 1))
+    >>> print(shape.value("negative", "size", "-1", lambda _: None))
+    shape: negative
+    """
+
+    subject: Subject
+
+    def value(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
+        """Answered by a ValueError."""
+        return Case(self.subject, what, ValueError, argument, came, bad)
+
+    def type(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
+        """Answered by a TypeError."""
+        return Case(self.subject, what, TypeError, argument, came, bad)
+
+    def index(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
+        """Answered by an IndexError."""
+        return Case(self.subject, what, IndexError, argument, came, bad)
+
+    def refused(self, what: str, argument: str, came: str, bad: Callable[[Any], Any], error: Error = NotImplementedError) -> Case:
+        """Answered by a NotImplementedError, or another type."""
+        return Case(self.subject, what, error, argument, came, bad)
 
 
 def faults(case: Case, way: str = EAGER) -> list[str]:
