@@ -3,6 +3,7 @@
 # mypy: disable-error-code="arg-type"
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,8 @@ def window_of(n: int) -> Tensor:
 
 def _through_heads(heads: Any) -> Tensor:
     x = numbers(1, 5, 8)
-    out: Tensor = heads.collect(attend(heads.receive(x), *heads.send(x), window(5, 2), scale=heads.scale))
+    q, (k, v) = heads.receive(x), heads.send(x)
+    out: Tensor = heads.collect(attend(q, k, v, window(5, 2), heads.scale))
     return out[0].detach()
 
 
@@ -121,6 +123,29 @@ def _truth_of_layer(o: Attributes) -> Tensor:
 WALK = Subject("layer", _layer, _good_layer, _truth_of_layer, compiled=True)
 AUTO = Subject("layer with a backend", lambda: _layer(backend="auto"), _good_layer, _truth_of_layer, compiled=True)
 EDGES = [[0, 0, 1, 1, 2, 2, 3, 3, 4], [0, 1, 1, 2, 2, 3, 3, 4, 4]]  # the window as a list
+
+
+def _of_states() -> list[Case]:
+    of = Of(WALK)
+
+    found = [
+        of.value("states of one axis", "^x must", r"got \[8\]", lambda o: o.layer(o.x[0], o.graph)),
+        of.value("states of four axes", "^x must", r"\[1, 1, 5, 8\]", lambda o: o.layer(o.x[None, None], o.graph)),
+        of.value("states of another width", "^x must", r"\[1, 5, 6\]", lambda o: o.layer(o.x[:, :6], o.graph)),
+        of.value("states in float64", "^x must", "torch.float64", lambda o: o.layer(o.x.double(), o.graph)),
+        of.value("states of integers", "^x must", "torch.int64", lambda o: o.layer(o.x.long(), o.graph)),
+        of.type("a list of states", "^x must", "got list|got float", lambda o: o.layer(o.x.tolist(), o.graph)),
+        of.type("three states", "^x must", "Tensor, Tensor, Tensor", lambda o: o.layer((o.x, o.x, o.x), o.graph)),
+        of.value("a pair of unlike axes", "^x must", r"\[1, 5, 8\]", lambda o: o.layer((o.x, o.x[None]), o.graph)),
+        of.type("no graph", "needs one graph", "got none", lambda o: o.layer(o.x)),
+        of.type("two graphs", "needs one graph", "got both", lambda o: o.layer(o.x, o.graph, edge_index=torch.tensor(EDGES))),
+        of.value("a longer graph", "does not fit x", r"window\(6, 2\)", lambda o: o.layer(o.x, window(6, 2))),
+        of.type("a graph text", "expected a torch_geometric Data", "got str", lambda o: o.layer(o.x, "causal(5)")),
+        of.type("a dense mask", "expected a torch_geometric", "torch.bool", lambda o: o.layer(o.x, torch.ones(5, 5).bool())),
+        of.value("a bias of other edges", "^bias must", r"got \[4\]", lambda o: o.layer(o.x, o.graph, bias=torch.ones(4))),
+        of.type("a bias list", "^bias must", "got list", lambda o: o.layer(o.x, o.graph, bias=[0.0])),
+    ]
+    return [replace(one, subject=AUTO) if number % 2 else one for number, one in enumerate(found)]
 
 
 def _listed(change: Any) -> Any:
