@@ -27,8 +27,8 @@ Error = type[BaseException]
 EAGER, COMPILED = "eager", "compiled"
 LONGEST_MESSAGE = 400  # characters
 EXPECTS = re.compile(
-    r"must|expected|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|cannot|holds?\b|at most|only|no room"
-    r"|there (is|are) no|(is|are) no\b|does not fit|differ|has not come"
+    r"must|expected|such as|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|leave|cannot|holds?\b|at most|more than"
+    r"|allowed|only|no room|there (is|are) no|(is|are) no\b|does not fit|differ|has not come"
 )
 RAW = re.compile(
     r"Traceback|aten::|c10|\btorch\._|Expected all tensors|size of tensor|mat1 and mat2|shape '|expand\(|unpack"
@@ -203,12 +203,9 @@ def held(one: Any, depth: int = 6) -> Any:
         return [held(value, depth - 1) for value in one] if depth else len(one)
     if isinstance(one, (bool, int, float, str, bytes, type(None))):
         return one
-    inside = getattr(one, "__dict__", None)
-    return (
-        type(one)
-        if inside is None or not depth
-        else (type(one), held({k: v for k, v in inside.items() if k != "_memo"}, depth - 1))
-    )
+    if not depth or not hasattr(one, "__dict__") or type(one).__module__.split(".")[0] not in ("gnn_attention", "types"):
+        return type(one)
+    return (type(one), held({name: value for name, value in vars(one).items() if name != "_memo"}, depth - 1))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _of_states() -> list[Case]:
         of.type("two graphs", "needs one graph", "got both", lambda o: o.layer(o.x, o.graph, edge_index=torch.tensor(EDGES))),
         of.value("a longer graph", "does not fit x", r"window\(6, 2\)", lambda o: o.layer(o.x, window(6, 2))),
         of.type("a graph text", "expected a torch_geometric Data", "got str", lambda o: o.layer(o.x, "causal(5)")),
-        of.type("a dense mask", "expected a torch_geometric", "torch.bool", lambda o: o.layer(o.x, torch.ones(5, 5).bool())),
+        of.type("a dense mask", "expected a torch_geometric|^edge_index must", "torch.bool", lambda o: o.layer(o.x, torch.ones(5, 5).bool())),
         of.value("a bias of other edges", "^bias must", r"got \[4\]", lambda o: o.layer(o.x, o.graph, bias=torch.ones(4))),
         of.type("a bias list", "^bias must", "got list", lambda o: o.layer(o.x, o.graph, bias=[0.0])),
     ]
