@@ -3,7 +3,7 @@
     pip install cosmic-ray==8.7.0  # only its operators are used
     python .ci/mutate.py graph edges --count 40 --jobs 2 --json mutants.json
 
-Prints for each module the share of mutants that tests catch, and the change of each that they do not. They are drawn by a seed, each
+Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn by a seed, each
 place once, from those that change what runs (annotations and docstrings do not). A mutant that outlives the TESTS of its
 module meets the random draws of figure F1. One that takes three times as long as unchanged, and ten seconds, counts as caught.
 """

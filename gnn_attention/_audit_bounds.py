@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -55,7 +56,7 @@ def declared(given: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]
     """
     graphs = (given,) if isinstance(given, TokenGraph) else tuple(given) if isinstance(given, Sequence) else ()
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
-        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {given!r}")
+        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(given)}")
     for graph in graphs:
         if graph.batch is not None:
             raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")

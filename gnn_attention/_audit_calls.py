@@ -101,7 +101,7 @@ def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
     called = {event.name for event in watched(runner, sample, frozenset())[0] if event.inwards}
     if attention & called:
         return attention
-    lists = {name: part for name, part in parts.items() if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)}
+    lists = {name: part for name, part in parts.items() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)}
     for name in sorted(lists, key=lambda name: (name.count("."), -len(lists[name]))):
         members = frozenset(f"{name}.{child}" if name else child for child, _ in lists[name].named_children())
         if members <= called:
@@ -119,7 +119,7 @@ def _is_attention(part: nn.Module) -> bool:
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors in arguments or an output, one level of tuples and mappings deep."""
     for value in values:
-        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         yield from (tensor for tensor in inside if isinstance(tensor, Tensor))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Tensor
 
 __all__ = ["PartOf"]
@@ -40,7 +41,9 @@ class PartOf(nn.Module):
         super().__init__()
         names = [name for name, _ in model.named_modules() if name]
         if part not in names:
-            raise ValueError(f"part must be the name of a part of {type(model).__name__}, such as {names[:3]}, got {part!r}")
+            raise ValueError(
+                f"part must be the name of a part of {type(model).__name__}, such as {names[:3]}, got {quoted(part)}"
+            )
         self.model, self.part, self.inputs = model, part, inputs
 
     @property

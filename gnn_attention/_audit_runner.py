@@ -13,6 +13,7 @@ from torch import nn
 
 from gnn_attention._audit_embedding import another, embedding_of, random_ids
 from gnn_attention._audit_part import PartOf
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 
 __all__ = ["Runner", "Sample", "undisturbed"]
@@ -272,4 +273,4 @@ def _name_of(part: nn.Module | str | None, module: nn.Module) -> str | None:
     for name, other in module.named_modules():
         if part is other or part == name:
             return str(name)
-    raise ValueError(f"embedding must be a submodule of the module, or its name, got {part!r}")
+    raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(part)}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gnn_attention import _checks, _edge_dropout
+from gnn_attention import _checks, _edge_dropout, score_mods
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
-from gnn_attention.score_mods import ScoreMod, check_signature
+from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["Call", "made_of", "one_of"]
 
@@ -64,7 +65,7 @@ class Call:
             v=v,
             graph=graph,
             scale=abs(scale) or 1.0,
-            score_mod=_checked_score_mod(score_mod),
+            score_mod=score_mods.checked(score_mod),
             bias=_checked_bias(bias, graph, q),
             sink_logits=_checked_sinks(sink_logits, q),
             dropout=dropout,
@@ -184,13 +185,13 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
 def _checked_scale(scale: float | None, q: Tensor) -> float:
     if scale is None:
         return float(q.shape[-1] ** -0.5)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
             f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose its gradient: "
             "multiply q by it and give scale=1.0"
         )
     if not abs(scale) < math.inf:
-        raise ValueError(f"scale must be finite, got {scale!r}")
+        raise ValueError(f"scale must be finite, got {quoted(scale)}")
     return float(scale)
 
 
@@ -210,12 +211,6 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
             f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, got {list(changed.shape)}"
         )
     return changed.to(score.dtype).expand(score.shape)
-
-
-def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
-    if score_mod is not None:
-        check_signature(score_mod)
-    return score_mod
 
 
 def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["choice", "head_sizes", "position", "probability", "size", "sizes"]
+__all__ = ["choice", "head_sizes", "instance", "number", "path", "position", "probability", "quoted", "size", "sizes"]
+
+T = TypeVar("T")
+
+LONGEST_QUOTE = 60  # characters
+
+
+def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
+    """A value as a message quotes it: its repr on one line, cut; of a tensor or an array dtype and shape.
+
+    >>> quoted("window"), quoted(list(range(1000)), 20)
+    ("'window'", '[0, 1, 2, 3, 4, 5...')
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {type(value).__name__} of {value.dtype} and shape {list(value.shape)}"
+    text = repr(value)
+    text = text if isinstance(value, str) else " ".join(text.split())
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def size(name: str, value: object, minimum: int = 0) -> int:
@@ -15,7 +36,7 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+        raise TypeError(f"{name} must be an integer, got {quoted(value)} of type {type(value).__name__}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
@@ -24,7 +45,7 @@ def size(name: str, value: object, minimum: int = 0) -> int:
 def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
     """Return ``values`` as a list of ints of at least ``minimum``; TypeError or ValueError names the argument otherwise."""
     if not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a sequence of sizes, got {values!r}; for a single one give [{values!r}]")
+        raise TypeError(f"{name} must be a sequence of sizes, got {quoted(values)}; for a single one give [{quoted(values)}]")
     return [size(f"each of {name}", value, minimum) for value in values]
 
 
@@ -47,16 +68,41 @@ def position(name: str, value: object) -> int:
     return size(name, value, -(2**63))
 
 
+def number(name: str, value: object, positive: bool = False) -> float:
+    """Return ``value`` as a finite float, above 0 if ``positive``; TypeError or ValueError names the argument otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {quoted(value)} of type {type(value).__name__}")
+    if not abs(value) < math.inf:
+        raise ValueError(f"{name} must be finite, got {quoted(value)}")
+    if positive and value <= 0:
+        raise ValueError(f"{name} must be positive, got {quoted(value)}")
+    return float(value)
+
+
 def probability(name: str, value: float) -> float:
     """Return ``value`` as a float in [0, 1); ValueError names the argument otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1), got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be a probability in [0, 1), got {quoted(value)}")
     return float(value)
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """Return ``value`` if it is of a class of this library; TypeError names the argument otherwise."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {quoted(value)} of type {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: object) -> Path:
+    """Return ``value`` as a path; TypeError for what is none."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {quoted(value)} of type {type(value).__name__}")
+    return Path(value)
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """Return ``value`` if it is one of the ``allowed`` words; ValueError lists them otherwise."""
     words = list(allowed)
     if value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quoted(value)}")
     return str(value)

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.bytepair import BytePair
 
-__all__ = ["Corpus", "Encoded", "corpus", "encoded"]
+__all__ = ["Corpus", "Encoded", "check_corpus", "corpus", "encoded"]
 
 # Tests and other tools' fixtures, tables of characters, what is not the standard library, what differs by machine.
 _SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "site-packages"} | {
@@ -49,7 +51,7 @@ def corpus(root: Path | None = None) -> Corpus:
     >>> "ast.py" in text.training | text.held_out, set(text.training) & set(text.held_out)
     (True, set())
     """
-    root = Path(sysconfig.get_path("stdlib")) if root is None else root
+    root = Path(sysconfig.get_path("stdlib")) if root is None else _checks.path("root", root)
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root)))
     texts = {name: (root / name).read_text("utf-8", errors="replace") for name in names}
     if not texts:
@@ -57,9 +59,18 @@ def corpus(root: Path | None = None) -> Corpus:
     return Corpus(*({name: texts[name] for name in names if _is_held_out(name) == held_out} for held_out in (False, True)))
 
 
+def check_corpus(text: Corpus) -> None:
+    """TypeError for what is no :class:`Corpus` of file names and contents."""
+    _checks.instance("text", text, Corpus)
+    for name, part in zip(Corpus._fields, text, strict=True):
+        if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
+            raise TypeError(f"{name} of text must be a mapping from file names to contents, got {quoted(part)}")
+
+
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
     """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for training."""
-    text = text or corpus()
+    text = corpus() if text is None else text
+    check_corpus(text)
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)
     training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
     return Encoded(text, vocabulary, training, held_out)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _cost_table, _files, cost, expressions
+from gnn_attention._checks import quoted
 from gnn_attention._cost_configs import CONFIGS, ModelSizes, config, given
 from gnn_attention._cost_rates import Sizes
 from gnn_attention._cost_table import Compared
@@ -108,7 +109,7 @@ def _model(args: argparse.Namespace) -> ModelSizes:
             raise ValueError(f"--{word} {sizes[OF_WIDTH[option]]} needs --width: the sizes of --config are fixed")
         return config(args.config or MODEL)
     if args.config is not None:
-        raise ValueError(f"give --config or --width, not both: got {args.config!r} and {args.width}")
+        raise ValueError(f"give --config or --width, not both: got {quoted(args.config)} and {args.width}")
     if "num_heads" not in sizes:
         raise ValueError(f"--width {args.width} needs --heads, the number of query heads")
     return given(sizes.pop("layers", 1), Sizes.of(args.width, **sizes))

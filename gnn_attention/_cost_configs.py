@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._cost_rates import LatentSizes, Sizes
 
 __all__ = ["CONFIGS", "ModelSizes", "config", "given"]
@@ -48,7 +49,7 @@ def config(name: str) -> ModelSizes:
         return CONFIGS[wanted]
     near = difflib.get_close_matches(wanted, CONFIGS, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONFIGS)}"
-    raise ValueError(f"there is no configuration {name!r}; {hint}")
+    raise ValueError(f"there is no configuration {quoted(name)}; {hint}")
 
 
 def given(layers: int, heads: Sizes) -> ModelSizes:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 
 __all__ = ["FORMS", "LATENT_FORMS", "LatentSizes", "Rates", "Sizes", "rates"]
 
@@ -58,7 +59,7 @@ class Sizes:
         """
         sizes = _checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         if not set(bias) <= set("QKVO") or len(set(bias)) < len(bias):
-            raise ValueError(f"bias must be some of the letters QKVO, got {bias!r}")
+            raise ValueError(f"bias must be some of the letters QKVO, got {quoted(bias)}")
         return cls(*sizes, bias, qk_norm)
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from gnn_attention._compile import not_compiled
 from gnn_attention._shapes import Tensor
 
 __all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "mask", "positions"]
@@ -93,6 +94,8 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         raise ValueError(
             f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
         )
+    if edge_index.is_meta:
+        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has shapes alone")
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
@@ -106,6 +109,7 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edges
 
 
+@not_compiled
 def duplicate_message(edges: Tensor, key: Tensor) -> str:
     """What to tell a caller whose list holds the same edge twice; ``key`` is one number for each edge."""
     values, counts = torch.unique(key, return_counts=True)

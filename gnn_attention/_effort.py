@@ -63,7 +63,7 @@ def graphs(values: Any) -> Iterator[TokenGraph]:
     for value in values:
         if isinstance(value, TokenGraph):
             yield value
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, (list, tuple)):
             yield from graphs(value)
 
 

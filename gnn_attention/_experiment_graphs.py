@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnn_attention import algebra, expressions, graph_files, patterns
+from gnn_attention._checks import quoted
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["Contender", "Graphs", "contenders"]
@@ -27,13 +28,19 @@ class Contender:
 
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
     """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there twice."""
+    if not isinstance(graphs, (str, list, tuple)):
+        raise TypeError(
+            f"graphs must be expressions with ; between them, or a list of expressions and graphs, got {quoted(graphs)}"
+        )
     given = [part.strip() for part in graphs.split(";") if part.strip()] if isinstance(graphs, str) else list(graphs)
     if not given:
-        raise ValueError(f"graphs must name at least one graph, such as 'causal; window(64)', got {graphs!r}")
+        raise ValueError(f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}")
     found = [_contender(item, length, heads) for item in given]
     for place, one in enumerate(found):
         if same := next((other for other in found[:place] if other.key == one.key), None):
-            raise ValueError(f"graphs: {same.text!r} and {one.text!r} have the same {length} tokens and edges, leave one out")
+            raise ValueError(
+                f"graphs: {quoted(same.text)} and {quoted(one.text)} have the same {length} tokens and edges, leave one out"
+            )
     return found
 
 
@@ -52,7 +59,7 @@ def _from_expression(text: str, length: int) -> TokenGraph:
     try:
         return expressions.parse(expressions.sized(text, length))
     except ValueError as error:
-        raise ValueError(f"graphs: {text!r}: {error}") from error
+        raise ValueError(f"graphs: {quoted(text)}: {error}") from error
 
 
 def _from_file(path: str, length: int) -> TokenGraph:
@@ -66,15 +73,15 @@ def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
     """ValueError for what no language model of these sizes can be trained over."""
     if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
         raise ValueError(
-            f"graphs: {name!r} must have the {length} tokens of a window, got {graph!r}; "
+            f"graphs: {quoted(name)} must have the {length} tokens of a window, got {graph!r}; "
             "leave the number of tokens out of the expression, or take another length"
         )
     if graph.batch is not None or graph.heads not in (None, heads):
-        raise ValueError(f"graphs: {name!r} must be one graph, or one for each of the {heads} heads, got {graph!r}")
+        raise ValueError(f"graphs: {quoted(name)} must be one graph, or one for each of the {heads} heads, got {graph!r}")
     later = (graph - patterns.causal(length)).num_edges
     if later:
         raise ValueError(
-            f"graphs: {name!r} has {later:,} edges from a later token (src > dst), which tell the token that is asked for; "
+            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which tell the token that is asked for; "
             "write '(...) & causal' for an expression, and take the lines with src > dst out of a file"
         )
 

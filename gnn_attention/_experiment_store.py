@@ -95,7 +95,7 @@ def _outcome(file: Path) -> Outcome:
     fitting = value.keys() == kinds.keys() and all(
         isinstance(value[name], kind) and not isinstance(value[name], bool) for name, kind in kinds.items()
     )
-    if not fitting or not all(abs(number) < 1e300 for number in value.values() if isinstance(number, int | float)):  # nor NaN
+    if not fitting or not all(abs(number) < 1e300 for number in value.values() if isinstance(number, (int, float))):  # nor NaN
         raise ValueError(f"{file} holds no result of a training: delete it to train anew")
     return Outcome(**value)
 

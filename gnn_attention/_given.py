@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 
 __all__ = ["all_axes", "largest", "look_up", "matching", "own_axes", "shown", "whole_numbers"]
@@ -40,7 +41,7 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     try:
         table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"{name} must be a tensor or lists of integers of one length, got {data!r}") from None
+        raise TypeError(f"{name} must be a tensor or lists of integers of one length, got {quoted(data)}") from None
     if table.numel() == 0:
         table = table.to(torch.int64)
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Int, Tensor
 
 __all__ = ["Axis", "Span", "call", "flags", "in_box", "per_axis", "places", "shape_of", "shown"]
@@ -43,7 +44,7 @@ def places(sizes: Sequence[int]) -> list[int]:
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
     if not isinstance(shape, Iterable):
-        raise TypeError(f"shape must be a sequence of sizes, got {shape!r}; a line of tokens is ({shape!r},)")
+        raise TypeError(f"shape must be a sequence of sizes, got {quoted(shape)}; a line of tokens is ({quoted(shape)},)")
     sizes = tuple(_checks.size("each of shape", size, 1) for size in shape)
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")
@@ -62,7 +63,9 @@ def flags(name: str, value: bool | Sequence[bool], sizes: Sequence[int]) -> tupl
     values = tuple(value) if isinstance(value, Iterable) else (value,) * len(sizes)
     for flag in values:
         if not isinstance(flag, bool):
-            raise TypeError(f"{name} must be True or False, or one for each axis, got {flag!r} of type {type(flag).__name__}")
+            raise TypeError(
+                f"{name} must be True or False, or one for each axis, got {quoted(flag)} of type {type(flag).__name__}"
+            )
     return _as_many(name, values, sizes)
 
 

@@ -262,7 +262,7 @@ def _opened(source: Any, gain: Tensor | None) -> tuple[StandardHeads | MergedHea
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
-    if not isinstance(heads, StandardHeads | MergedHeads | LatentHeads) or isinstance(heads, LazyHeads):
+    if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
         raise TypeError(
             f"source must be heads whose widths are known, a layer of them or a Block, got {type(heads).__name__}; "
             "foreign.heads_of(model, layer) makes heads of another model's layer"

@@ -234,7 +234,7 @@ def recipe(value: object) -> Hashable | None:
     >>> recipe(patterns.window(8, 2).rule) == recipe(patterns.window(9, 2).rule) != recipe(patterns.window(9, 3).rule)
     True
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
     if isinstance(value, tuple):
         return _all_of(tuple, *value)

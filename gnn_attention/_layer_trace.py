@@ -11,6 +11,7 @@ import torch
 
 from gnn_attention import _checks, _edge_lists, _pairs, edges
 from gnn_attention._call import Call
+from gnn_attention._checks import quoted
 from gnn_attention._glossary import GLOSSARY, VIEWS, Term
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
@@ -98,7 +99,7 @@ class LayerTrace:
             if name in (term.name, *_words(term)):
                 return self._part(term.name)
         known = sorted({word for term in GLOSSARY for word in (term.name, term.hook, *_words(term))})
-        raise KeyError(f"no part of attention is called {name!r}: expected one of {', '.join(known)}")
+        raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {', '.join(known)}")
 
     def told(self, view: str) -> dict[str, Tensor]:
         """The run in the words of one of :data:`VIEWS`, step by step: the same tensors under other names (seeds S4.1, S4.17).

@@ -121,7 +121,7 @@ def _given(layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[s
     if given.get("g") is None and given.get("edge_index") is not None:  # the layer's other name for its graph
         given["g"] = given.pop("edge_index")
     pair = given.get("x")
-    x_src, x_dst = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, pair)
+    x_src, x_dst = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, pair)
     if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor) or "g" not in given:
         return None
     return {**given, "g": layer._as_graph(given["g"], x_src, x_dst)}

@@ -303,7 +303,7 @@ def tell_trouble(trouble: str, group: Any, device: torch.device, words: Sequence
 
 def check_backend(backend: str | Backend) -> None:
     """TypeError for what is no backend; names are looked up where all ranks can be told."""
-    if not isinstance(backend, str | Backend):
+    if not isinstance(backend, (str, Backend)):
         raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
 
 

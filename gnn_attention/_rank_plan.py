@@ -15,6 +15,7 @@ import torch
 
 from gnn_attention import _checks, _rank_table
 from gnn_attention._balance import by_edges, documents
+from gnn_attention._checks import quoted
 from gnn_attention._heard import edges_between, halo_sizes
 from gnn_attention._locality import metis, rcm
 from gnn_attention._partition import Partition, check_partition, contiguous, zigzag
@@ -286,7 +287,7 @@ def _setting(
         if own not in (None, given):
             raise ValueError(f"{word}={given}, but {graph!r} differs by them and has {own}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {dtype!r}")
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
     return Setting(heads, kv_heads, dim, value_dim, batch, dtype, rates_of(device, dtype), link_of(link))
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention import _gpu_devices
+from gnn_attention._checks import quoted
 from gnn_attention.cost_model import costs
 
 __all__ = ["DEVICES", "LINKS", "Link", "Rates", "link_of", "rates_of"]
@@ -63,7 +64,7 @@ def link_of(link: str | float) -> Link:
     """
     if isinstance(link, str):
         if link.lower() not in LINKS:
-            raise ValueError(f"link_bandwidth must be bytes a second or one of {', '.join(LINKS)}, got {link!r}")
+            raise ValueError(f"link_bandwidth must be bytes a second or one of {', '.join(LINKS)}, got {quoted(link)}")
         return LINKS[link.lower()]
     return Link("a link", _positive("link_bandwidth", link), UNNAMED_LATENCY)
 
@@ -83,13 +84,13 @@ def rates_of(device: str | float, dtype: torch.dtype) -> Rates:
         return Rates(f"cpu, {4 * 64 * pairs / 1e9:.3g} GFLOP/s", 4 * 64 * pairs, 1e10, costs().call * 1e-9)
     known = next((name for name in _gpu_devices.PRESETS if name.lower() == device.lower()), None)
     if known is None:
-        raise ValueError(f"device must be operations a second or one of {', '.join(DEVICES)}, got {device!r}")
+        raise ValueError(f"device must be operations a second or one of {', '.join(DEVICES)}, got {quoted(device)}")
     found = _gpu_devices.named(known)
     said = f"{known}, {found.products:.0%} of {found.rate(dtype) / 1e12:.3g} TFLOP/s".replace("%", " %")
     return Rates(said, found.rate(dtype) * found.products, found.copy, found.launch)
 
 
 def _positive(name: str, number: float) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a positive number or a name, got {number!r}")
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a positive number or a name, got {quoted(number)}")
     return float(number)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from gnn_attention import _checks, expressions, patterns
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -65,9 +66,11 @@ class Recipe:
         _checks.choice("precision", self.precision, ("float32", "bfloat16"))
         for name in ("rate", "clip"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be positive, got {quoted(getattr(self, name))}")
         if not 0 <= self.repeats <= 1 or not self.decay >= 0:
-            raise ValueError(f"repeats must be a share from 0 to 1 and decay at least 0, got {self.repeats!r}, {self.decay!r}")
+            raise ValueError(
+                f"repeats must be a share from 0 to 1 and decay at least 0, got {quoted(self.repeats)}, {quoted(self.decay)}"
+            )
         self.edges()
 
     def edges(self) -> TokenGraph:

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._listed import in_boxes
 from gnn_attention._ranges import ask
 from gnn_attention._shapes import Tensor
@@ -83,7 +84,7 @@ def check_signature(rule: object) -> None:
     try:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
-        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {rule!r}") from None
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quoted(rule)}") from None
     needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
     if len(needed) != 4:
         raise TypeError(

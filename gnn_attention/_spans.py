@@ -151,7 +151,7 @@ class Truth(Value):
 
 def _asked_dtype(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
     """The dtype among the arguments of ``to``, which may be that of another tensor."""
-    asked = [x.dtype if isinstance(x, torch.Tensor | Value) else x for x in (*where, *how.values())]
+    asked = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
     return next((x for x in asked if isinstance(x, torch.dtype)), None)
 
 
@@ -196,7 +196,7 @@ def scalar(value: Any) -> Any:
     """A Python number, from a tensor of one element too."""
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         value = value.item()
-    if isinstance(value, bool | int):
+    if isinstance(value, (bool, int)):
         return value
     raise UnsupportedError(f"a rule's constants are integers and bools, not {type(value).__name__}")
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from gnn_attention import _checks, _files
+from gnn_attention._checks import quoted
 
 __all__ = ["Checkpoints"]
 
@@ -82,7 +83,7 @@ class Checkpoints:
         for name, value in json.loads(json.dumps(dict(expected))).items():
             if told.get(name) != value:
                 raise ValueError(
-                    f"{path} is a checkpoint of another training: {name} was {told.get(name)!r}, is {value!r}; "
+                    f"{path} is a checkpoint of another training: {name} was {quoted(told.get(name))}, is {quoted(value)}; "
                     "give the arguments it was made with, or another folder"
                 )
         return told

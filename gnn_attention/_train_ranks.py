@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from gnn_attention import _checks, distributed
+from gnn_attention._checks import quoted
 from gnn_attention._recipe import Recipe
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention._train_report import nats, predicted
@@ -208,7 +209,7 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
     ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
     """
     if not timeout > 0 or not math.isfinite(timeout):
-        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        raise ValueError(f"timeout must be a positive number of seconds, got {quoted(timeout)}")
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield None
         return

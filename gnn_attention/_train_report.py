@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,16 +17,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gnn_attention._checks import quoted
 from gnn_attention._corpus import Corpus
 from gnn_attention._recipe import Recipe
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import LanguageModel, induction_scores, previous_token_scores
 
-__all__ = ["description", "evaluated", "look", "measured", "nats", "peak_memory", "predicted", "rounded"]
+__all__ = ["description", "evaluated", "look", "measured", "nats", "peak_memory", "predicted", "rounded", "told_before"]
 
 _WINDOWS_JUDGED = 512
 _WINDOWS_LOOKED_AT = 64
+LOOK = ("step", "training_loss", "held_out_loss", "induction", "previous_token")  # what the history has of each look
 
 
 def predicted(
@@ -84,6 +88,29 @@ def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str,
         "induction": rounded(induction_scores(model).max()),
         "previous_token": rounded(previous_token_scores(model)[0].max()),
     }
+
+
+def told_before(path: os.PathLike[str], told: Mapping[str, Any]) -> tuple[list[float], list[dict[str, float]], float]:
+    """Losses, looks and seconds that a checkpoint tells of the training so far; ValueError names what is not as written."""
+    losses, history, seconds = (told.get(name) for name in ("losses", "history", "seconds"))
+    if not isinstance(losses, list) or not all(map(_is_number, losses)):
+        raise ValueError(f"{path} is no checkpoint of a training: losses must be a list of numbers, got {quoted(losses)}")
+    if not isinstance(history, list) or not all(_is_look(one) for one in history):
+        expected = ", ".join(LOOK)
+        raise ValueError(
+            f"{path} is no checkpoint of a training: each of history must hold numbers {expected}, got {quoted(history)}"
+        )
+    if not _is_number(seconds) or not 0 <= float(seconds or 0) < math.inf:
+        raise ValueError(f"{path} is no checkpoint of a training: seconds must be a time, got {quoted(seconds)}")
+    return losses, history, float(seconds or 0)
+
+
+def _is_look(value: object) -> bool:
+    return isinstance(value, dict) and set(LOOK) == set(value) and all(map(_is_number, value.values()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, graph: TokenGraph) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from gnn_attention._audit_runner import Runner, undisturbed
 from gnn_attention._audit_verdict import Leak, Verdict, remarks_on
 from gnn_attention._audit_ways import Way, ways
 from gnn_attention._audit_witnesses import WITNESSES, Seen
+from gnn_attention._checks import quoted
 from gnn_attention._hf_use import followed
 from gnn_attention.graph import TokenGraph
 
@@ -101,8 +102,8 @@ def audit(
     graphs = declared(graph)
     shape, heard = _input_shape(input_shape, graphs[0]), _witnesses(witnesses)
     samples, call = _checks.size("samples", samples, 1), _in_its_blocks(module, call or _usual_call(module, graph))
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be a share of the largest gradient, in [0, 1), got {tolerance!r}")
+    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be a share of the largest gradient, in [0, 1), got {quoted(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: in less, small flows are lost")
     with undisturbed(module):
@@ -128,7 +129,7 @@ def _input_shape(given: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
 def _witnesses(given: Sequence[str]) -> tuple[str, ...]:
     heard = tuple(_checks.choice("witnesses", word, WITNESSES) for word in ([given] if isinstance(given, str) else given))
     if not {"jacobian", "perturbation"} & set(heard):
-        raise ValueError(f"witnesses must hold 'jacobian' or 'perturbation', since NaN alone proves nothing, got {given!r}")
+        raise ValueError(f"witnesses must hold 'jacobian' or 'perturbation', since NaN alone proves nothing, got {quoted(given)}")
     return heard
 
 

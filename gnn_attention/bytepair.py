@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, pairwise
 from typing import Any, SupportsIndex
 
+from gnn_attention._checks import quoted
+
 __all__ = ["BytePair"]
 
 Pair = tuple[bytes, bytes]
@@ -65,9 +67,9 @@ class BytePair:
         for index, (left, right) in enumerate(merges):
             for part in (left, right):
                 if part not in known:
-                    raise ValueError(f"merges[{index}] joins {part!r}: expected a byte or what an earlier merge makes")
+                    raise ValueError(f"merges[{index}] joins {quoted(part)}: expected a byte or what an earlier merge makes")
             if left + right in known:
-                raise ValueError(f"merges[{index}] makes {left + right!r} a second time: expected a new piece")
+                raise ValueError(f"merges[{index}] makes {quoted(left + right)} a second time: expected a new piece")
             known.add(left + right)
         object.__setattr__(self, "merges", merges)
 
@@ -284,7 +286,7 @@ def _integers(ids: Iterable[SupportsIndex]) -> Iterator[int]:
 def _checked_pair(index: int, pair: Any) -> Pair:
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, bytes) for part in pair):
         return pair[0], pair[1]
-    raise TypeError(f"merges[{index}] is {pair!r}: expected a pair of bytes")
+    raise TypeError(f"merges[{index}] is {quoted(pair)}: expected a pair of bytes")
 
 
 def _merges_of_json(text: str) -> list[Any]:
@@ -301,8 +303,8 @@ def _merges_of_json(text: str) -> list[Any]:
 
 def _pair_of_json(index: int, item: Any) -> Pair:
     if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
-        raise ValueError(f"merges[{index}] is {item!r}: expected a list of two strings")
+        raise ValueError(f"merges[{index}] is {quoted(item)}: expected a list of two strings")
     try:
         return item[0].encode("latin-1"), item[1].encode("latin-1")
     except UnicodeEncodeError as error:
-        raise ValueError(f"merges[{index}] is {item!r}: expected characters up to U+00FF, one for each byte") from error
+        raise ValueError(f"merges[{index}] is {quoted(item)}: expected characters up to U+00FF, one for each byte") from error

@@ -121,6 +121,7 @@ class KeyValueCache(TokenCache):
         error leaves the cache as it was.
         """
         layer = self._checked_layer(layer)
+        _arrays.check_heads(heads)
         positions = self._positions_of(x, layer)
         shard = getattr(heads, "shard", None)  # some heads of a whole, whose score_mod counts them all
         score_mod = score_mod if shard is None else shard.score_mod(score_mod)
@@ -171,7 +172,7 @@ class PatternMessageCache(TokenCache):
     def __init__(self, heads: FactoredHeads | MergedHeads, graph: TokenGraph, keep: str = "messages") -> None:
         """``keep``: "messages" (beside patterns or states, by the side of the heads) or "states" (alone)."""
         super().__init__(graph)
-        if not isinstance(heads, FactoredHeads | MergedHeads):
+        if not isinstance(heads, (FactoredHeads, MergedHeads)):
             raise TypeError(
                 f"heads must be FactoredHeads or MergedHeads, which have patterns and messages, got {type(heads).__name__}; "
                 "keys and values are kept by KeyValueCache"

@@ -14,6 +14,7 @@ import torch
 
 from gnn_attention import _checks, _gpu_devices, _lowering
 from gnn_attention._call import Call, one_of
+from gnn_attention._checks import quoted
 from gnn_attention._gpu_costs import FORMS, Sizes, estimates, form_of
 from gnn_attention._gpu_counts import counted
 from gnn_attention._gpu_devices import Device
@@ -85,7 +86,8 @@ def explain(
 
     ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for its GPU, or the name of one
     ("H200", "H100", "A100"), which need not be there: the table is a prediction (``dtype`` bfloat16 unless given). The costs are
-    those of one sample, of ``graph.batch`` samples for a graph that differs by them. ValueError for an unknown device.
+    those of one sample, of ``graph.batch`` samples for a graph that differs by them. ValueError for an unknown
+    device, TypeError for no graph or dtype.
 
     >>> from gnn_attention import patterns
     >>> explain(patterns.window(512, 64), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
@@ -94,6 +96,9 @@ def explain(
     'dense'
     """
     heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)
+    _checks.instance("graph", graph, TokenGraph)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
     found = _device(device)
     if found is not None:
         return _explain_on(found, graph, heads, dim, dtype or torch.bfloat16)
@@ -164,7 +169,7 @@ def _device(device: torch.device | str | None) -> Device | None:
     found = _gpu_devices.named(name)
     if found.name == name and not found.measured and name not in _gpu_devices.PRESETS:
         known = ", ".join(["cpu", "cuda", *_gpu_devices.PRESETS])
-        raise ValueError(f"device must be one of {known}, or one that was measured here, got {name!r}")
+        raise ValueError(f"device must be one of {known}, or one that was measured here, got {quoted(name)}")
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention import _checks, _edge_lists, _pairs
+from gnn_attention._checks import quoted
 from gnn_attention._head_reading import Circuit, each, of
 from gnn_attention._head_templates import TEMPLATES, detect, duplicate_token, induction, match, previous_token
 from gnn_attention._head_vocabulary import (
@@ -147,7 +148,7 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
         return _lengths_in(source)
     if x is None:
         raise TypeError("x must be given with heads or a layer: the states that the layer is given")
-    x_src, x_dst = x if isinstance(x, tuple | list) else (x, x)
+    x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
     circuits = each(source)
     ends = zip((x_dst, x_src), SIDES, strict=True)
     return PatternLengths(*(torch.stack([own.patterns(end, side).norm(dim=-1) for own in circuits], -2) for end, side in ends))
@@ -231,7 +232,9 @@ def _pairs_of(edges: Any, patterns: Tensor, states: Tensor) -> Tensor:
     num_dst, num_src = patterns.shape[-2], states.shape[-2]
     if isinstance(edges, TokenGraph):
         if (edges.num_dst, edges.num_src) != (num_dst, num_src):
-            raise ValueError(f"edges must be over {num_src} senders and {num_dst} receivers, as the vectors are, got {edges!r}")
+            raise ValueError(
+                f"edges must be over {num_src} senders and {num_dst} receivers, as the vectors are, got {quoted(edges)}"
+            )
         return edges.edges_on(patterns.device)
     return _edge_lists.checked(_pairs.as_pairs(edges), num_dst, num_src).to(patterns.device)
 

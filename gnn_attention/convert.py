@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._kernel_masks import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention.graph import TokenGraph
@@ -60,6 +61,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
             else f"{type(mask).__name__}; use torch.as_tensor"
         )
         raise TypeError(f"mask must be a bool or float tensor, got {got}")
+    if mask.is_meta:
+        raise ValueError("mask must hold values, got a tensor on the meta device, which has shapes alone")
     if not 2 <= mask.dim() <= 4:
         raise ValueError(f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}")
     if 0 in mask.shape[:-2]:
@@ -67,7 +70,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     natural = "attend" if mask.dtype == torch.bool else "additive"
     meaning = _checks.choice("meaning", meaning or natural, MEANINGS)
     if (meaning == "additive") != mask.is_floating_point():
-        raise TypeError(f"meaning={meaning!r} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
+        raise TypeError(f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
     wide = mask.detach().cpu()[(None,) * (4 - mask.dim())]
     if meaning == "additive":
         return _from_additive(mask[(None,) * (4 - mask.dim())], _additive_edges(wide))
@@ -99,6 +102,7 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
             shown = ", ".join(map(repr, list(graph.nodes)[:3]))
             raise ValueError(f"order is needed for nodes that are not labelled 0 .. {len(graph) - 1} (got {shown}, ...)")
         order = range(len(graph))
+    order = _listed_nodes(order)
     position = {node: i for i, node in enumerate(order)}
     if len(position) != len(order) or set(position) != set(graph.nodes):
         wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
@@ -122,6 +126,7 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
     """
     import networkx as nx
 
+    _checks.instance("graph", graph, TokenGraph)
     result = nx.DiGraph(name=graph.name)
     pairs = graph.edge_index.t().tolist()
     if graph.num_dst != graph.num_src:
@@ -188,7 +193,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     _checks.choice("kind", kind, ("data", "edge_index", "adj_t"))
-    edges = graph.edge_index
+    edges = _checks.instance("graph", graph, TokenGraph).edge_index
     if kind == "adj_t":
         ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
         return torch.sparse_coo_tensor(edges.flip(0), ones, size, device=edges.device, check_invariants=False).coalesce()
@@ -204,6 +209,15 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _listed_nodes(order: Any) -> list[Hashable]:
+    try:
+        nodes = list(order)
+        hash(tuple(nodes))
+    except TypeError:
+        raise TypeError(f"order must be a list of nodes, every one once, got {quoted(order)}") from None
+    return nodes
 
 
 def _additive_edges(mask: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 Over every edge ``src -> dst`` of a head: a *logit* ``q_dst . k_src * scale``; over the in-edges of a receiver: the softmax,
 which gives *weights* and their normaliser in logarithm (``lse``); and the rule by which two results over disjoint sets of
 in-edges become one. Tensors hold edges on their last axis (``[..., E]``) beside an index ``dst [E]``. Everything is done
-in the dtype that comes in: callers bring float32 or better.
+in the dtype that comes in: callers bring float32 or better. Each function raises TypeError, ValueError or IndexError by name
+for arguments that do not fit together.
 """
 
 from __future__ import annotations
 
 import torch
 
+from gnn_attention import _edge_checks as check
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "sinks_alone", "softmax", "weights_from_lse"]
@@ -32,6 +34,7 @@ def per_query_head(x: Tensor, num_heads: int) -> Tensor:
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]
     """
+    check.groups(x, num_heads)
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -41,6 +44,7 @@ def logit(q_dst: Float[Tensor, "... dim"], k_src: Float[Tensor, "... dim"], scal
     >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
     tensor(5.5000)
     """
+    check.ends(q_dst, k_src, scale)
     return (q_dst * k_src).sum(-1) * scale
 
 
@@ -60,6 +64,9 @@ def softmax(
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
     ([0.5, 0.5, 1.0], [0.6931, -inf, 5.0])
     """
+    check.edges("logits", logits, dst, num_dst)
+    if sink_logits is not None:
+        check.sinks(sink_logits, logits)
     index = dst.expand(logits.shape)
     top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
     top = top.scatter_reduce(-1, index, logits.detach(), "amax")
@@ -82,6 +89,8 @@ def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
     """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where nothing was heard."""
+    check.normalisers(lse, logits)
+    check.edges("logits", logits, dst, lse.shape[-1])
     base = lse.gather(-1, dst.expand(logits.shape))
     return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
 
@@ -102,6 +111,9 @@ def add_sinks(
     >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
     ([0.5, 0.0], [0.6931, -inf])
     """
+    check.result("out", out, "lse", lse)
+    check.head_sinks(sink_logits, lse)
+    check.heard(heard, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1)
     nothing = ~heard | ((lse == -torch.inf) & (sinks == -torch.inf))
     share, _, lse = _shares(lse, sinks.expand(lse.shape), nothing)
@@ -117,6 +129,8 @@ def sinks_alone(
     >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), heard).tolist()
     [[[1.0, -inf]]]
     """
+    check.head_sinks(sink_logits, lse)
+    check.heard(heard, lse)
     return torch.where((lse == -torch.inf) & heard, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
 
 
@@ -132,6 +146,9 @@ def merge(
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
+    check.result("out_a", out_a, "lse_a", lse_a)
+    check.result("out_b", out_b, "lse_b", lse_b)
+    check.alike("out_b", out_b, "out_a", out_a)
     nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)  # there logaddexp has no derivative
     share_a, share_b, lse = _shares(lse_a, lse_b, nothing)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _experiment_plot, _files, algebra
+from gnn_attention._checks import quoted
 from gnn_attention._experiment_graphs import Contender, Graphs, contenders
 from gnn_attention._experiment_results import Mean, Outcome, Row, rows, table
 from gnn_attention._experiment_store import Store
@@ -33,7 +34,7 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
-from gnn_attention.training import Corpus, Encoded, Recipe, add_recipe, corpus, encoded, train
+from gnn_attention.training import Corpus, Encoded, Recipe, add_recipe, check_corpus, corpus, encoded, train
 
 __all__ = ["GRAPHS", "RECIPE", "Mean", "Outcome", "Row", "add_compare", "compare", "rows", "senders_held", "table"]
 
@@ -67,8 +68,9 @@ def compare(
         config: sizes of the model; its ``vocabulary_size`` is replaced.
         tell: called with a line about where it stands, about twice a second.
 
-    Raises ValueError for a graph that is no graph of ``recipe.length`` tokens, that lets a token hear a later one or stands there
-    twice, for a folder that holds another comparison, and for a training that diverged; all but the last before any training.
+    Raises TypeError for an argument of another type; ValueError for a graph that is no graph of ``recipe.length`` tokens, that
+    lets a token hear a later one or stands there twice, for a folder that holds another comparison, and for a training that
+    diverged; all but the last before any training.
 
     >>> text = Corpus({"a.py": "def f(x):\\n    return x\\n" * 30}, {"b.py": "def g(y):\\n    return y\\n" * 30})
     >>> small = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32)
@@ -76,7 +78,14 @@ def compare(
     >>> [(one.graph, one.edges_per_token, one.senders) for one in found]
     [('causal', 8.5, 16), ('window(4)', 3.625, 4)]
     """
-    return list(_Comparison(graphs, recipe or RECIPE, seeds, out, text, config or Config(1)).outcomes(tell))
+    recipe = _checks.instance("recipe", RECIPE if recipe is None else recipe, Recipe)
+    config = _checks.instance("config", Config(1) if config is None else config, Config)
+    if text is not None:
+        check_corpus(text)
+    if tell is not None and not callable(tell):
+        raise TypeError(f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}")
+    place = None if out is None else _checks.path("out", out)
+    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(tell))
 
 
 def senders_held(graph: TokenGraph) -> int:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import torch
 
 from gnn_attention import _checks, _effort, _sizing, algebra, patterns
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -165,7 +166,7 @@ class _Reader:
             case ast.Subscript():
                 return self.item(node, depth)
             case ast.Name(id=name):
-                self.refuse(node, f"{name!r} is only a name, a builder is called: '{name}(...)'")
+                self.refuse(node, f"{quoted(name)} is only a name, a builder is called: '{name}(...)'")
         return self.refuse(node, f"this is not part of the language of graphs; {ALLOWED}")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
@@ -177,9 +178,9 @@ class _Reader:
 
     def constant(self, node: ast.Constant) -> object:
         value = node.value
-        if value is not None and not isinstance(value, bool | int | float | str):
+        if value is not None and not isinstance(value, (bool, int, float, str)):
             self.refuse(node, f"{_kind(value)} is no argument of a builder; {ALLOWED}")
-        if isinstance(value, int | float):
+        if isinstance(value, (int, float)):
             self.total += min(abs(value), 2 * self.largest)  # min: an integer may be too large for a float
             if not self.total <= self.largest:
                 self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
@@ -189,7 +190,7 @@ class _Reader:
         if isinstance(node.op, ast.Invert):
             return ~self.graph(node.operand, depth + 1)
         number = self.value(node.operand, depth + 1)
-        if isinstance(node.op, ast.USub) and isinstance(number, int | float) and not isinstance(number, bool):
+        if isinstance(node.op, ast.USub) and isinstance(number, (int, float)) and not isinstance(number, bool):
             return -number
         return self.refuse(node, "of operators with one operand there are ~ of a graph and - of a number")
 
@@ -244,12 +245,12 @@ class _Reader:
             case ast.Name(id=name):
                 near = difflib.get_close_matches(name, FUNCTIONS, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
-                return self.refuse(node, f"there is no builder {name!r}; {hint}")
+                return self.refuse(node, f"there is no builder {quoted(name)}; {hint}")
             case ast.Attribute(value=inner, attr=name) if name in METHODS:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-                return self.refuse(node, f"a graph has no method {name!r} here; there are .T, {_methods()}")
+                return self.refuse(node, f"a graph has no method {quoted(name)} here; there are .T, {_methods()}")
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
@@ -293,7 +294,7 @@ class _Reader:
 def _one_line(text: object) -> str:
     """The text without breaks, so that a column says it all; TypeError or ValueError for what is no text or too long."""
     if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {text!r} of type {type(text).__name__}")
+        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {quoted(text)} of type {type(text).__name__}")
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     return re.sub(r"\s", " ", text).strip()
@@ -320,7 +321,7 @@ def _syntax_tree(text: str) -> ast.expr:
 
 
 def _is_index(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant | ast.UnaryOp)
+    return isinstance(node, (ast.Constant, ast.UnaryOp))
 
 
 def _methods() -> str:
@@ -333,7 +334,7 @@ def _kind(value: object) -> str:
         return "a graph"
     word = type(value).__name__
     return (
-        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}" if isinstance(value, bool | int | float | str) else f"a {word}"
+        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}" if isinstance(value, (bool, int, float, str)) else f"a {word}"
     )
 
 

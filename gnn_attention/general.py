@@ -30,6 +30,7 @@ from torch_geometric.nn import MessagePassing
 
 from gnn_attention import _checks, convert, edges
 from gnn_attention._arrays import plus_bias
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -130,7 +131,7 @@ class PairwiseMessages(MessagePassing):
         super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
         for name, part in (("message", message), ("logit", logit), ("update", update)):
             if not callable(part) and (part is not None or name == "message"):
-                raise TypeError(f"{name} must be a function or a module, got {part!r} of type {type(part).__name__}")
+                raise TypeError(f"{name} must be a function or a module, got {quoted(part)} of type {type(part).__name__}")
         self.message_of, self.logit_of, self.update_of = message, logit, update
         self.normaliser = _checked_normaliser(normaliser)
 
@@ -145,7 +146,7 @@ class PairwiseMessages(MessagePassing):
         ValueError for rotary or normed heads and heads without ``W_O``, TypeError for other weights.
         """
         heads = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
-        if not isinstance(heads, FactoredHeads | MergedHeads):
+        if not isinstance(heads, (FactoredHeads, MergedHeads)):
             raise TypeError(f"heads must be StandardHeads, FactoredHeads or MergedHeads, got {type(heads).__name__}")
         return cls(_SendersMessages(heads), _PatternLogits(heads), normaliser, _OutputBias(heads))
 
@@ -323,7 +324,7 @@ def _normaliser_of(activation: nn.Module) -> Normaliser:
         return "softmax"
     if not isinstance(activation, _ACTIVATIONS):
         known = ", ".join(kind.__name__ for kind in _ACTIVATIONS)
-        raise ValueError(f"mlp has the activation {activation!r}: expected Softmax(dim=-1) or one of {known}")
+        raise ValueError(f"mlp has the activation {quoted(activation)}: expected Softmax(dim=-1) or one of {known}")
     return activation
 
 

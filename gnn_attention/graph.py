@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _counting, _edge_lists, _enumeration, _rules, _text
+from gnn_attention._checks import quoted
 from gnn_attention._compile import not_compiled
 from gnn_attention._kept import Sealed, kept
 from gnn_attention._rules import Rule
@@ -32,6 +33,7 @@ from gnn_attention._shapes import Bool, Int, Tensor
 __all__ = ["Rule", "TokenGraph", "kept"]
 
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
+LONGEST_NAME = 120  # characters of a name that repr(graph), and so every message, shows
 
 
 @dataclass(eq=False, repr=False)
@@ -162,6 +164,8 @@ class TokenGraph(Sealed):
 
         Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Kept: do not write into it.
         """
+        if not isinstance(device, (str, torch.device, type(None))):
+            raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
         mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
         return mask
 
@@ -219,7 +223,7 @@ class TokenGraph(Sealed):
         """The graph of one sample and one head, as a plain graph. IndexError where there is no such sample or head."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
             if isinstance(index, bool) or not isinstance(index, int):
-                raise TypeError(f"{word} must be an integer, got {index!r} of type {type(index).__name__}")
+                raise TypeError(f"{word} must be an integer, got {quoted(index)} of type {type(index).__name__}")
             if count is not None and not 0 <= index < count:
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
         if self.heads is None and self.batch is None:
@@ -315,7 +319,8 @@ class TokenGraph(Sealed):
         """Name and sizes on one line."""
         varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
         varies += "".join(f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n)
-        return f"TokenGraph({self.name}: {self.num_src} src -> {self.num_dst} dst{varies})"
+        name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[: LONGEST_NAME - 3]}..."
+        return f"TokenGraph({name}: {self.num_src} src -> {self.num_dst} dst{varies})"
 
     def __str__(self) -> str:
         """The mask beside the lists of who hears whom, for small graphs that are the same for all heads and samples."""
@@ -367,7 +372,7 @@ class TokenGraph(Sealed):
         return self._squeeze(_counting.in_degree(self.rule, repr(self), self._shape))
 
     def _count_edges(self) -> int:
-        return int(self.in_degree().sum())
+        return int(self.in_degree().sum()) if self._listed is None else self._listed.shape[1]
 
     def _largest_in_degree(self) -> int:
         return int(self.in_degree().max()) if self.in_degree().numel() else 0

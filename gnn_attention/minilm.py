@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from gnn_attention import patterns, weights
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.foreign import layer_of
@@ -89,7 +90,7 @@ class SentenceEncoder(nn.Module):
         TypeError for one text where several are expected.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts must be several texts, got one: give [{texts!r}]")
+            raise TypeError(f"texts must be several texts, got one: give [{quoted(texts)}]")
         means = [self.forward(tokens, graph(tokens.shape[1])).mean((0, 1)) for tokens in map(self.tokens, texts)]
         width = self.bert.config.hidden_size
         return nn.functional.normalize(torch.stack(means), dim=-1) if means else torch.zeros(0, width)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import inspect
 import math
-import types
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from gnn_attention import _checks
+from gnn_attention._checks import quoted
 from gnn_attention._lookup import entries
 from gnn_attention._shapes import Float, Tensor
 
@@ -29,41 +30,55 @@ __all__ = [
     "alibi",
     "alibi_slopes",
     "chain",
-    "check_signature",
     "log_multiplicity",
     "relative_bias",
     "softcap",
 ]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-_RIGHT: weakref.WeakSet[Any] = weakref.WeakSet()  # functions and classes that take what a score_mod takes
-_ASKED_ANEW = (partial, types.MethodType, types.BuiltinFunctionType)  # whose class says nothing of what they take
+_TAKEN = ("score", "b", "h", "dst", "src")
+_FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
 
 
-def check_signature(score_mod: object) -> None:
-    """TypeError unless ``score_mod`` can be called with ``(score, b, h, dst, src)``; a function, or a class, is asked once.
+def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
+    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it takes otherwise.
 
-    >>> check_signature(softcap(2.0))
-    >>> check_signature(lambda score, b, h: score)
-    Traceback (most recent call last):
-    TypeError: score_mod must take five positional parameters (score, b, h, dst, src), got (score, b, h)
+    >>> checked(softcap(2.0))
+    softcap(cap=2.0)
     """
-    if not callable(score_mod):
+    if score_mod is not None and not callable(score_mod):
         raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
-    key = score_mod if isinstance(score_mod, types.FunctionType) else type(score_mod)
-    if key in _RIGHT:
+    if isinstance(score_mod, FunctionType):
+        _check_function(score_mod)
+    elif score_mod is not None and not torch.compiler.is_compiling():  # a compiler cannot ask for the signature of an object
+        _check_object(score_mod)
+    return score_mod
+
+
+def _check_function(score_mod: FunctionType) -> None:
+    """By its code alone, which a compiler knows too."""
+    code, most = score_mod.__code__, score_mod.__code__.co_argcount
+    least = most - len(score_mod.__defaults__ or ())
+    if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
+        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})")
+
+
+def _check_object(score_mod: Any) -> None:
+    """By its signature, once for each type, or each function that was bound to some of its arguments."""
+    kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
+    if kind in _FITTING:
         return
     try:
-        signature = inspect.signature(score_mod.forward if isinstance(score_mod, nn.Module) else score_mod)
-    except ValueError:  # something built in, that does not say
+        found = inspect.signature(score_mod.forward if isinstance(score_mod, nn.Module) else score_mod)
+    except (TypeError, ValueError):  # a builtin does not tell
         return
     try:
-        signature.bind(*"sbhij")
+        found.bind(*_TAKEN)
     except TypeError:
-        taken = str(signature).split(" -> ")[0]
-        raise TypeError(f"score_mod must take five positional parameters (score, b, h, dst, src), got {taken[:80]}") from None
-    if not isinstance(score_mod, _ASKED_ANEW):
-        _RIGHT.add(key)
+        named = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
+        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a {type(score_mod).__name__} of ({named})") from None
+    if isinstance(kind, type):
+        _FITTING.add(kind)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
@@ -102,6 +117,12 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     slopes: tuple[float, ...]
     __hash__ = _hashed
 
+    def __post_init__(self) -> None:
+        """TypeError or ValueError for what are no numbers, one for each head."""
+        if not isinstance(self.slopes, (tuple, list)):
+            raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
+        object.__setattr__(self, "slopes", tuple(_checks.number("each of slopes", slope) for slope in self.slopes))
+
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Lower the score by the distance."""
         slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
@@ -123,9 +144,11 @@ class softcap:  # noqa: N801
     __hash__ = _hashed
 
     def __post_init__(self) -> None:
-        """ValueError for a cap that is not positive."""
+        """TypeError for what is no number, ValueError for a cap that is not positive and finite."""
+        if isinstance(self.cap, bool) or not isinstance(self.cap, (int, float)):
+            raise TypeError(f"cap must be a number, got {quoted(self.cap)} of type {type(self.cap).__name__}")
         if not 0 < self.cap < math.inf:
-            raise ValueError(f"cap must be positive and finite, got {self.cap!r}")
+            raise ValueError(f"cap must be positive and finite, got {quoted(self.cap)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Bend the score."""
@@ -147,7 +170,9 @@ class log_multiplicity:  # noqa: N801
     multiplicity: Tensor
 
     def __post_init__(self) -> None:
-        """ValueError for a tensor of another shape."""
+        """TypeError for what is no tensor, ValueError for one of another shape."""
+        if not isinstance(self.multiplicity, Tensor):
+            raise TypeError(f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor")
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
@@ -173,7 +198,10 @@ class relative_bias:  # noqa: N801
     table: Tensor
 
     def __post_init__(self) -> None:
-        """ValueError for a table without a middle column."""
+        """TypeError for what is no float tensor, ValueError for a table without a middle column."""
+        if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
+            got = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
+            raise TypeError(f"table must be a float tensor [heads, 2 * reach + 1], got {got}")
         if self.table.dim() != 2 or self.table.shape[1] % 2 == 0:
             raise ValueError(f"table must be [heads, 2 * reach + 1], got {list(self.table.shape)}")
 

@@ -31,6 +31,7 @@ from torch import nn
 
 from gnn_attention import _checks
 from gnn_attention._call import Call
+from gnn_attention._checks import quoted
 from gnn_attention._flows import Mixing, largest_flow, rolled_out
 from gnn_attention._glossary import GLOSSARY, VIEWS, Term
 from gnn_attention._layer_trace import LayerTrace
@@ -116,7 +117,7 @@ class Run:
         number, _, part = rest.partition(".")
         if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
             raise KeyError(
-                f"no part of this run is called {name!r}: expected blocks.0 .. blocks.{len(self.layers) - 1}, as in "
+                f"no part of this run is called {quoted(name)}: expected blocks.0 .. blocks.{len(self.layers) - 1}, as in "
                 "'blocks.0.attn.hook_q' or 'blocks.0.listening distribution'"
             )
         if part in RESIDUAL_HOOKS and 2 * int(number) < len(self.phases):

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from gnn_attention._corpus import Corpus, Encoded, corpus, encoded
+from gnn_attention import _checks
+from gnn_attention._corpus import Corpus, Encoded, check_corpus, corpus, encoded
 from gnn_attention._rank_attention import EXCHANGES
 from gnn_attention._recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from gnn_attention._shapes import Tensor
 from gnn_attention._train_checkpoints import Checkpoints
 from gnn_attention._train_ranks import Alone, Layout, Ranks, clip, lost, started
-from gnn_attention._train_report import description, look, measured, peak_memory, rounded
+from gnn_attention._train_report import description, look, measured, peak_memory, rounded, told_before
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.bytepair import BytePair
 from gnn_attention.distributed import PARTITIONS
@@ -40,6 +41,7 @@ __all__ = [
     "Recipe",
     "add_arguments",
     "add_recipe",
+    "check_corpus",
     "corpus",
     "encoded",
     "run",
@@ -84,14 +86,18 @@ def train(
     The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises ValueError for a
     corpus shorter than one window, a graph of another size than a window, or the checkpoint of another training.
     """
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes must be positive, got {minutes!r}; None sets no limit")
-    recipe, ranks = recipe or Recipe(), ranks or Alone()
+    minutes = None if minutes is None else _checks.number("minutes", minutes, positive=True)
+    recipe, ranks = _checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe), ranks or Alone()
+    config = _checks.instance("config", Config(1) if config is None else config, Config)
+    if text is not None and not isinstance(text, Encoded):
+        check_corpus(text)
+    if graph is not None:
+        _checks.instance("graph", graph, TokenGraph)
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
     lines = (sys.stderr.isatty() if progress is None else progress) and ranks.rank == 0
     text, vocabulary, tokens, held_out = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
     check_long_enough(recipe, tokens, held_out)
-    model = _new_model(replace(config or Config(1), vocabulary_size=len(vocabulary)), recipe)
+    model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
     model.backend = backend
     told = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
     fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints)
@@ -197,8 +203,8 @@ class _Fit:
             return
         before = self.checkpoints.told(newest, self.told)
         self.checkpoints.restore(newest, self.model, self.optimizer, self.generator)
-        self.losses, self.history = before["losses"], before["history"]
-        self.began -= before["seconds"]
+        self.losses, self.history, seconds = told_before(newest, before)
+        self.began -= seconds
 
     def look(self, held_out: Tensor) -> dict[str, float]:
         """Where the training stands."""

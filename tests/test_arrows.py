@@ -12,20 +12,20 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure bytepair _recompute verify.report bench.process bench.measure figures.results
+verify.circumstances figures._figure _recompute verify.report bench.process bench.measure figures.results
 
-explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part _cost_rates
-_experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
-bench.gpu.gather_kernel _corpus edges rotary factored _operator cost_model _pieces _nonfinite verify.oracle
-verify.record _kept _lookup
+bytepair explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
+_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
+bench.gpu.gather_kernel rotary factored _operator cost_model _pieces _nonfinite verify.oracle verify.record _kept
+_lookup _edge_checks
 
-score_mods _ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices _merging
-kernels._common _token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
+_corpus edges score_mods _ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices
+_token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
 
-_rules _audit_witnesses _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
-kernels._tiled_forward _rectangle_kernels heads _foreign_layouts lazy_heads
+_merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate _rectangle_kernels heads
+_foreign_layouts lazy_heads
 
-_enumeration _without_lists
+kernels._row_passes kernels._tiled_backward kernels._tiled_forward _enumeration _without_lists
 
 _cover
 
@@ -39,7 +39,7 @@ patterns.basic patterns.local patterns.grids patterns.strided patterns.hubs patt
 patterns.expanders patterns.sequences patterns.streaming patterns.trees patterns.decoding patterns.structure
 patterns.content patterns.blocks algebra._operands tiling _tile_masks explorer._pack graph_files _audit_bounds
 _lifetimes _traced_edges _diagonals _gpu_rows _gpu_windows _partition _rank_graph _edge_lowering analyse._walks _layouts
-_effort analyse._everyone analyse.compare _call
+_effort analyse._everyone analyse.compare _call figures._malformed_case
 
 algebra.stacks _kernel_masks _flex_masks _cost_graph _tile_parts _held _balance _gpu_tiles _heard analyse.structure
 _rank_estimates kernels.rows analyse.reach patterns _edge_folding _rectangle_formula _gpu_logits backends.reference
@@ -59,7 +59,7 @@ expressions backends.split bench.workloads
 
 catalogue _experiment_graphs _recipe _cost_command backends bench.gpu.workloads
 
-explorer._masks choosing verify.measure commands
+explorer._masks choosing verify.measure commands figures._malformed_graphs
 
 attend verify.check figures.roundings
 
@@ -69,10 +69,11 @@ verify.dropout_checks verify.large_checks verify.processes bench.calibrate
 general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
 
 model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
+figures._malformed_calls figures._malformed_layers
 
 generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
 bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets figures.errors
-figures.interference
+figures.interference figures._malformed_caches
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
 bench.gpu.measuring bench.gpu.table figures._table
@@ -116,7 +117,7 @@ def modules():
 def imports(path):
     """(module, inside a function) for every import of a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(f)}
+    inside = {node for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node in inside) for alias in node.names)
@@ -164,3 +165,22 @@ def test_only_the_layer_and_those_below_know_torch_geometric():
         for imported, inside in imports(path):
             if imported.startswith("torch_geometric"):
                 assert ROW_OF[name] >= ROW_OF["layer"] or (name == "convert" and inside), name
+
+
+def unions_of_types(source):
+    """Lines with ``isinstance(x, A | B)``, which the compilers of older torch cannot read."""
+    for node in ast.walk(ast.parse(source)):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
+        if called and len(node.args) == 2 and isinstance(node.args[1], ast.BinOp):
+            yield node.lineno
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda x: x if isinstance(x, str) else "")
+def test_types_are_asked_for_in_tuples(name, path):
+    """``isinstance(x, (A, B))``: torch.compile of 2.4 breaks its graph at a union."""
+    assert list(unions_of_types(path.read_text(encoding="utf-8"))) == []
+
+
+def test_a_union_of_types_would_be_seen():
+    """The test can fail."""
+    assert list(unions_of_types("x = 1\nisinstance(x, int | float)\nissubclass(int, (int, str))")) == [2]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
 import torch
 
+from gnn_attention._checks import quoted
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
@@ -65,6 +66,8 @@ class Asked:
 
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless all are plain, square and of the same tokens."""
+    if not isinstance(graphs, (TokenGraph, Iterable)):
+        raise TypeError(f"graphs must be a TokenGraph or a list of them, layer 1 first; got {quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):
@@ -95,7 +98,7 @@ def _check_square(graph: TokenGraph) -> None:
 def token(name: str, value: int, count: int) -> int:
     """The value if it is the position of a token; TypeError or IndexError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be the position of a token, an integer, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be the position of a token, an integer, got {quoted(value)} of type {type(value).__name__}")
     if not 0 <= value < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value

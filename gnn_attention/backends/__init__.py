@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gnn_attention._call import Call
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
 
@@ -49,6 +50,22 @@ class Backend:
     bytes_needed: Callable[[Call], int] | None = None
     compiled: bool = False
     recomputes: bool = False
+
+    def __post_init__(self) -> None:
+        """TypeError for a name that is no string, or a function that cannot be called."""
+        if not isinstance(self.name, str):
+            raise TypeError(f"name of a Backend must be a string, got {quoted(self.name)} of type {type(self.name).__name__}")
+        for field, form, part in (
+            ("run", "(call) -> (out, lse or None)", self.run),
+            ("refusal", "(call) -> str or None", self.refusal),
+        ):
+            if not callable(part):
+                raise TypeError(
+                    f"{field} of a Backend must be a function {form}, got {quoted(part)} of type {type(part).__name__}"
+                )
+        if self.bytes_needed is not None and not callable(self.bytes_needed):
+            got = f"{quoted(self.bytes_needed)} of type {type(self.bytes_needed).__name__}"
+            raise TypeError(f"bytes_needed of a Backend must be a function (call) -> int, or None, got {got}")
 
 
 BACKENDS = {

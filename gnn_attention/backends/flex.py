@@ -132,7 +132,7 @@ def _searched_compiler() -> str | None:
         return "FlexAttention on a CPU needs AVX2; take backend='dense'"
     from torch._inductor import config
 
-    names = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
+    names = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
     if any(name and shutil.which(name) for name in names):
         return None
     return "FlexAttention on a CPU is compiled and needs a C++ compiler, such as g++; install one, or take backend='dense'"
@@ -278,7 +278,7 @@ def _named(error: Exception) -> Exception:
             f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: give a score_mod its numbers as a "
             "tensor, not as Python numbers that change; torch.compiler.reset() forgets them all"
         )
-    if isinstance(error, TorchDynamoException | InductorError):
+    if isinstance(error, (TorchDynamoException, InductorError)):
         return NotImplementedError(
             f"backend 'flex' cannot compile this call ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}): a "
             "score_mod must be made of pointwise operators and tensors that were made before it; or take backend='dense'"

@@ -18,19 +18,22 @@ from typing import Any
 
 from torch import nn
 
+from gnn_attention import _checks
 from gnn_attention import model as language_model
+from gnn_attention._checks import quoted
 from gnn_attention._glossary import GLOSSARY, VIEWS
 from gnn_attention._shapes import Tensor
 from gnn_attention.bytepair import BytePair
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, own, users, zoo
-from gnn_attention.explorer._pack import Source
+from gnn_attention.explorer._pack import LONGEST, Source, check_length
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["Page", "page"]
 
 _LONGEST_TITLE = 80
+_LONGEST_TEXT = 2**17  # characters: 256 for each token that a page shows
 
 
 def page(
@@ -64,28 +67,45 @@ def page(
     >>> shown
     Page('Llamas do not output words', 11 tokens, 1.9 MB)
     """
-    words = text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
-    source = _source(words, model, room, layers)
-    wanted = users(_several(graph), len(source.tokens), source.room)
-    others = zoo(len(source.tokens), source.room) if masks is None else users(masks, len(source.tokens), source.room)
+    words, given = _words(text_or_tokens), [] if graph is None else _several("graph", graph)
+    offered = None if masks is None else _several("masks", masks)
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"title must be a string, got {type(title).__name__}")
+    source = _source(words, model, _checks.size("room", room), layers)
+    wanted = users(given, len(source.tokens), source.room)
+    others = zoo(len(source.tokens), source.room) if offered is None else users(offered, len(source.tokens), source.room)
     title = _title(source, words) if title is None else title
     return Page(assembled(title, _data(source, title, wanted, others)), title, len(source.tokens))
 
 
+def _words(text_or_tokens: Any) -> str | Sequence[int]:
+    """The text, or the ids as a list; what is surely too long is refused before anything is read."""
+    if isinstance(text_or_tokens, Tensor) and text_or_tokens.dim() != 1:
+        raise ValueError(f"text_or_tokens must be [tokens], got shape {list(text_or_tokens.shape)}; take one row of a batch")
+    if not isinstance(text_or_tokens, (str, Sequence, Tensor)):
+        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}")
+    if not isinstance(text_or_tokens, str):
+        check_length(text_or_tokens)
+        return text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
+    if len(text_or_tokens) > _LONGEST_TEXT:
+        raise ValueError(
+            f"text_or_tokens has {len(text_or_tokens)} characters: shorten it, a page shows at most {LONGEST} tokens"
+        )
+    return text_or_tokens
+
+
 def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
     """The tokens and the model of a page; transformers is loaded for its own models alone."""
-    if not isinstance(words, str) and not isinstance(words, Sequence):
-        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {type(words).__name__}")
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     if model is None or (name is not None and Path(name).is_file()):
         path = language_model.TRAINED if name is None else Path(name)
         found, vocabulary, _ = language_model.load(path)
         return _whole(words, found, vocabulary, path.stem, room, layers)
     if name is not None and name.endswith(".safetensors"):
         raise FileNotFoundError(
-            f"model {name!r} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
+            f"model {quoted(name)} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
         )
-    first, *rest = model if isinstance(model, tuple | list) else (model,)
+    first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
@@ -101,14 +121,19 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
 
 def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, layers: Any) -> Source:
     if layers is not None:
-        raise ValueError(f"layers={layers!r} is for a Hugging Face model: of this one the page holds, and needs, every layer")
+        raise ValueError(
+            f"layers={quoted(layers)} is for a Hugging Face model: of this one the page holds, and needs, every layer"
+        )
     return whole(words, model, vocabulary, name, room)
 
 
-def _several(graph: Any) -> list[Any]:
-    if graph is None:
-        return []
-    return [graph] if isinstance(graph, str | TokenGraph) else list(graph)
+def _several(name: str, graphs: Any) -> list[Any]:
+    if isinstance(graphs, (str, TokenGraph)):
+        return [graphs]
+    if not isinstance(graphs, Iterable):
+        expected = "a TokenGraph, an expression such as 'window(n, 4)', or several of them"
+        raise TypeError(f"{name} must be {expected}, got {quoted(graphs)} of type {type(graphs).__name__}")
+    return list(graphs)
 
 
 def _title(source: Source, words: Any) -> str:

@@ -74,9 +74,9 @@ def bits(mask: Bool[Tensor, "dst src"]) -> str:
     return base64.b64encode(bytes((rows * powers).sum(1).tolist())).decode("ascii")
 
 
-def check_length(tokens: Sequence[Any]) -> None:
+def check_length(tokens: Sequence[Any] | Tensor) -> None:
     """ValueError for no tokens, or more than a page can show."""
-    if not tokens:
+    if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if len(tokens) > LONGEST:
         raise ValueError(

@@ -19,9 +19,9 @@ import torch
 from gnn_attention._shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.figures._figure import Figure, Measured, Tell
-from gnn_attention.figures.draws import DTYPES, Draw, Numbers
+from gnn_attention.figures.draws import Draw, Numbers
 from gnn_attention.figures.families import Definition, any_family
-from gnn_attention.figures.problems import AttendProblem, Attempt, LayerProblem, Problem, problem_of
+from gnn_attention.figures.problems import Attempt, AttendProblem, LayerProblem, Problem, problem_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, judge
 
@@ -194,7 +194,8 @@ def _mean_share(x: Tensor, true: Tensor, sticks: Sequence[Sequence[Tensor]]) -> 
 
 def _rounding(true: Tensor, dtype: torch.dtype) -> float:
     """The mean error of one rounding of such numbers. They may be in the dtype by luck, as where everyone hears one token: those
-    that are rounded are up to twice as large."""
+    that are rounded are up to twice as large.
+    """
     near = true.detach() * (1 + torch.rand(true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     return _mean(near.to(dtype), near) / 1.5
 

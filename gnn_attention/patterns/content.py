@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _given, _rules, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -260,8 +261,8 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):
-        raise TypeError(f"{name} must be a list of positions, or one for each head, got {positions!r}")
-    if positions and all(isinstance(row, Sequence | Tensor) for row in positions):
+        raise TypeError(f"{name} must be a list of positions, or one for each head, got {quoted(positions)}")
+    if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
     chosen = [_checks.position(f"each of {name}", position) for position in positions]
     if outside := [position for position in chosen if not 0 <= position < n]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -112,7 +113,7 @@ def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor
 
 def _places(media: Sequence[int], n: int) -> list[int]:
     if not isinstance(media, Iterable):
-        raise TypeError(f"media must be a list of text positions, got {media!r}; one image is [{media!r}]")
+        raise TypeError(f"media must be a list of text positions, got {quoted(media)}; one image is [{quoted(media)}]")
     places = [_checks.position("each of media", place) for place in media]
     outside = [place for place in places if not 0 <= place < n]
     if outside:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -247,8 +248,8 @@ def _coalesced(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
 
 
 def _chance(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a probability in [0, 1], got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a probability in [0, 1], got {quoted(value)}")
     return float(value)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -223,7 +224,7 @@ def _chosen(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], ob
 
 def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
     if not isinstance(owner, Iterable):
-        raise TypeError(f"owner must be a sequence with a global token for each of the {n} long ones, got {owner!r}")
+        raise TypeError(f"owner must be a sequence with a global token for each of the {n} long ones, got {quoted(owner)}")
     owners = [_checks.position("each of owner", token) for token in owner]
     if len(owners) != n:
         raise ValueError(f"owner must name a global token for each of the {n} long ones, got {len(owners)} of them")

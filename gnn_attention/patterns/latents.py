@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from gnn_attention import _checks, _rules
+from gnn_attention._checks import quoted
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
@@ -30,7 +31,9 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     3 ■ · · ■   3 <- 0 3
     """
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph of the tokens without memory, got {graph!r} of type {type(graph).__name__}")
+        raise TypeError(
+            f"graph must be a TokenGraph of the tokens without memory, got {quoted(graph)} of type {type(graph).__name__}"
+        )
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         raise ValueError(f"graph must be square, the same tokens on both sides, got {graph!r}")
     m = _checks.size("m", m)

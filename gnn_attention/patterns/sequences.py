@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
@@ -119,7 +120,7 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     5 ■ ■ ■ ■ ■ ■   5 <- 0 1 2 3 4 5
     """
     if not isinstance(groups, Iterable):
-        raise TypeError(f"groups must be a sequence with a group number for each token, got {groups!r}")
+        raise TypeError(f"groups must be a sequence with a group number for each token, got {quoted(groups)}")
     numbers = [_checks.position("each of groups", group) for group in groups]
     name = f"bidirectional_groups({_text.listed(numbers, 'groups', 8)})"
     return TokenGraph.from_rule(_groups_rule(numbers), len(numbers), name=name)
@@ -241,7 +242,7 @@ def _groups_rule(groups: list[int]) -> Rule:
 
 def _order(order: Sequence[int]) -> list[int]:
     if not isinstance(order, Iterable):
-        raise TypeError(f"order must be a sequence of positions, got {order!r}")
+        raise TypeError(f"order must be a sequence of positions, got {quoted(order)}")
     places = [_checks.position("each of order", place) for place in order]
     if sorted(places) != list(range(len(places))):
         shown = _text.listed(places, "positions", 8)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -71,7 +72,7 @@ def _by_head(whole: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, s
 
 def _heads(retrieval: Iterable[int], heads: int) -> list[int]:
     if not isinstance(retrieval, Iterable):
-        raise TypeError(f"retrieval must be a list of head numbers, got {retrieval!r}; one head is [{retrieval!r}]")
+        raise TypeError(f"retrieval must be a list of head numbers, got {quoted(retrieval)}; one head is [{quoted(retrieval)}]")
     chosen = [_checks.position("each of retrieval", head) for head in retrieval]
     outside = [head for head in chosen if not 0 <= head < heads]
     if outside:

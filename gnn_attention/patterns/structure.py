@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -127,7 +128,7 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     """
     _given_graph("graph", graph)
     if not isinstance(parts, Iterable):
-        raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {parts!r}")
+        raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quoted(parts)}")
     src, dst = graph.edge_index
     nowhere = torch.zeros_like(src)
     frame = (graph.num_dst, graph.num_src, None, None)
@@ -202,8 +203,8 @@ def _placed(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
     """The times as Python numbers, which compare exactly."""
     values = times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
-        raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {times!r}")
+    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+        raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}")
     if len(values) != n or any(v != v for v in values):
         raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {_text.listed(values, 'times', 8)}")
     return values

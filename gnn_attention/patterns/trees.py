@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gnn_attention import _checks, _text
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -160,7 +161,7 @@ def _family(parents: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> 
 
 def _parents(parents: Sequence[int]) -> list[int]:
     if not isinstance(parents, Iterable):
-        raise TypeError(f"parents must be a sequence of positions (-1 for a root), got {parents!r}")
+        raise TypeError(f"parents must be a sequence of positions (-1 for a root), got {quoted(parents)}")
     return [_checks.position(f"parents[{child}]", parent) for child, parent in enumerate(parents)]
 
 
@@ -193,11 +194,11 @@ def _table(numbers: list[int]) -> Tensor:
 
 def _sections(sections: Sequence[Sequence[int]]) -> list[list[int]]:
     if not isinstance(sections, Iterable):
-        raise TypeError(f"sections must be a list of lists of sentence lengths, got {sections!r}")
+        raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
     document = list(sections)
     for number, section in enumerate(document):
         if not isinstance(section, Iterable):
-            raise TypeError(f"sections[{number}] must be a list of sentence lengths, got {section!r}")
+            raise TypeError(f"sections[{number}] must be a list of sentence lengths, got {quoted(section)}")
     return [[_checks.size(f"each of sections[{number}]", words) for words in section] for number, section in enumerate(document)]
 
 
