@@ -82,8 +82,10 @@ _head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.at
 verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
 
 circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
+figures.chunked figures.greedy
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
+figures.decoding
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
