@@ -7,7 +7,7 @@ as there are cells meet every one of them once; the first few of them meet every
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 
 from gnn_attention.figures import chunked, greedy
 from gnn_attention.figures._figure import Figure, Measured, Tell
@@ -47,7 +47,7 @@ class _Seen:
         self.chunks += 1
         found = chunked.judged(cell, seed)
         share = found.output / (1.0 if "float64" in cell.way else ALLOWED_OUTPUT)
-        self.share = share if not share <= self.share else self.share
+        self.share = _worse(self.share, share)
         if not found.passed:
             self.failures.append(f"{name}: error {found.error:.3g}, {found.output:.3g} of the yardstick {found.unit:.3g}")
 
@@ -56,9 +56,14 @@ class _Seen:
         self.texts += 1
         found = greedy.compared(cell, seed)
         self.tokens += found.tokens
-        self.margin, self.difference = min(self.margin, found.margin), max(self.difference, found.difference)
+        self.margin, self.difference = min(self.margin, found.margin), _worse(self.difference, found.difference)
         if found.differs is not None:
             self.failures.append(f"{name}: {found.differs}")
+
+
+def _worse(one: float, other: float) -> float:
+    """The larger of two errors; NaN is the largest."""
+    return max(one, other, key=lambda error: inf if isnan(error) else error)
 
 
 def case(number: int) -> tuple[chunked.Cell | greedy.Cell, int]:
