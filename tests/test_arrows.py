@@ -14,6 +14,8 @@ MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
 verify.circumstances figures._figure
 
+_memory
+
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
 bench.gpu.gather_kernel
