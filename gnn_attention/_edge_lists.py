@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from gnn_attention import _memory
 from gnn_attention._compile import not_compiled
 from gnn_attention._shapes import Tensor
 
@@ -52,6 +53,7 @@ def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
 
 
 MOST_CELLS = 2**24  # of a dense matrix: 64 MB
+BYTES_OF_A_PAIR = 24  # two indices and a number
 DENSE_GAIN = 256  # multiplications that a dense product does in the time of one of the sparse product
 
 
@@ -61,6 +63,7 @@ def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: i
     walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
         return (_dense(left, num_dst, num_mid) @ _dense(right, num_mid, num_src)).nonzero().t().flip(0)
+    _check_room(float(walks), num_dst, num_src)
     return _sparse_product(left, right, num_dst, num_mid, num_src)
 
 
@@ -68,6 +71,13 @@ def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
     matrix = torch.zeros(rows, columns, device=edges.device)
     matrix[edges[1], edges[0]] = 1.0
     return matrix
+
+
+def _check_room(walks: float, num_dst: int, num_src: int) -> None:
+    """ValueError for more pairs than there is memory for: as many as there are walks, and no more than all."""
+    pairs = min(int(walks), num_dst * num_src)
+    what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} receivers and {num_src:,} senders"
+    _memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
 
 
 def _sparse_product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:

@@ -152,7 +152,7 @@ def _kind(call: Call) -> str:
 def _too_large(call: Call) -> str | None:
     needed = dense.bytes_needed(call)
     if needed <= dense.COMFORTABLE:
-        return None
+        return dense.refusal(call)
     return f"it would need {needed / 2**30:.1f} GiB of mask and logits, more than {dense.COMFORTABLE / 2**30:.0f}"
 
 

@@ -16,6 +16,7 @@ somebody asks for it, and what was materialised is kept, because a graph never c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, _counting, _edge_lists, _enumeration, _rules, _text
+from gnn_attention import _checks, _counting, _edge_lists, _enumeration, _memory, _rules, _text
 from gnn_attention._checks import quoted
 from gnn_attention._compile import not_compiled
 from gnn_attention._kept import Sealed, kept
@@ -33,6 +34,7 @@ from gnn_attention._shapes import Bool, Int, Tensor
 __all__ = ["Rule", "TokenGraph", "kept"]
 
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
+LISTING = 48  # bytes for each edge while a list is made: its keys, their order, and the list
 LONGEST_NAME = 120  # characters of a name that repr(graph), and so every message, shows
 
 
@@ -140,7 +142,7 @@ class TokenGraph(Sealed):
         """int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers; the caller's order, else by receiver, then sender.
 
         Kept after the first call: do not write into it. Raises ValueError for a graph that differs by head or sample:
-        take one with :meth:`select`.
+        take one with :meth:`select`; and, with the estimate, for more edges than there is memory for.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -163,6 +165,7 @@ class TokenGraph(Sealed):
         """Bool ``[dst, src]``, True where there is an edge.
 
         Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Kept: do not write into it.
+        Raises ValueError, with the estimate, for more pairs than there are bytes of memory left.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
@@ -349,6 +352,9 @@ class TokenGraph(Sealed):
         return _counting.same(self.rule, rule, repr(self), self._shape)
 
     def _dense(self, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            cells = math.prod(self._shape)
+            _memory.check(f"mask() of {self!r}", cells, "take some rows(start, stop), or attend along the graph without its mask")
         if self._listed is not None:
             return _edge_lists.mask(self._listed.to(device), self.num_dst, self.num_src)
         return self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device))
@@ -364,9 +370,16 @@ class TokenGraph(Sealed):
             return self.edge_index.to(device)
         if self._listed is not None:
             return self._listed.clone()  # a tensor for training, wherever the list was made
+        if _memory.shortage(LISTING * self.num_dst * self.num_src):  # not even every pair would do: how many are there?
+            what = f"the list of the {self.num_edges:,} edges of {self!r}"
+            _memory.check(
+                what, LISTING * self.num_edges, "take some rows(start, stop), or attend along the graph without its list"
+            )
         return _counting.edge_list(self.rule, repr(self), self._shape)
 
     def _count_in_edges(self) -> Tensor:
+        counted = 24 * math.prod(self._shape[:3])
+        _memory.check(f"the in-degrees of {self!r}", counted, "take some rows(start, stop)")
         if self._listed is not None:
             return torch.bincount(self._listed[1], minlength=self.num_dst)
         return self._squeeze(_counting.in_degree(self.rule, repr(self), self._shape))

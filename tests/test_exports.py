@@ -73,6 +73,40 @@ def test_importing_loads_neither_torch_geometric_nor_plotting():
     assert run("import gnn_attention as ga, sys; ga.MessagePassingAttention; print('torch_geometric' in sys.modules)") == "True"
 
 
+WHO_ASKS = """
+import sys
+from importlib.abc import MetaPathFinder
+import torch
+
+class Watch(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("networkx", "transformers", "matplotlib", "scipy"):
+            frame = sys._getframe(1)
+            while "importlib" in frame.f_code.co_filename or frame.f_code.co_filename.startswith("<frozen"):
+                frame = frame.f_back
+            asked.append((frame.f_globals["__name__"], name))
+
+asked = []
+sys.meta_path.insert(0, Watch())
+"""
+
+
+def loaded_by_us(module):
+    """(our module, what it loads) for the heavy packages of an import; torch_geometric loads transformers for itself."""
+    program = f"{WHO_ASKS}import {module}\nprint([(who, what) for who, what in asked if who.startswith('gnn_attention')])"
+    return run(program)
+
+
+def test_commands_load_no_heavy_package_before_they_need_it():
+    """A command line, which knows verify and bench, answers at once; networkx and others come with what uses them."""
+    assert loaded_by_us("gnn_attention.__main__") == "[]"
+
+
+def test_a_heavy_import_would_be_seen():
+    """Hugging Face models need transformers, and say so to whoever asks."""
+    assert "('gnn_attention.huggingface', 'transformers')" in loaded_by_us("gnn_attention.huggingface")
+
+
 @pytest.mark.slow
 def test_importing_costs_less_than_half_of_torch_again():
     """Python -c 'import gnn_attention' stays below 1.5x of import torch: the best of five pairs, each in a fresh process."""

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from gnn_attention import _flash, _nonfinite, edges
+from gnn_attention import _flash, _memory, _nonfinite, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph, kept
@@ -45,8 +45,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def refusal(call: Call) -> str | None:
-    """The dense backend holds every call."""
-    return None
+    """It holds every call whose mask and logits fit into memory."""
+    short = None if call.q.device.type == "cuda" else _memory.shortage(bytes_needed(call))
+    return None if short is None else f"{short}, for a mask and logits of all pairs; use backend='auto'"
 
 
 def bytes_needed(call: Call) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention import _edge_products, _fused, edges
+from gnn_attention import _edge_products, _fused, _memory, edges
 from gnn_attention._call import Call
 from gnn_attention._edge_lowering import edges_of, order_of
 from gnn_attention._lowering import packed_plan
@@ -40,7 +40,7 @@ def refusal(call: Call) -> str | None:
         return f"it has {call.graph.num_edges} edges, the list holds at most {MOST_EDGES}"
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
-        return None
+        return None if call.q.device.type == "cuda" else _memory.shortage(needed)
     return f"its list of edges would need about {needed / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
 
 

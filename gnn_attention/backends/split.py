@@ -68,9 +68,12 @@ def refusal(call: Call) -> str | None:
 
 
 def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what a kernel takes."""
+    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what a kernel takes.
+
+    That of ``tiles`` stands for the kernels: a score_mod, a bias and dropout are written out, a few rectangles at a time.
+    """
     size = call.q.shape[0] * call.q.shape[1] * call.graph.num_dst * call.v.shape[3]
-    return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + 2**26
+    return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + tiles.bytes_needed(call)
 
 
 def planned(call: Call) -> Plan:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention import _fused, _nonfinite, edges
+from gnn_attention import _fused, _memory, _nonfinite, edges
 from gnn_attention._call import Call, one_of
 from gnn_attention._lowering import mask_bytes, packed_plan
 from gnn_attention._pieces import Packed, unpacked
@@ -35,7 +35,7 @@ def refusal(call: Call) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
     needed: int = kept(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
-        return None
+        return None if call.q.device.type == "cuda" else _memory.shortage(needed)
     return (
         f"the masks of its many thinly filled tiles would need {needed / 2**30:.1f} GiB, the limit is "
         f"{MASK_LIMIT / 2**30:.0f} GiB; use backend='rows'"

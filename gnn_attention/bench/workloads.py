@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import networkx
 import torch
 
 from gnn_attention import algebra, patterns
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
+
+if TYPE_CHECKING:
+    import networkx
 
 __all__ = ["DIM", "FAMILIES", "HEADS", "WORKLOADS", "Problem", "Workload", "select", "small"]
 
@@ -148,10 +151,14 @@ def _both_ways(graph: networkx.Graph, name: str) -> TokenGraph:
 
 
 def _karate() -> TokenGraph:
+    import networkx
+
     return _both_ways(networkx.karate_club_graph(), "karate club")
 
 
 def _barabasi_albert(n: int) -> TokenGraph:
+    import networkx
+
     return _both_ways(networkx.barabasi_albert_graph(n, 8, seed=0), f"barabasi_albert({n}, 8)")
 
 
