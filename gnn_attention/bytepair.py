@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, pairwise
 from typing import Any, SupportsIndex
 
+from gnn_attention import _json_files
+
 __all__ = ["BytePair"]
 
 Pair = tuple[bytes, bytes]
@@ -65,9 +67,9 @@ class BytePair:
         for index, (left, right) in enumerate(merges):
             for part in (left, right):
                 if part not in known:
-                    raise ValueError(f"merges[{index}] joins {part!r}: expected a byte or what an earlier merge makes")
+                    raise ValueError(f"merges[{index}] joins {_shown(part)}: expected a byte or what an earlier merge makes")
             if left + right in known:
-                raise ValueError(f"merges[{index}] makes {left + right!r} a second time: expected a new piece")
+                raise ValueError(f"merges[{index}] makes {_shown(left + right)} a second time: expected a new piece")
             known.add(left + right)
         object.__setattr__(self, "merges", merges)
 
@@ -157,7 +159,7 @@ class BytePair:
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
             return cls(tuple(_pair_of_json(index, item) for index, item in enumerate(_merges_of_json(text))))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"text is no byte-pair vocabulary: {error}") from error
 
     def __len__(self) -> int:
@@ -284,15 +286,15 @@ def _integers(ids: Iterable[SupportsIndex]) -> Iterator[int]:
 def _checked_pair(index: int, pair: Any) -> Pair:
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, bytes) for part in pair):
         return pair[0], pair[1]
-    raise TypeError(f"merges[{index}] is {pair!r}: expected a pair of bytes")
+    raise TypeError(f"merges[{index}] is {_shown(pair)}: expected a pair of bytes")
 
 
 def _merges_of_json(text: str) -> list[Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict) or found.get("kind") != "byte pairs":
+    found = _json_files.parsed(text)
+    if found.get("kind") != "byte pairs":
         raise ValueError('expected a JSON object with "kind": "byte pairs"')
     if set(found) != {"kind", "merges"}:
-        raise ValueError(f'it has the keys {sorted(found)}: expected "kind" and "merges"')
+        raise ValueError(f'it has the keys {_shown(sorted(found))}: expected "kind" and "merges"')
     if not isinstance(found["merges"], list):
         raise ValueError(f"merges is a {type(found['merges']).__name__}: expected a list of pairs")
     merges: list[Any] = found["merges"]
@@ -301,8 +303,13 @@ def _merges_of_json(text: str) -> list[Any]:
 
 def _pair_of_json(index: int, item: Any) -> Pair:
     if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
-        raise ValueError(f"merges[{index}] is {item!r}: expected a list of two strings")
+        raise ValueError(f"merges[{index}] is {_shown(item)}: expected a list of two strings")
     try:
         return item[0].encode("latin-1"), item[1].encode("latin-1")
     except UnicodeEncodeError as error:
-        raise ValueError(f"merges[{index}] is {item!r}: expected characters up to U+00FF, one for each byte") from error
+        raise ValueError(f"merges[{index}] is {_shown(item)}: expected characters up to U+00FF, one for each byte") from error
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -11,14 +11,14 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 # A paragraph is a row.
 MODULES = """
-_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
+_shapes _checks _compile _files _json_files _printable _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
 verify.circumstances figures._figure
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
-_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
+_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _checkpoint_files
 bench.gpu.gather_kernel
 
-_corpus _ranges _listed _cost_configs _experiment_plot _audit_runner
+_corpus _ranges _listed _cost_configs _experiment_plot _audit_runner _train_checkpoints
 
 _rules _audit_witnesses
 
@@ -81,7 +81,7 @@ verify.record
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.attend_checks verify.layer_checks
 verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
 
-circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
+circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks bench.gpu.records
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
 
