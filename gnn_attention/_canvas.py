@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gnn_attention._printable import printable
 from gnn_attention._shapes import Bool, Tensor
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Stroke(NamedTuple):
 LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
 FEW = 32  # tokens up to which each has its own label and each edge its own arrow
 SMOOTHNESS = 24  # straight pieces of a curve
+AS_IT_IS: dict[str, Any] = {"parse_math": False, "usetex": False}  # a text of somebody's may hold a $ or a backslash
 
 
 def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
@@ -66,10 +68,16 @@ def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
 
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
     """The name of the graph, broken into lines where it is long, over a line of facts."""
-    lines = textwrap.wrap(name, width)
+    lines = textwrap.wrap(printable(name), width)
     if len(lines) > 3:
         lines = [*lines[:3], "..."]
-    ax.set_title("\n".join([*lines, facts] if facts else lines), fontsize=10, loc="left", color=BLACK)
+    text = "\n".join([*lines, printable(facts)] if facts else lines)
+    ax.set_title(text, fontsize=10, loc="left", color=BLACK, **AS_IT_IS)
+
+
+def headline(made: Figure, name: str) -> None:
+    """The name of the graph above several axes."""
+    made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
 
 
 def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure:
@@ -77,9 +85,17 @@ def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure
     if ax is not None:
         return made
     if handles:
-        made.legend(handles=list(handles), loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+        legend(made, handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
     made.draw_without_rendering()  # the layout of axes with a fixed shape settles in the second of two passes, this is the first
     return made
+
+
+def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
+    """The legend of a figure or of axes, every label as it is: matplotlib leaves out those that begin with ``_``."""
+    labels = [printable(str(handle.get_label())) for handle in handles]
+    made = owner.legend(handles=list(handles), labels=["label"] * len(labels), **layout)
+    for text, label in zip(made.get_texts(), labels, strict=True):
+        text.set(text=label, **AS_IT_IS)
 
 
 def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0, inches: float | None = None) -> None:
@@ -91,7 +107,7 @@ def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset:
         step *= 2
     step = max(step, _step(count)) if step > 1 else 1
     shown = [str(offset + token) if names is None else names[token] for token in range(0, count, step)]
-    axis.set_ticks(range(0, count, step), shown, fontsize=9 if len(shown) <= 16 else 7)
+    axis.set_ticks(range(0, count, step), shown, fontsize=9 if len(shown) <= 16 else 7, **AS_IT_IS)
     axis.set_tick_params(length=0 if step == 1 else 3)
     if which == "x" and max(map(len, shown), default=0) > 4:
         for label in axis.get_ticklabels():

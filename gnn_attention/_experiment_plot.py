@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gnn_attention import _canvas
 from gnn_attention._experiment_results import Row
+from gnn_attention._printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,12 +61,12 @@ def _name(axes: Axes, found: Sequence[Row]) -> None:
     for row in found:
         left = places[row.graph][0] > middle
         axes.annotate(
-            row.graph,
+            printable(row.graph),
             (row.edges_per_token, row.loss.mean),
             (-8 if left else 8, -11 if row.graph in crowded else 5),
             textcoords="offset points",
             ha="right" if left else "left",
             fontsize=8.5,
             color=_canvas.BLACK,
-            parse_math=False,  # a file's name may hold a $
+            **_canvas.AS_IT_IS,  # a file's name may hold a $
         )

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _files
+from gnn_attention import _files, _json_files
 from gnn_attention._experiment_results import Outcome
 
 __all__ = ["Store"]
@@ -82,12 +82,9 @@ def _write(file: Path, value: Any) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON ({error}): delete it to begin anew") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{file} holds no object: delete it to begin anew")
-    return value
+        return _json_files.read(file)
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON of a comparison ({error}): delete it to begin anew") from error
 
 
 def _outcome(file: Path) -> Outcome:

@@ -8,7 +8,6 @@ commit constants were measured, and is empty until then; whoever shows an estima
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -17,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _files
-from gnn_attention.cost_model import path_of_costs
+from gnn_attention import _files, _json_files
+from gnn_attention.cost_model import is_positive, path_of_costs
 
 __all__ = ["CONSTANTS", "PRESETS", "Device", "device_of", "named", "path_of_devices", "save_device"]
 
@@ -110,25 +109,25 @@ def path_of_devices() -> Path:
 @cache
 def _measured() -> dict[str, Device]:
     try:
-        path = path_of_devices()
-        said = path.read_bytes()
+        found = _json_files.read(path_of_devices()).get("devices")
+        if not isinstance(found, dict):
+            raise ValueError("there are no devices in it")
+        return {name: device_from(name, constants) for name, constants in found.items()}
     except (OSError, RuntimeError):  # no such file, or nobody's home
         return {}
-    try:
-        return {name: _checked(name, found) for name, found in json.loads(said)["devices"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(
-            f"{path} does not hold the constants of gnn_attention._gpu_devices ({error!r}); "
+            f"{path_of_devices()} does not hold the constants of gnn_attention._gpu_devices ({error}); "
             "measure them again with `gnn-attention bench gpu --calibrate`, or remove the file"
         ) from error
 
 
-def _checked(name: str, found: dict[str, Any]) -> Device:
-    values = {constant: float(found[constant]) for constant in CONSTANTS}
-    for constant, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{constant} = {value!r} is no positive number")
-    return Device(name=name, measured=str(found["measured"]), **values)
+def device_from(name: str, found: object) -> Device:
+    """The constants of a device as JSON holds them. ValueError for one that is no positive number."""
+    kinds = {**dict.fromkeys(CONSTANTS, is_positive), "measured": lambda value: isinstance(value, str)}
+    _json_files.check_fields(found, kinds, f"the device {name[:60]!r}")
+    constants: dict[str, Any] = dict(found)  # type: ignore[call-overload]
+    return Device(name=name, measured=constants["measured"], **{constant: float(constants[constant]) for constant in CONSTANTS})
 
 
 def save_device(device: Device) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnn_attention import _canvas
-from gnn_attention._canvas import BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curve, Point, Stroke, handle
+from gnn_attention._canvas import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curve, Point, Stroke, handle
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
         _dots(ax, places, hear_themselves(drawn.graph), max(1.5, min(5.0, 900 / n)))
         for token in _landmarks(n):
             x, y = places[token]
-            ax.text(1.1 * x, 1.1 * y, _name(drawn.graph.dst_offset, token, names), ha="center", va="center", fontsize=9)
+            ax.text(
+                1.1 * x, 1.1 * y, _name(drawn.graph.dst_offset, token, names), ha="center", va="center", fontsize=9, **AS_IT_IS
+            )
     ax.set(xlim=(-1.34, 1.34), ylim=(-1.34, 1.34), aspect="equal")
     ax.set_axis_off()
 
@@ -142,7 +144,7 @@ def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
         for token in range(len(places)) if len(places) <= FEW else _landmarks(len(places)):
             x, y = places[token]
             turn = "right" if side < 0 else "left"
-            ax.text(x + 0.05 * side, y, _name(offset, token, own), ha=turn, va="center", fontsize=9)
+            ax.text(x + 0.05 * side, y, _name(offset, token, own), ha=turn, va="center", fontsize=9, **AS_IT_IS)
     ax.text(0, 0.04, "src (senders)", ha="center", fontsize=10)
     ax.text(1, 0.04, "dst (receivers)", ha="center", fontsize=10)
     ax.set(xlim=(-0.35, 1.35), ylim=(-1.02, 0.1))
@@ -169,7 +171,9 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
         for token in range(n):
             box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.9}
             text = _name(drawn.graph.dst_offset, token, names)
-            ax.text(token, 0, text, ha="center", va="center", fontsize=10 if n <= 12 else 9 if n <= 24 else 7, bbox=box)
+            ax.text(
+                token, 0, text, ha="center", va="center", fontsize=10 if n <= 12 else 9 if n <= 24 else 7, bbox=box, **AS_IT_IS
+            )
     else:
         _dots(ax, [(float(token), 0.0) for token in range(n)], hear_themselves(drawn.graph), max(1.2, min(5.0, 500 / n)))
     heights = [y for curve in curves for _, y in curve]
@@ -274,7 +278,7 @@ def _node(ax: Axes, place: Point, size: float, name: str) -> None:
     from matplotlib.patches import Circle
 
     ax.add_patch(Circle(place, size, facecolor="white", edgecolor=BLACK, linewidth=1.0, zorder=3))
-    ax.text(*place, name, ha="center", va="center", fontsize=min(10, 95 * size), zorder=4)
+    ax.text(*place, name, ha="center", va="center", fontsize=min(10, 95 * size), zorder=4, **AS_IT_IS)
 
 
 def _dots(ax: Axes, places: Sequence[Point], filled: list[bool], size: float) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints of a training: whole or not there, at any number of ranks, and nothing is lost by going on from one.
 
 A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name and that gets its own
-when all ranks have written; beside the tensors it holds ``training.json``. Whoever is interrupted, killed or out of disk leaves
-the one before as it was.
+when all ranks have written; beside the tensors it holds ``index.json``, what is where, and ``training.json``. Whoever is
+interrupted, killed or out of disk leaves the one before as it was. Nothing of a checkpoint is run when it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from gnn_attention import _checks, _files
+from gnn_attention import _checks, _files, _json_files
+from gnn_attention._checkpoint_files import Planner, Reader, Writer
 from gnn_attention._checks import quoted
 
 __all__ = ["Checkpoints"]
@@ -62,22 +63,33 @@ class Checkpoints:
         whole = self.folder / f"step-{step:08d}"
         part = self.folder / f".{whole.name}.part"
         if first:
-            shutil.rmtree(part, ignore_errors=True)
+            self._remove_parts()  # of a run that was killed
             part.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
-        with _in_plain_words():
-            save(_state(model, optimizer, generator), checkpoint_id=part)
+        try:
+            with _in_plain_words(part):
+                save(_state(model, optimizer, generator), storage_writer=Writer(part))
+            if first:
+                _files.write(part / TOLD, json.dumps(dict(told)))
+                shutil.rmtree(whole, ignore_errors=True)
+                part.rename(whole)
+        except BaseException:  # an interrupt too
+            if first:
+                self._remove_parts()
+            raise
         if first:
-            _files.write(part / TOLD, json.dumps(dict(told)))
-            shutil.rmtree(whole, ignore_errors=True)
-            part.rename(whole)
             _settle(self.folder)
             for old in sorted(self.folder.glob("step-" + "[0-9]" * 8))[:-KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
 
+    def _remove_parts(self) -> None:
+        for part in self.folder.glob(".step-*.part"):
+            shutil.rmtree(part, ignore_errors=True)
+
     def told(self, path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         """What was told with a checkpoint; ValueError where another training wrote it, or it cannot be read."""
         try:
-            told: dict[str, Any] = json.loads((path / TOLD).read_text(encoding="utf-8"))
+            told = _json_files.read(path / TOLD)
+            _json_files.check_fields(told, _TOLD, TOLD)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is no checkpoint of a training: {error}") from error
         for name, value in json.loads(json.dumps(dict(expected))).items():
@@ -89,10 +101,13 @@ class Checkpoints:
         return told
 
     def restore(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
-        """Put a checkpoint's tensors in their places, at whatever number of ranks. Every rank calls it."""
+        """Put a checkpoint's tensors in their places, at whatever number of ranks. Every rank calls it.
+
+        Raises OSError that names the folder where it is damaged; nothing in it is run.
+        """
         state = _state(model, optimizer, generator)
-        with _in_plain_words():
-            load(state, checkpoint_id=path)
+        with _in_plain_words(path):
+            load(state, storage_reader=Reader(path), planner=Planner())
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         generator.set_state(state["generator"])
 
@@ -103,7 +118,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.
 
 
 @contextmanager
-def _in_plain_words() -> Iterator[None]:
+def _in_plain_words(path: Path) -> Iterator[None]:
     """What torch.distributed.checkpoint wraps, an interrupt for one, comes as itself; one process is no reason to warn."""
     try:
         with warnings.catch_warnings():
@@ -114,7 +129,7 @@ def _in_plain_words() -> Iterator[None]:
         if any(isinstance(one, KeyboardInterrupt) for one in found.values()):
             raise KeyboardInterrupt from error
         told = "; ".join(f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(found.items()))
-        raise OSError(f"the checkpoint failed, {told}") from error
+        raise OSError(f"{path}: the checkpoint failed, {told[:600]}") from error
 
 
 def _settle(folder: Path) -> None:
@@ -125,3 +140,16 @@ def _settle(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+_TOLD: dict[str, Callable[[Any], bool]] = {
+    "losses": _are_numbers,
+    "history": lambda value: (
+        isinstance(value, list) and all(isinstance(row, dict) and _are_numbers([*row.values()]) for row in value)
+    ),
+    "seconds": lambda value: _are_numbers([value]) and 0 <= value < 1e12,
+}

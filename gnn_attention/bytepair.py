@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, pairwise
 from typing import Any, SupportsIndex
 
+from gnn_attention import _json_files
 from gnn_attention._checks import quoted
 
 __all__ = ["BytePair"]
@@ -159,7 +160,7 @@ class BytePair:
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
             return cls(tuple(_pair_of_json(index, item) for index, item in enumerate(_merges_of_json(text))))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"text is no byte-pair vocabulary: {error}") from error
 
     def __len__(self) -> int:
@@ -290,11 +291,11 @@ def _checked_pair(index: int, pair: Any) -> Pair:
 
 
 def _merges_of_json(text: str) -> list[Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict) or found.get("kind") != "byte pairs":
+    found = _json_files.parsed(text)
+    if found.get("kind") != "byte pairs":
         raise ValueError('expected a JSON object with "kind": "byte pairs"')
     if set(found) != {"kind", "merges"}:
-        raise ValueError(f'it has the keys {sorted(found)}: expected "kind" and "merges"')
+        raise ValueError(f'it has the keys {_shown(sorted(found))}: expected "kind" and "merges"')
     if not isinstance(found["merges"], list):
         raise ValueError(f"merges is a {type(found['merges']).__name__}: expected a list of pairs")
     merges: list[Any] = found["merges"]

@@ -8,13 +8,13 @@ those of another machine and keeps them in a file.
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from gnn_attention import _files
+from gnn_attention import _files, _json_files
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
@@ -84,26 +84,27 @@ def costs() -> Costs:
     >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.03
     True
     """
+    names = [part.name for part in fields(Costs)]
     try:
-        path = path_of_costs()
-        said = path.read_bytes()
+        found: Any = _json_files.read(path_of_costs()).get("costs")
+        _json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
+        return Costs(**{name: float(found[name]) for name in names})
     except (OSError, RuntimeError):  # no such file, or nobody's home
         return Costs()
-    try:
-        found = json.loads(said)["costs"]
-        return Costs(**{part.name: _positive(found[part.name]) for part in fields(Costs)})
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(
-            f"{path} does not hold the constants of gnn_attention.cost_model ({error!r}); "
+            f"{path_of_costs()} does not hold the constants of gnn_attention.cost_model ({error}); "
             "measure them again with `gnn-attention bench calibrate`, or remove the file"
         ) from error
 
 
-def _positive(number: object) -> float:
-    value = float(number)  # type: ignore[arg-type]
-    if not 0 < value < math.inf:
-        raise ValueError(f"{number!r} is no positive number")
-    return value
+def is_positive(value: object) -> bool:
+    """True for a number above 0 that a float can hold.
+
+    >>> is_positive(2), is_positive(0.0), is_positive(10**400), is_positive("2")
+    (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e308
 
 
 def save(measured: Costs, path: Path | None = None) -> Path:

@@ -19,6 +19,7 @@ import torch
 from gnn_attention import _canvas, _checks, _layouts, analyse
 from gnn_attention._canvas import BLUE, LIGHT, ORANGE
 from gnn_attention._layouts import Drawn
+from gnn_attention._printable import printable
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
@@ -165,7 +166,7 @@ def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
         _canvas.heights(axes, degree.tolist(), offset, colour, mean)
         axes.set(xlabel=words[1], ylabel=words[2])
         _canvas.title(axes, f"{words[0]}: {_canvas.spread(degree.tolist())}")
-    made.suptitle(graph.name if title is None else title, fontsize=11, x=0.02, ha="left")
+    _canvas.headline(made, graph.name if title is None else title)
     return _canvas.finish(made, None)
 
 
@@ -190,7 +191,9 @@ def hops(
     _canvas.curves(axes, counts, last)
     axes.set(xlabel="layers", ylabel="tokens heard of")
     _canvas.title(axes, _canvas.shared([each.name for each in stack]) if title is None else title)
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.95))
+    _canvas.legend(
+        axes, axes.get_legend_handles_labels()[0], frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95)
+    )
     return _canvas.finish(made, ax)
 
 
@@ -212,7 +215,7 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
         one = graph.select(0, head)
         mask(one, axes, title=f"head {head}")
         axes.label_outer()
-    made.suptitle(graph.name if title is None else title, fontsize=11, x=0.02, ha="left")
+    _canvas.headline(made, graph.name if title is None else title)
     return _canvas.finish(made, None, [_canvas.cell(BLUE, "edge: dst hears src"), _canvas.cell(LIGHT, "no edge")])
 
 
@@ -243,7 +246,9 @@ def _names(graph: TokenGraph, labels: Labels | None, src_labels: Labels | None) 
     for word, given, count, whom in sides:
         if given is not None and len(given) != count:
             raise ValueError(f"{word} must hold a name for each of the {count} {whom} of {graph.name}, got {len(given)}")
-    dst, src = ([str(name) for name in given] if given is not None else None for given in (labels, src_labels))
+    dst, src = (
+        [printable(str(name), line_ends=True) for name in given] if given is not None else None for given in (labels, src_labels)
+    )
     return dst, src
 
 

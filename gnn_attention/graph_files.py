@@ -125,7 +125,7 @@ def _graphml(text: str) -> _Found:
 
     try:
         graph = nx.parse_graphml(text, node_type=str)
-        number = {label: int(label) for label in graph.nodes}
+        number = {label: _number(label) for label in graph.nodes}
     except Exception as error:  # of the XML parser, of networkx, of a label that is no number
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     label_of: dict[int, str] = {}
@@ -136,6 +136,12 @@ def _graphml(text: str) -> _Found:
     if not graph.is_directed():
         edges = [pair for u, v in edges for pair in ((u, v), (v, u))]
     return _Found(edges, set(number.values()))
+
+
+def _number(label: str) -> int:
+    if not _LABEL.fullmatch(label):
+        raise ValueError(f"a node is one of 0, 1, 2, ..., got {label[:40]!r}")
+    return int(label)
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gnn_attention import _checks, algebra, patterns, weights
+from gnn_attention import _checks, _json_files, algebra, patterns, weights
 from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
@@ -335,14 +335,15 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
     """
     tensors, texts = weights.load(path)
     try:
-        vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**json.loads(texts.pop("config")))
+        vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**_json_files.parsed(texts.pop("config")))
         _check_vocabulary(vocabulary, config)
+        _check_sizes(tensors, config)
         with torch.device("meta"):  # no memory, and no draw from torch's generator, for weights that are replaced at once
             model = LanguageModel(config)
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
         metadata = {key: json.loads(text) for key, text in texts.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {str(error)[:400]}") from error
     return model.eval(), vocabulary, metadata
 
 
@@ -360,6 +361,17 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
 def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
     if len(vocabulary) != config.vocabulary_size:
         raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {config.vocabulary_size}, the model's")
+
+
+def _check_sizes(tensors: Mapping[str, Tensor], config: Config) -> None:
+    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9 layers."""
+    if config.num_layers > len(tensors):
+        raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
+    if max(asdict(config).values()) >= 2**31:
+        raise ValueError("its config has a size of 2**31 or more")
+    other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
+    if other is not None:
+        raise ValueError(f"its tensor {other[:80]!r} is {tensors[other].dtype}, expected floating point numbers")
 
 
 # -- what the heads do ------------------------------------------------------------------------------------------------

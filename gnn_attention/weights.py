@@ -196,7 +196,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
-        raise ValueError(f"the name {twice[0]!r} is there twice")
+        raise ValueError(f"the name {_shown(twice[0])} is there twice")
     return found
 
 

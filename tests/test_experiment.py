@@ -314,7 +314,7 @@ class TestFolder:
         ("name", "content", "match"),
         [
             ("plan.json", "{", "plan.json is no JSON .*: delete it to begin anew"),
-            ("plan.json", "[]", "plan.json holds no object"),
+            ("plan.json", "[]", r"plan.json is no JSON of a comparison \(it is a list"),
             ("plan.json", "[" * 99999, "plan.json is no JSON"),
             ("plan.json", "{}", r"holds a comparison with batch null, not 2"),
             ("{key}-seed0.json", "", "seed0.json is no JSON"),

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from gnn_attention import _checkpoint_files as checkpoint_files
 from gnn_attention import _files, training
 from gnn_attention import model as lm
 from gnn_attention._train_ranks import Layout, Ranks, clip, lost, started
@@ -178,11 +179,13 @@ def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path: Path, 
         raise KeyboardInterrupt
 
     stopped(LONG, None, str(tmp_path), 3)
-    for owner, name in ((Path, "rename"), (_files, "write")):  # the one inside torch, the other after it
+    places = ((checkpoint_files, "_place"), (_files, "write"), (Path, "rename"))  # the first inside torch, the last after all
+    for owner, name in places:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 trained(LONG, None, str(tmp_path))
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
     assert Checkpoints(tmp_path).newest() == tmp_path / "step-00000002"
     check_goes_on(trained(LONG)[0], trained(LONG, None, str(tmp_path))[0], after=2)
 
@@ -206,10 +209,17 @@ def test_what_stops_a_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="the checkpoint failed, rank 0: OSError: no space left on device"):
+    monkeypatch.setattr(_files, "write", full)
+    with pytest.raises(OSError, match=r"step-00000002.part: the checkpoint failed, rank 0: OSError: no space left on device"):
         trained(SHORT, None, str(tmp_path))
-    assert Checkpoints(tmp_path).newest() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000007.part").mkdir()
+    (tmp_path / ".step-00000007.part" / "__0_0.distcp").write_bytes(b"half")
+    stopped(SHORT, None, str(tmp_path), 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
 # -- gradients, layouts and the start ---------------------------------------------------------------------------------

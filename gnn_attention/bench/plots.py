@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnn_attention import _canvas
 from gnn_attention.bench.summary import Record, cases_of, workload_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 __all__ = ["against_tokens", "crossover", "save"]
 
@@ -41,8 +43,9 @@ def against_tokens(record: Record, family: str, quantity: str, allocator: str = 
     for axes, (which, title) in zip(panels, PASSES.items(), strict=True):
         for method, points in lines[which].items():
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
+        shown = list(axes.lines)
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=AXES[quantity], title=f"{FAMILIES[family]}, {title}")
-        _finish(axes)
+        _finish(axes, shown)
     return made
 
 
@@ -67,9 +70,10 @@ def crossover(record: Record) -> Figure | None:
             if row["pass"] == which:
                 label = f"{row['method']}, {row['kind']}"
                 axes.plot(*zip(*row["points"], strict=True), STYLES[row["kind"]], marker="o", markersize=3, label=label)
+        shown = list(axes.lines)
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.set(xscale="log", yscale="log", xlabel="density", ylabel="times faster than SDPA with a mask", title=title)
-        _finish(axes)
+        _finish(axes, shown)
     return made
 
 
@@ -82,7 +86,7 @@ def _panels() -> tuple[Figure, Sequence[Axes]]:
     return made, made.subplots(1, 2)
 
 
-def _finish(axes: Axes) -> None:
+def _finish(axes: Axes, shown: Sequence[Line2D]) -> None:
     axes.grid(alpha=0.3, which="both", linewidth=0.4)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7)
+    if shown:
+        _canvas.legend(axes, shown, fontsize=7)

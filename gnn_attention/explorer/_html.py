@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention import _files
+from gnn_attention._printable import printable
 
 __all__ = ["MARK", "TEMPLATE", "Page", "assembled", "embedded", "is_ours"]
 
@@ -62,12 +63,13 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 
 def is_ours(path: Path) -> bool:
-    """True for a file that is a page of the explorer."""
+    """True for a file that is a page of the explorer; what is no regular file, such as a pipe, is never waited for."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return MARK.encode() in file.read(2000)
 
 
 def _printable(title: str) -> str:
-    """The title as one line that utf-8 can encode: what cannot be printed is a space, half a character U+FFFD."""
-    whole = title.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())
+    """The title as one line that utf-8 can encode."""
+    return " ".join(printable(title).split())

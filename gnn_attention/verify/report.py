@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from gnn_attention import _json_files
 
 __all__ = ["Report", "Result"]
 
@@ -111,15 +115,24 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """What :meth:`to_json` wrote.
+        """What :meth:`to_json` wrote. ValueError, in one short sentence, for anything else.
 
         >>> result = Result("attend", "dense", "float64", "causal, plain", passed=True, output=0.25)
         >>> Report.from_json(Report((result,), {"device": "x86_64 CPU"}).to_json()).results == (result,)
         True
         """
-        found = json.loads(text)
-        results = (Result(**_read(result)) for result in found["results"])
+        found = _json_files.parsed(text)
+        _json_files.check_fields(found, _RECORD, "the record")
+        results = (_read(number, result) for number, result in enumerate(found["results"]))
         return cls(tuple(results), found["environment"], found["summary"].get("not_started", 0))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Report:
+        """The record in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
+        try:
+            return cls.from_json(_json_files.text(path))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: expected a record that verify --json wrote; {error}") from None
 
 
 def _told(result: Result) -> dict[str, Any]:
@@ -133,8 +146,41 @@ def _told(result: Result) -> dict[str, Any]:
     return told
 
 
-def _read(told: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(value) if key in NUMBERS else value for key, value in told.items()}
+def _read(number: int, told: Any) -> Result:
+    what = f"results[{number}]"
+    _json_files.check_fields(told, {name: _FIELDS[name] for name in _NEEDED}, what)
+    _json_files.check_fields(told, {name: fits for name, fits in _FIELDS.items() if name in told}, what)
+    if other := told.keys() - _FIELDS.keys():
+        raise ValueError(f"{what} has a field {min(other)[:40]!r}, which no result has")
+    fields: dict[str, Any] = {key: float(value) if key in NUMBERS else value for key, value in told.items()}
+    return Result(**fields)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    """Of JSON, within a float; or the string that stands for one that JSON cannot say."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308
+    return number or value in ("nan", "inf", "-inf")
+
+
+_NEEDED = ("group", "backend", "dtype", "name", "passed")
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("group", "backend", "dtype", "name", "skipped", "message"), _is_text),
+    **dict.fromkeys(NUMBERS, _is_number),
+    "passed": lambda value: isinstance(value, bool),
+}
+_RECORD: dict[str, Callable[[Any], bool]] = {
+    "environment": lambda value: isinstance(value, dict),
+    "summary": lambda value: isinstance(value, dict) and _is_count(value.get("not_started", 0)),
+    "results": lambda value: isinstance(value, list),
+}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
 
 
 def _row(group: str, backend: str, dtype: str, rows: list[Result]) -> str:

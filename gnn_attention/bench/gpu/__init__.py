@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gnn_attention.bench.gpu import plots, table, targets, workloads
 from gnn_attention.bench.gpu.calibrate import calibrated
-from gnn_attention.bench.gpu.running import keeper, read, run_gpu
+from gnn_attention.bench.gpu.records import read
+from gnn_attention.bench.gpu.running import keeper, run_gpu
 
 __all__ = ["calibrated", "keeper", "plots", "read", "run_gpu", "table", "targets", "workloads"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnn_attention._canvas import AS_IT_IS
+from gnn_attention._printable import printable
 from gnn_attention.bench.gpu.methods import AGAIN
 from gnn_attention.bench.gpu.workloads import PASSES
 
@@ -56,8 +58,10 @@ def _bars(record: Record, quantity: str, factor: float, words: str, logarithmic:
                     if "predicted_s" in case
                 ]
                 axes.scatter([x for x, _ in told], [y for _, y in told], marker="_", color="black", zorder=3)
-        axes.set(title=about["title"], ylabel=words, xticks=range(len(methods)), yscale="log" if logarithmic else "linear")
-        axes.set_xticklabels(methods, rotation=20, ha="right", fontsize=7)
+        axes.set(ylabel=words, xticks=range(len(methods)), yscale="log" if logarithmic else "linear")
+        axes.set_title(printable(about["title"]), **AS_IT_IS)
+        names = [printable(method) for method in methods]
+        axes.set_xticklabels(names, rotation=20, ha="right", fontsize=7, **AS_IT_IS)
         axes.grid(alpha=0.3, axis="y", linewidth=0.4)
     panels[0].legend(fontsize=7)
     return made

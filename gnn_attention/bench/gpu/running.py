@@ -34,9 +34,10 @@ from gnn_attention.bench.gpu import machine, targets
 from gnn_attention.bench.gpu.machine import Ceilings, Watch
 from gnn_attention.bench.gpu.measuring import Bench, LostDeviceError, Pace
 from gnn_attention.bench.gpu.methods import GpuMethod, methods_of
+from gnn_attention.bench.gpu.records import read
 from gnn_attention.bench.gpu.workloads import PASSES, Workload, select
 
-__all__ = ["Record", "keeper", "read", "run_gpu"]
+__all__ = ["Record", "keeper", "run_gpu"]
 
 Record = dict[str, Any]
 SAME = ("device", "torch", "triton", "cuda", "commit", "dirty", "sources", "quick")  # or a record is not carried on
@@ -99,17 +100,6 @@ def _tidy(place: torch.device) -> None:
     gc.collect()
     if place.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def read(path: Path) -> Record:
-    """A record from its file; ValueError if it is none of this benchmark."""
-    try:
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if record["bench"] != "gpu" or record["schema"] != 1:
-            raise ValueError("it is of another benchmark")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no record of bench gpu ({error}); give the file that --json wrote") from error
-    return record
 
 
 def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:

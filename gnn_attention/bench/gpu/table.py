@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gnn_attention.bench.gpu import records
 from gnn_attention.bench.gpu.methods import AGAIN, AUTO, PEERS
 from gnn_attention.bench.gpu.targets import case_of, noise
 from gnn_attention.bench.gpu.workloads import PASSES
@@ -25,7 +25,7 @@ def newest(folder: Path = RECORDS) -> tuple[Path, Record] | None:
     True
     """
     for path in sorted(folder.glob("*-bench-gpu-*.json"), reverse=True):
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        record = records.read(path)
         if record["measurement"] and not record["quick"]:
             return path, record
     return None
