@@ -11,7 +11,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 # A paragraph is a row.
 MODULES = """
-_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
+_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns kernels kernels._tiled
 verify.circumstances figures._figure
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
@@ -80,8 +80,9 @@ verify.record
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.attend_checks verify.layer_checks
 verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
+figures.together
 
-circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
+circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks figures.threads
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
 
