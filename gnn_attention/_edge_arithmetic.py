@@ -7,31 +7,22 @@ the rows it gathers) are ``embedding_bag``. Both read the rows of edges only.
 from __future__ import annotations
 
 import functools
-import warnings
 
 import torch
 from torch.nn import functional
 
 from gnn_attention._pieces import Edges
 from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._turns import accept_sparse_matrices
 
 __all__ = ["Head", "matrix_of", "row_maxima", "row_sums", "sampled_products", "weighted_sums"]
 
 
 def matrix_of(edges: Edges, values: Float[Tensor, " edges"]) -> Tensor:
     """The sparse matrix ``[dst, src]`` with these numbers at the edges; writing to ``values`` changes it."""
-    _accept_sparse_matrices()
+    accept_sparse_matrices()
     size = (edges.ptr.numel() - 1, edges.out_ptr.numel() - 1)
     return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
-
-
-@functools.cache
-def _accept_sparse_matrices() -> None:
-    """Have torch say once, unheard, that it may change this format in future; it is never handed out."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        index = torch.tensor([0], dtype=torch.int32)
-        torch.sparse_csr_tensor(index, index[:0], torch.zeros(0), (0, 0), check_invariants=False)
 
 
 def sampled_products(

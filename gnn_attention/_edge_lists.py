@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from gnn_attention import _memory
 from gnn_attention._compile import not_compiled
 from gnn_attention._shapes import Tensor
+from gnn_attention._turns import accept_sparse_matrices
 
 __all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "mask", "positions"]
 
@@ -85,9 +84,8 @@ def _sparse_product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num
         ones = torch.ones(edges.shape[1], device=edges.device)
         return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False)
 
-    with warnings.catch_warnings():  # torch warns of its CSR format, which it uses inside
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
+    accept_sparse_matrices()  # the product is made in that format
+    product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
     return product.coalesce().indices().flip(0)
 
 

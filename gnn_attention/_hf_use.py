@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +73,18 @@ class Use:
 
 
 _ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", default=())
-_last: WeakKeyDictionary[nn.Module, tuple[Use, ...]] = WeakKeyDictionary()  # where no mask carries them
+_Last = WeakKeyDictionary[nn.Module, tuple[Use, ...]]
+_last: _Last = WeakKeyDictionary()  # where no mask carries them, for the threads in which torch goes backward on a GPU
+
+
+class _OfThread(threading.local):
+    """The same for the forward passes of each thread, which goes backward itself on a CPU."""
+
+    def __init__(self) -> None:
+        self.last: _Last = WeakKeyDictionary()
+
+
+_own = _OfThread()
 
 
 def uses_now() -> tuple[Use, ...]:
@@ -87,10 +99,11 @@ def uses_for(module: nn.Module) -> tuple[Use, ...]:
     """
     uses = uses_now()
     if torch._C._current_graph_task_id() == -1:
+        _own.last[module] = uses
         if uses or module in _last:
             _last[module] = uses
         return uses
-    remembered = _last.get(module, ())
+    remembered = _own.last.get(module, _last.get(module, ()))
     if not all(use.open[0] for use in remembered):
         raise RuntimeError(
             f"{named(module)} is computed again for the backward pass (gradient checkpointing) after its use_graph block was "

@@ -25,6 +25,7 @@ from gnn_attention import _pairs, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
 from gnn_attention._surgery import Split, Surgery
+from gnn_attention._turns import turn
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
@@ -47,8 +48,9 @@ def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     """Inside, the layers of ``module`` run with the given operations; leaving restores them, after exceptions too.
 
-    Operations add up. Every backend serves; a layer that walks (``backend=None``) runs through "auto" while edges are muted, and
-    refuses a graph that differs by head. Set a backend before, not inside.
+    Operations add up, and hold in all threads; while one is in such a block, any other that would enter one is refused
+    (NotImplementedError). Every backend serves; a layer that walks (``backend=None``) runs through "auto" while edges are muted,
+    and refuses a graph that differs by head. Set a backend before, not inside.
 
     Raises TypeError or IndexError before anything changes for what is no operation, or a layer or head that is not there;
     the layer's call raises ValueError for a pair that is no edge of its graph, NotImplementedError for a per-edge bias beside an
@@ -67,6 +69,7 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     for surgery in surgeries:
         _check_places(surgery, layers)
     with ExitStack() as stack:
+        stack.enter_context(turn(layers, brief=False))
         for surgery in surgeries:
             split = Split(surgery)
             for number in range(len(layers)) if surgery.layers is None else surgery.layers:

@@ -19,7 +19,6 @@ import ast
 import difflib
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from operator import and_, matmul, or_, sub, xor
 from typing import Any, NoReturn
@@ -29,6 +28,7 @@ import torch
 from gnn_attention import _checks, _effort, _sizing, algebra, patterns
 from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
+from gnn_attention._turns import ignored
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "sized", "tensor"]
@@ -303,8 +303,7 @@ def _one_line(text: object) -> str:
 def _syntax_tree(text: str) -> ast.expr:
     """Python's own reading of the text; ValueError where it is no expression."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of "1or 2": it is refused anyway
+        with ignored():  # "1or 2" warns, and is refused anyway
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         column = min(error.offset or 1, len(text) + 1)

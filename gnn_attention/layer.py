@@ -117,7 +117,7 @@ class MessagePassingAttention(MessagePassing):
         if shard is not None:
             graph, bias = shard.graph(graph), shard.bias(bias)
         if isinstance(self.heads, LazyHeads):
-            self.heads.meet(x_dst.shape[-1], x_src.shape[-1])
+            LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])  # they may be of another class by now, in threads
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NoReturn
 
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -14,6 +15,7 @@ __all__ = ["LazyHeads"]
 
 WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}  # the axis that is as wide as a state
 OF_SENDERS = ("W_K", "W_V")
+_meeting = threading.Lock()
 
 
 class LazyHeads(LazyModuleMixin, StandardHeads):
@@ -46,16 +48,25 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
             self.register_parameter(name, UninitializedParameter())  # type: ignore[arg-type]
 
     def meet(self, width: int, source_width: int) -> None:
-        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless they were loaded before."""
+        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless they were loaded before.
+
+        Of several threads that come at once the first decides the widths, and the others wait until the parameters are there.
+        """
+        with _meeting:
+            if isinstance(self, LazyHeads):  # what another thread has made of it meanwhile is no such thing any more
+                self._become(width, source_width)
+
+    def _become(self, width: int, source_width: int) -> None:
+        """Change into the class of what is whole by then, last of all: from there on nobody waits."""
         loaded = not self.has_uninitialized_params()
         for name, sizes in self._sizes.items():
             own = source_width if name in OF_SENDERS else width
             if isinstance(part := self._parameters[name], UninitializedParameter):
                 part.materialize(tuple(own if axis == WIDE[name] else size for axis, size in enumerate(sizes)))
         del self._sizes
-        self._infer_parameters(self, ())
         if not loaded:
             self.reset_parameters()
+        self._infer_parameters(self, ())
 
     def initialize_parameters(self) -> None:
         """Nothing is left to do for torch after :meth:`meet`."""

@@ -20,6 +20,7 @@ sequence. What tokens x tokens or edges x heads x width would hold is made only 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ from gnn_attention._layer_trace import LayerTrace
 from gnn_attention._operate import attention_layers, check_unwatched, exchanged, muted_by, operate
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention._surgery import Surgery, cut, mute
-from gnn_attention.attend import AttentionInfo, attend
+from gnn_attention._turns import of_this_thread, turn
+from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -134,6 +136,8 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     as it was. ``surgery`` is what :func:`cut` and :func:`mute` return, one or several. Phases and states are those of the blocks
     of ``gnn_attention.model``. A layer that walks (``backend=None``) runs through "auto", which tells the log-sum-exp.
 
+    Only what this thread computes is recorded; threads that record one module do so one after the other.
+
     What is recorded can be differentiated; run under ``torch.no_grad()`` to keep less.
 
     Raises ValueError for a module without such a layer, NotImplementedError where torch_geometric's hooks or explainers make a
@@ -150,8 +154,9 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
     layers: list[LayerTrace] = []
     phases: list[Phase] = []
-    with operate(module, *surgeries), ExitStack() as stack:
-        for number, layer in enumerate(attention_layers(module)):
+    watched = attention_layers(module)
+    with turn(watched, brief=True), operate(module, *surgeries), ExitStack() as stack:
+        for number, layer in enumerate(watched):
             stack.enter_context(_watching_layer(number, layer, layers))
         blocks = [part for part in module.modules() if isinstance(part, Block)]
         for number, block in enumerate(blocks):
@@ -176,9 +181,9 @@ def _watching_layer(number: int, layer: MessagePassingAttention, seen: list[Laye
         seen.append(LayerTrace(number, module.heads, update, z, call, info, muted))
 
     with ExitStack() as stack:
-        stack.enter_context(exchanged(layer, Backend("recorder", partial(_run_recorded, before, calls))))
+        stack.enter_context(exchanged(layer, Backend("recorder", partial(_run_recorded, threading.get_ident(), before, calls))))
         stack.callback(layer.register_forward_pre_hook(_check_unwatched).remove)
-        stack.callback(layer.register_forward_hook(note).remove)
+        stack.callback(layer.register_forward_hook(of_this_thread(note)).remove)
         yield
 
 
@@ -186,7 +191,9 @@ def _check_unwatched(layer: MessagePassingAttention, inputs: Any) -> None:
     check_unwatched(layer, "record it")
 
 
-def _run_recorded(inner: str | Backend | None, calls: list[Any], call: Call) -> tuple[Tensor, Tensor | None]:
+def _run_recorded(thread: int, inner: str | Backend | None, calls: list[Any], call: Call) -> tuple[Tensor, Tensor | None]:
+    if threading.get_ident() != thread:
+        return attended(call, inner or "auto")
     options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner or "auto")
     out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
     calls.append((call, out, info))
@@ -211,11 +218,11 @@ def _watching_block(number: int, block: Block, seen: list[Phase]) -> Iterator[No
 
     with ExitStack() as stack:
         for handle in (
-            block.attention_norm.register_forward_pre_hook(partial(given, "before")),
-            block.attention.register_forward_hook(partial(returned, "heard")),
-            block.mlp_norm.register_forward_pre_hook(partial(given, "between")),
-            block.mlp.register_forward_hook(partial(returned, "thought")),
-            block.register_forward_hook(note),
+            block.attention_norm.register_forward_pre_hook(of_this_thread(partial(given, "before"))),
+            block.attention.register_forward_hook(of_this_thread(partial(returned, "heard"))),
+            block.mlp_norm.register_forward_pre_hook(of_this_thread(partial(given, "between"))),
+            block.mlp.register_forward_hook(of_this_thread(partial(returned, "thought"))),
+            block.register_forward_hook(of_this_thread(note)),
         ):
             stack.callback(handle.remove)
         yield

@@ -12,20 +12,21 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure _recompute verify.report bench.process bench.measure figures.results
+verify.circumstances figures._figure _recompute bench.process bench.measure figures.results _json_files _printable
+_turns
 
-bytepair explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
-_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
-bench.gpu.gather_kernel rotary factored _operator cost_model _pieces _nonfinite verify.oracle verify.record _kept
-_lookup _edge_checks
+verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
+_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms bench.gpu.gather_kernel
+rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks _checkpoint_files
+_memory figures.greedy
 
-_corpus edges score_mods _ranges _listed _cost_configs _experiment_plot _audit_runner latent_heads _gpu_devices
-_token_views _flash _edge_arithmetic standard_heads bench.gpu.machine
+_edge_lists _train_checkpoints verify.record _corpus edges score_mods _ranges _listed _cost_configs _experiment_plot
+_audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads
 
-_merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate _rectangle_kernels heads
-_foreign_layouts lazy_heads
+bench.gpu.machine _merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate _rectangle_kernels
+heads _foreign_layouts lazy_heads
 
-kernels._row_passes kernels._tiled_backward kernels._tiled_forward _enumeration _without_lists
+kernels._row_passes kernels._tiled_backward kernels._tiled_forward _enumeration _without_lists bench.gpu.records
 
 _cover
 
@@ -73,12 +74,12 @@ figures._malformed_calls figures._malformed_layers
 
 generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
 bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets figures.errors
-figures.interference figures._malformed_caches
+figures.interference figures._malformed_caches figures.chunked
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
-bench.gpu.measuring bench.gpu.table figures._table
+bench.gpu.measuring bench.gpu.table figures._table figures.decoding figures.together
 
-circuits explorer._command _train_ranks figures bench.gpu.running figures._running
+circuits explorer._command _train_ranks figures bench.gpu.running figures._running figures.threads
 
 training bench.gpu figures._command
 
