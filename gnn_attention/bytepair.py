@@ -295,7 +295,7 @@ def _merges_of_json(text: str) -> list[Any]:
     if found.get("kind") != "byte pairs":
         raise ValueError('expected a JSON object with "kind": "byte pairs"')
     if set(found) != {"kind", "merges"}:
-        raise ValueError(f'it has the keys {_shown(sorted(found))}: expected "kind" and "merges"')
+        raise ValueError(f'it has the keys {quoted(sorted(found))}: expected "kind" and "merges"')
     if not isinstance(found["merges"], list):
         raise ValueError(f"merges is a {type(found['merges']).__name__}: expected a list of pairs")
     merges: list[Any] = found["merges"]
