@@ -15,7 +15,7 @@ _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_tabl
 verify.circumstances figures._figure
 
 explorer._html _kept _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
-_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
+_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints _twice
 bench.gpu.gather_kernel
 
 _corpus _ranges _listed _cost_configs _experiment_plot _audit_runner
@@ -84,6 +84,7 @@ verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.la
 circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
+figures.gradients figures.compilation
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
