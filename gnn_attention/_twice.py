@@ -45,7 +45,8 @@ class _Twice(torch.autograd.Function):
             ctx.out = fast(*ctx.inner)
         ctx.slow = slow
         ctx.save_for_backward(*inputs)
-        return ctx.out.detach()
+        out: Tensor = ctx.out
+        return out.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -84,7 +84,9 @@ verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.la
 circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
-figures.gradients figures.compilation
+figures.gradients figures.operators
+
+figures.compilation
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 

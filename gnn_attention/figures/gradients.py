@@ -31,8 +31,8 @@ from gnn_attention.layer import MessagePassingAttention
 
 __all__ = ["FIGURE", "GradientCase"]
 
-KINDS = ("causal", "full", "window", "band", "dilated", "window and sinks", "prefix", "documents", "tree", "globals")
-KINDS = (*KINDS, "by head", "list")  # twelve; of the list, in no order, some receivers hear nobody
+USUAL = ("causal", "full", "window", "band", "dilated", "window and sinks", "prefix", "documents", "tree", "globals")
+KINDS = (*USUAL, "by head", "list")  # twelve; of the list, in no order, some receivers hear nobody
 FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
     "attend": None,
     "standard": lambda heads: heads,
@@ -103,7 +103,7 @@ class GradientCase:
         made = {"none": None, "alibi": score_mods.alibi(slopes), "softcap": score_mods.softcap(1.5)}
         return {"score_mod": made[kind]}, []
 
-    def _bias(self, graph: TokenGraph, *lead: int) -> dict[str, Tensor]:
+    def _bias(self, graph: TokenGraph, *lead: int) -> dict[str, Any]:
         """A number for each edge; not of a graph that differs by head, which has no single list of edges."""
         if graph.heads is not None or self._rng.random() < 0.6:
             return {}
@@ -124,7 +124,7 @@ class GradientCase:
         given = {**mod, "scale": self._rng.choice([None, 0.7]), "backend": self.triple[0]}
 
         def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
-            more = dict(zip(options, rest, strict=False))
+            more: dict[str, Any] = dict(zip(options, rest, strict=False))
             return attend(q, k, v, graph, **given, **more)
 
         return call, (q, k, v, *options.values(), *learned)
