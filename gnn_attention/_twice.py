@@ -31,7 +31,7 @@ def twice_differentiable(fast: Run, slow: Run, *inputs: Tensor) -> Tensor:
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if not wanted or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return fast(*inputs)
-    out: Tensor = _Twice.apply(fast, slow, *inputs)
+    out: Tensor = _Twice.apply(fast, slow, *inputs)  # type: ignore[no-untyped-call]
     return out
 
 
