@@ -119,7 +119,10 @@ class Rectangles:
         return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
 
     def parts(self, count: int) -> Iterator[Rectangles]:
-        """At most ``count`` rectangles at a time."""
+        """At most ``count`` rectangles at a time. Of a symbolic count a program then knows only that it is large enough."""
+        if self.dst.count <= count:
+            yield self
+            return
         for first in range(0, self.dst.count, count):
             stop = min(first + count, self.dst.count)
             masks = None if self.masks is None else self.masks.part(first, stop)

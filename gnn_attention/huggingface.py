@@ -37,7 +37,7 @@ from gnn_attention.score_mods import ScoreMod, chain, softcap
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as error:
-    raise ModuleNotFoundError(f"this needs transformers 5.4 or newer ({error}): pip install 'gnn_attention[hf]'") from None
+    raise ModuleNotFoundError(f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'") from None
 
 __all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]
 
@@ -77,7 +77,7 @@ def mask(
     if isinstance(attention_mask, LazyMask):
         return attention_mask
     if mask_function is None:
-        raise ValueError("mask_function is missing: transformers 5.4 or newer gives it, pip install 'gnn_attention[hf]'")
+        raise ValueError("mask_function is missing: transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'")
     return LazyMask(
         mask_function,
         batch_size,

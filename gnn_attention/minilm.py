@@ -41,7 +41,7 @@ try:
     from transformers import BertConfig, BertModel
 except ImportError as error:
     raise ModuleNotFoundError(
-        f"gnn_attention.minilm needs transformers 5.4 or newer ({error}): pip install transformers"
+        f"gnn_attention.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
     ) from None
 
 __all__ = ["SHA256", "SentenceEncoder", "load"]

@@ -18,7 +18,7 @@ _turns
 verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms bench.gpu.gather_kernel
 rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks _checkpoint_files
-_memory figures.greedy
+_memory figures.greedy _twice
 
 _edge_lists _train_checkpoints verify.record _corpus edges score_mods _ranges _listed _cost_configs _experiment_plot
 _audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads
@@ -68,13 +68,14 @@ layer _layer_trace _token_cache huggingface _rank_attention verify.attend_checks
 verify.dropout_checks verify.large_checks verify.processes bench.calibrate
 
 general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
+figures.gradients
 
 model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
-figures._malformed_calls figures._malformed_layers
+figures._malformed_calls figures._malformed_layers figures.operators
 
 generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
 bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets figures.errors
-figures.interference figures._malformed_caches figures.chunked
+figures.interference figures._malformed_caches figures.chunked figures.compilation
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
 bench.gpu.measuring bench.gpu.table figures._table figures.decoding figures.together

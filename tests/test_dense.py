@@ -109,3 +109,28 @@ def test_surely_finite(dtype, bad):
     assert _nonfinite.surely_finite(fine, fine)
     assert not _nonfinite.surely_finite(fine, spoilt)
     assert not _nonfinite.surely_finite(spoilt, -spoilt)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_second_derivatives(name):
+    """SDPA's fused kernels have none: of a plain call they are those of the formula, and its first are the fused ones still."""
+    slopes, bends = [], []
+    for backend in ("dense", "reference"):
+        given = [x.requires_grad_() for x in qkv()]
+        out = ga.attend(*given, GRAPHS[name], backend=backend)
+        found = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        slopes.append(found)
+        bends.append(torch.autograd.grad(sum(x.square().sum() for x in found), given))
+    for ours, truth in (slopes, bends):
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(ours, truth, strict=True))
+
+
+def test_some_inputs_learn_and_a_gradient_is_asked_for_twice():
+    """A key alone, and once more with what was kept."""
+    q, k, v = qkv()
+    k.requires_grad_()
+    out = attend(q, k, v, "causal")
+    first, again = (torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for _ in range(2))
+    wanted = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
+    assert torch.equal(first, again)
+    assert torch.allclose(first, wanted, rtol=0, atol=1e-12)

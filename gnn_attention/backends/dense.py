@@ -10,15 +10,18 @@ non-edge spoils nothing (it is asked about an edge instead).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import _flash, _memory, _nonfinite, edges
 from gnn_attention._call import Call
 from gnn_attention._shapes import Tensor
+from gnn_attention._twice import twice_differentiable
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
@@ -124,15 +127,20 @@ def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
-    return functional.scaled_dot_product_attention(
-        call.q,
-        call.k,
-        call.v,
+    kernel = partial(
+        functional.scaled_dot_product_attention,
         attn_mask=mask,
         is_causal=is_causal,
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
+    return twice_differentiable(kernel, partial(_unfused, kernel), call.q, call.k, call.v)
+
+
+def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """SDPA made of operators that have second derivatives."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return kernel(*inputs)
 
 
 # -- with lse, without a mask -------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch.nn import functional
 from gnn_attention import _flex_masks, _nonfinite, edges
 from gnn_attention._call import Call
 from gnn_attention._compile import constant
+from gnn_attention._operator import operator
 from gnn_attention._shapes import Tensor
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
@@ -247,17 +248,23 @@ def _like_copy(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _copied_back(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    """A copy has the gradient of what was copied."""
+
+
 # What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is an error, and before
 # it (torch 2.13) the kernel reads numbers that were computed in another order of axes as if they stood in their own.
-torch.library.define("gnn_attention::apart", "(Tensor x) -> Tensor")
-torch.library.impl("gnn_attention::apart", "default", _copy)
-torch.library.register_fake("gnn_attention::apart", _like_copy)
+_copied = operator("apart", "(Tensor x) -> Tensor", _copy, _like_copy, _copied_back, _keep_nothing)
 
 
 def _apart(x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x
-    copied: Tensor = torch.ops.gnn_attention.apart(x)
+    copied: Tensor = _copied(x)
     return copied
 
 

@@ -20,7 +20,7 @@ from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, 
 from gnn_attention.verify.large_checks import LARGE, TOKENS, LargeCase
 from gnn_attention.verify.measure import gradients_of
 
-__all__ = ["OWN", "gpu_checks"]
+__all__ = ["OWN", "Recorder", "gpu_checks", "leaf_like"]
 
 OWN = "triton"  # the backends whose names begin so are made of our kernels
 REPEATS = 3
@@ -129,7 +129,7 @@ def _random_inputs(settings: Settings, dtype: torch.dtype) -> list[Tensor]:
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the calls of our own operators."""
 
     def __init__(self) -> None:
@@ -154,19 +154,20 @@ def _small_inputs(settings: Settings, dtype: torch.dtype, graph: TokenGraph) -> 
 def _opcheck(settings: Settings, dtype: torch.dtype, graph: TokenGraph, backend: Backend) -> Mapping[str, Any]:
     """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
     inputs = _small_inputs(settings, dtype, graph)
-    with _Recorder() as recorder:
+    with Recorder() as recorder:
         out = attend(inputs["q"], inputs["k"], inputs["v"], graph, bias=inputs["bias"], backend=backend)
         torch.autograd.grad(out.sum(), list(inputs.values()))
     if not recorder.calls:
         return {"passed": False, "message": "no operator of ours was called"}
     for func, args, kwargs in recorder.calls:
         differentiable = "backward" not in str(func)
-        leaves = tuple(_leaf(x, differentiable) for x in args)
+        leaves = tuple(leaf_like(x, differentiable) for x in args)
         torch.library.opcheck(func, leaves, kwargs)
     return {"passed": True, "message": ", ".join(sorted({str(func) for func, _, _ in recorder.calls}))}
 
 
-def _leaf(x: Any, differentiable: bool) -> Any:
+def leaf_like(x: Any, differentiable: bool) -> Any:
+    """A copy of an argument that begins a graph of its own; of what is no float tensor the argument itself."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     leaf: Tensor = x.detach().clone()
