@@ -85,6 +85,8 @@ circuits explorer._command verify.trained_checks _train_ranks figures.problems v
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
 
+figures.errors figures.interference figures.determinism
+
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
 bench.checked bench.summary bench.gpu.methods

@@ -1,9 +1,9 @@
 """F2 and F3: how far outputs and gradients are from the float64 formula, beside what torch's SDPA makes of the same numbers.
 
 In float64 nothing may be further from it than 1e-12 of the largest number. In float32, bfloat16 and float16 the largest error and
-the mean error are shares of SDPA's in the same dtype, for inputs of size 1 and of size 5, at which cancellation shows. The largest
-is judged by the rule of F1, its floors too; a mean is taken over all samples of a case, and SDPA's over a few orders of them, with
-the mean of one rounding of the true numbers as its floor. A mean of few numbers is luck, and is not judged.
+the mean error are shares of SDPA's in the same dtype, for inputs of size 1 and of size 5, at which cancellation shows. The
+largest is judged by the rule of F1, its floors too; a mean is taken over all samples of a case, and SDPA's over a few orders of
+them, with the mean of one rounding of such numbers as its floor. A mean of few numbers is luck, and is not judged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from gnn_attention._shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.figures._figure import Figure, Measured, Tell
-from gnn_attention.figures.draws import DTYPES, Draw, Numbers
+from gnn_attention.figures.draws import Draw, Numbers
 from gnn_attention.figures.families import Definition, any_family
-from gnn_attention.figures.problems import AttendProblem, Attempt, LayerProblem, Problem, problem_of
+from gnn_attention.figures.problems import Attempt, AttendProblem, LayerProblem, Problem, problem_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, judge
 
@@ -118,10 +118,21 @@ class ScaledDraw(Draw):
         shuffled = random.Random(f"settings {self.number // len(SETTINGS)}").sample(SETTINGS, len(SETTINGS))
         dtype, size = shuffled[self.number % len(SETTINGS)]
         kv_heads, group = rng.choice(GROUPS)
-        widths = {"dim": rng.choice(WIDTHS), "value_dim": rng.choice(WIDTHS)}
-        mod, bias = rng.choice(["none", "none", "none", "alibi", "softcap"]), rng.choice(["none", "none", "none", "by head"])
-        others = {"scale": None, "mod": mod, "bias": bias, "sinks": rng.random() < 0.2, "layout": "as made"}
-        return Numbers("attend", 4, kv_heads, group, **widths, dtype=dtype, size=size, **others)
+        return Numbers(
+            form="attend",
+            batch=4,
+            kv_heads=kv_heads,
+            group=group,
+            dim=rng.choice(WIDTHS),
+            value_dim=rng.choice(WIDTHS),
+            dtype=dtype,
+            size=size,
+            scale=None,
+            mod=rng.choice(["none", "none", "none", "alibi", "softcap"]),
+            bias=rng.choice(["none", "none", "none", "by head"]),
+            sinks=rng.random() < 0.2,
+            layout="as made",
+        )
 
     @cached_property
     def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
@@ -194,7 +205,8 @@ def _mean_share(x: Tensor, true: Tensor, sticks: Sequence[Sequence[Tensor]]) -> 
 
 def _rounding(true: Tensor, dtype: torch.dtype) -> float:
     """The mean error of one rounding of such numbers. They may be in the dtype by luck, as where everyone hears one token: those
-    that are rounded are up to twice as large."""
+    that are rounded are up to twice as large.
+    """
     near = true.detach() * (1 + torch.rand(true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     return _mean(near.to(dtype), near) / 1.5
 
