@@ -84,7 +84,6 @@ verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.la
 circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
-
 figures.errors figures.interference figures.determinism
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command

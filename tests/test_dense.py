@@ -109,3 +109,16 @@ def test_surely_finite(dtype, bad):
     assert _nonfinite.surely_finite(fine, fine)
     assert not _nonfinite.surely_finite(fine, spoilt)
     assert not _nonfinite.surely_finite(spoilt, -spoilt)
+
+
+def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
+    """A mask of three axes kept SDPA from it, and all weights were held for the backward pass."""
+
+    def rule(b, h, dst, src):
+        return (src <= dst) & (dst - src <= 3 * (h + 1))
+
+    graph = ga.TokenGraph.from_rule(rule, 40, heads=2)
+    q = torch.randn(1, 2, 40, 8, requires_grad=True)
+    out = ga.attend(q, q, q, graph, backend="dense")
+    assert "FlashAttention" in out.grad_fn.name()
+    assert torch.allclose(out, ga.attend(q, q, q, graph, backend="reference"), atol=1e-6)

@@ -222,7 +222,7 @@ FIGURE = Figure(
     name="F4",
     promise="a non-edge carries nothing: a poisoned token changes nobody who has no way to it, nor their gradients",
     bar="0 graphs changed: not a bit in the reference, 1e-6 elsewhere",
-    quick=24,
+    quick=36,
     full=2000,
     measure=_measure,
 )
