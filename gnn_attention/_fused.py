@@ -170,8 +170,8 @@ def _for_dense_backward(grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor
 def _carried_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool:
     """True if nothing that is not finite leaked, or was lost: the kernel for CPUs takes few logits that are all NaN for hidden.
 
-    Elsewhere a q or k that is not finite shows in lse. For one of +inf that kernel tells lse +inf, and of halves an output that is
-    finite, where all weights are NaN.
+    Elsewhere a q or k that is not finite shows in lse. For a logit of +inf that kernel tells lse +inf, and in halves an output
+    that is finite, where all weights are NaN.
     """
     if all(isinstance(piece, Edges) for piece in plan.pieces):
         return True

@@ -114,8 +114,8 @@ def _overlaps_of_all(call: Call) -> Tensor:
 
 def _overlaps(call: Call, pairs: Tensor) -> Tensor:
     wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
-    k_src = edges.per_query_head(call.k[:, :, src].to(wide), call.q.shape[1])
-    return call.modified(edges.logit(call.q[:, :, dst].to(wide), k_src, call.scale), dst, src)
+    q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)  # gradients are summed in it too
+    return call.modified(edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale), dst, src)
 
 
 def logits(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:

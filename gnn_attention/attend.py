@@ -134,9 +134,10 @@ class AttentionInfo:
         call, wide = self._call, arithmetic.accumulation_dtype(self._call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
         k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
-        score = arithmetic.logit(call.q.to(wide)[:, :, dst], k[:, :, src], call.scale)
+        q_dst, k_src = call.q.to(wide).index_select(2, dst), k.index_select(2, src)  # whose gradients are summed in one order
+        score = arithmetic.logit(q_dst, k_src, call.scale)
         logits = call.modified(score, dst, src)
-        return logits if call.bias is None else logits + call.bias.to(wide)[..., positions]
+        return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
 
 
 def list_backends() -> dict[str, str]:

@@ -68,7 +68,7 @@ layer _layer_trace _token_cache huggingface _rank_attention verify.attend_checks
 verify.dropout_checks verify.large_checks verify.processes bench.calibrate
 
 general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
-figures.gradients
+figures.gradients figures.determinism
 
 model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
 figures._malformed_calls figures._malformed_layers figures.operators

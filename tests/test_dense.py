@@ -134,3 +134,16 @@ def test_some_inputs_learn_and_a_gradient_is_asked_for_twice():
     wanted = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
     assert torch.equal(first, again)
     assert torch.allclose(first, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
+    """A mask of three axes kept SDPA from it, and all weights were held for the backward pass."""
+
+    def rule(b, h, dst, src):
+        return (src <= dst) & (dst - src <= 3 * (h + 1))
+
+    graph = ga.TokenGraph.from_rule(rule, 40, heads=2)
+    q = torch.randn(1, 2, 40, 8, requires_grad=True)
+    out = ga.attend(q, q, q, graph, backend="dense")
+    assert "FlashAttention" in out.grad_fn.name()
+    assert torch.allclose(out, ga.attend(q, q, q, graph, backend="reference"), atol=1e-6)

@@ -70,7 +70,7 @@ def _most_edges(call: Call) -> int:
 
 def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
-    order = torch.argsort(dst, stable=True)
+    order = torch.argsort(dst * call.graph.num_src + src)  # by receiver, then sender: the same sums however edges are listed
     rows: list[tuple[int, int, int]] = kept(_chunks_of_rows, call.graph, _most_edges(call))
     needs_grad = torch.is_grad_enabled() and len(rows) > 1
     parts, first = [], 0

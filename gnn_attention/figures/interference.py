@@ -3,8 +3,8 @@
 The poison is 1e4, NaN or an infinity in one channel of a token's q, k or v, in one head of one sample. A receiver that does not
 hear it keeps its output, its lse, and the gradients of its query and of a bias on its in-edges; a sender none of whose receivers
 hears it keeps those of its key and value. A poisoned query spoils its own row, and the gradients of those whom it hears. Who is
-who is read off the definition of the graph. A control sees to it that the poison is felt: NaN is held by all who hear it, and what is
-not finite in the reference is so everywhere.
+who is read off the definition of the graph. A control sees to it that the poison is felt: a NaN is held by all who hear it, and
+what is not finite in the reference is so everywhere.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ FIGURE = Figure(
     name="F4",
     promise="a non-edge carries nothing: a poisoned token changes nobody who has no way to it, nor their gradients",
     bar="0 graphs changed: not a bit in the reference, 1e-6 elsewhere",
-    quick=24,
+    quick=36,
     full=2000,
     measure=_measure,
 )

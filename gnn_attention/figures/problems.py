@@ -108,8 +108,8 @@ class AttendProblem:
         """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their logits."""
         q, k, v = qkv
         added = self._score_mod(inputs), inputs.get("bias"), inputs.get("sink_logits")
-        options = {"backend": backend, "return_info": with_lse}
-        found: Any = attend(q, k, v, self.draw.graph, self.draw.numbers.scale, *added, **options)
+        scale = self.draw.numbers.scale
+        found: Any = attend(q, k, v, self.draw.graph, scale, *added, backend=backend, return_info=with_lse)
         return (found[0], found[1].lse) if with_lse else (found, None)
 
     def inputs(self) -> dict[str, Tensor]:
