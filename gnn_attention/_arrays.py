@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnn_attention._checks import quoted
 from gnn_attention._shapes import Tensor
 
 __all__ = [
     "bias_parameter",
     "check_fit",
+    "check_heads",
     "check_states",
     "grouped",
     "heads_first",
@@ -40,8 +42,18 @@ def _autocasts(x: Tensor) -> bool:
     return device != "meta" and x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(device)
 
 
+def check_heads(heads: Any) -> None:
+    """TypeError for what are no heads: those have receive, send and collect, and a scale."""
+    known = ("receive", "send", "collect")
+    if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
+        expected = "StandardHeads or another form of them (receive, send, collect)"
+        raise TypeError(f"heads must be {expected}, got {type(heads).__name__}; see gnn_attention.heads_of for a model's")
+
+
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """ValueError for states that do not fit the heads; under ``torch.autocast`` any float dtype but float64 does."""
+    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float dtype but float64."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
         raise ValueError(
             f"x must be [B, T, {width}] in {dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
@@ -108,7 +120,10 @@ def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
 
 
 def float_copy(name: str, array: Any) -> Tensor:
-    tensor = torch.as_tensor(array).detach().clone()
+    try:
+        tensor = torch.as_tensor(array).detach().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a tensor, an array or nested lists of numbers, got {quoted(array)}") from None
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
     return tensor

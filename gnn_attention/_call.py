@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gnn_attention import _checks, _edge_dropout
+from gnn_attention import _checks, _edge_dropout, score_mods
 from gnn_attention._checks import quoted
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
@@ -65,7 +65,7 @@ class Call:
             v=v,
             graph=graph,
             scale=abs(scale) or 1.0,
-            score_mod=_checked_score_mod(score_mod),
+            score_mod=score_mods.checked(score_mod),
             bias=_checked_bias(bias, graph, q),
             sink_logits=_checked_sinks(sink_logits, q),
             dropout=dropout,
@@ -211,12 +211,6 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
             f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, got {list(changed.shape)}"
         )
     return changed.to(score.dtype).expand(score.shape)
-
-
-def _checked_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
-    return score_mod
 
 
 def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:

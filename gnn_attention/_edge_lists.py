@@ -93,6 +93,8 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         raise ValueError(
             f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
         )
+    if edge_index.is_meta:
+        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has shapes alone")
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):

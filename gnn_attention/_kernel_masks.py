@@ -32,10 +32,10 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
     [[0.0, -inf], [0.0, 0.0]]
     """
-    mask = graph.mask()
+    mask = _checks.instance("graph", graph, TokenGraph).mask()
     if dtype is None or dtype == torch.bool:
         return mask.clone()
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype, torch.bool or None, got {dtype}")
     return torch.zeros(mask.shape, dtype=dtype, device="cpu").masked_fill(~mask, -torch.inf)
 
@@ -56,6 +56,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    _checks.instance("graph", graph, TokenGraph)
     block_size = _checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
         raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none")
@@ -147,6 +148,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
 
 
 def _check_plain(what: str, graph: TokenGraph) -> None:
+    _checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(f"{what} one graph for all heads and samples, got {graph!r}: take one with select(batch, head)")
 

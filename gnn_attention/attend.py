@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention import _checks
 from gnn_attention import edges as arithmetic
 from gnn_attention._call import Call
+from gnn_attention._checks import quoted
 from gnn_attention._rank_graph import RankGraph
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
@@ -77,7 +78,10 @@ def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     chosen = _chosen(backend, call)
     with _without_autocast(call.q.device):
-        return chosen.run(call)
+        result = chosen.run(call)
+    if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
+        _check_result(chosen, result, call)
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +156,17 @@ def _checked_positions(edges: Tensor, count: int) -> Tensor:
     return edges.long()
 
 
+def _check_result(backend: Backend, result: object, call: Call) -> None:
+    """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
+    out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
+        raise TypeError(f"backend {backend.name!r} must return (out, lse or None), its run gave {quoted(result)}")
+    due = (*call.q.shape[:3], call.v.shape[3])
+    if out.shape != due or not (lse is None or lse.shape == due[:3]):
+        shapes = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
+        raise ValueError(f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave {shapes}")
+
+
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Inside, products keep the dtype of their factors."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
@@ -162,15 +177,26 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
 
+def checked_backend(backend: str | Backend) -> str | Backend:
+    """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`; ValueError or TypeError otherwise.
+
+    >>> checked_backend("dense")
+    'dense'
+    """
+    if isinstance(backend, str):
+        return _checks.choice("backend", backend, ["auto", *BACKENDS])
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
+    return backend
+
+
 def _chosen(backend: str | Backend, call: Call) -> Backend:
     if isinstance(call.graph, RankGraph):
         return Backend("ranks", partial(call.graph.run, backend=backend))
     if backend == "auto":
         return choose(call)
-    if isinstance(backend, str):
-        backend = BACKENDS[_checks.choice("backend", backend, ["auto", *BACKENDS])]
-    if not isinstance(backend, Backend):
-        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
+    backend = checked_backend(backend)
+    backend = BACKENDS[backend] if isinstance(backend, str) else backend
     reason = backend.refusal(call)
     if reason is not None:
         raise RefusalError(f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}", reason)

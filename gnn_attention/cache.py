@@ -121,6 +121,7 @@ class KeyValueCache(TokenCache):
         error leaves the cache as it was.
         """
         layer = self._checked_layer(layer)
+        _arrays.check_heads(heads)
         positions = self._positions_of(x, layer)
         shard = getattr(heads, "shard", None)  # some heads of a whole, whose score_mod counts them all
         score_mod = score_mod if shard is None else shard.score_mod(score_mod)

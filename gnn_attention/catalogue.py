@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention import expressions, patterns
+from gnn_attention._checks import quoted
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["EXAMPLES", "Entry", "entries", "listing"]
@@ -151,7 +153,12 @@ class Entry:
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
-    """The builders of ``gnn_attention.patterns``, family by family, or those of the given names."""
+    """The builders of ``gnn_attention.patterns``, family by family, or those of the given names; ValueError for another name."""
+    names = None if names is None else [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in names or () if name not in EXAMPLES]:
+        near = difflib.get_close_matches(str(unknown[0]), EXAMPLES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
+        raise ValueError(f"there is no builder {quoted(unknown[0])}; {hint}")
     return [_entry(name) for name in (patterns.__all__ if names is None else names)]
 
 

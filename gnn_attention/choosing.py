@@ -86,7 +86,8 @@ def explain(
 
     ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for its GPU, or the name of one
     ("H200", "H100", "A100"), which need not be there: the table is a prediction (``dtype`` bfloat16 unless given). The costs are
-    those of one sample, of ``graph.batch`` samples for a graph that differs by them. ValueError for an unknown device.
+    those of one sample, of ``graph.batch`` samples for a graph that differs by them. ValueError for an unknown
+    device, TypeError for no graph or dtype.
 
     >>> from gnn_attention import patterns
     >>> explain(patterns.window(512, 64), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
@@ -95,6 +96,9 @@ def explain(
     'dense'
     """
     heads, dim = _checks.size("heads", heads, 1), _checks.size("dim", dim, 1)
+    _checks.instance("graph", graph, TokenGraph)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
     found = _device(device)
     if found is not None:
         return _explain_on(found, graph, heads, dim, dtype or torch.bfloat16)

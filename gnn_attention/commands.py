@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnn_attention import _files, catalogue, draw, expressions
-from gnn_attention._checks import quoted
 from gnn_attention.graph import LARGEST_PICTURE, TokenGraph
 
 if TYPE_CHECKING:
@@ -51,13 +49,8 @@ def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _graphs(args: argparse.Namespace) -> int:
-    unknown = [name for name in args.name if name not in catalogue.EXAMPLES]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], catalogue.EXAMPLES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
-        raise ValueError(f"there is no builder {quoted(unknown[0])}; {hint}")
-    _files.check_place("--json", args.json)
     found = catalogue.entries(args.name or None)
+    _files.check_place("--json", args.json)
     if args.json is None:
         print(catalogue.listing(found, min(shutil.get_terminal_size((100, 0)).columns, 120)))
         return 0

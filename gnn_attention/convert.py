@@ -61,6 +61,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
             else f"{type(mask).__name__}; use torch.as_tensor"
         )
         raise TypeError(f"mask must be a bool or float tensor, got {got}")
+    if mask.is_meta:
+        raise ValueError("mask must hold values, got a tensor on the meta device, which has shapes alone")
     if not 2 <= mask.dim() <= 4:
         raise ValueError(f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}")
     if 0 in mask.shape[:-2]:
@@ -100,6 +102,7 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
             shown = ", ".join(map(repr, list(graph.nodes)[:3]))
             raise ValueError(f"order is needed for nodes that are not labelled 0 .. {len(graph) - 1} (got {shown}, ...)")
         order = range(len(graph))
+    order = _listed_nodes(order)
     position = {node: i for i, node in enumerate(order)}
     if len(position) != len(order) or set(position) != set(graph.nodes):
         wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
@@ -123,6 +126,7 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
     """
     import networkx as nx
 
+    _checks.instance("graph", graph, TokenGraph)
     result = nx.DiGraph(name=graph.name)
     pairs = graph.edge_index.t().tolist()
     if graph.num_dst != graph.num_src:
@@ -189,7 +193,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     _checks.choice("kind", kind, ("data", "edge_index", "adj_t"))
-    edges = graph.edge_index
+    edges = _checks.instance("graph", graph, TokenGraph).edge_index
     if kind == "adj_t":
         ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
         return torch.sparse_coo_tensor(edges.flip(0), ones, size, device=edges.device, check_invariants=False).coalesce()
@@ -205,6 +209,15 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _listed_nodes(order: Any) -> list[Hashable]:
+    try:
+        nodes = list(order)
+        hash(tuple(nodes))
+    except TypeError:
+        raise TypeError(f"order must be a list of nodes, every one once, got {quoted(order)}") from None
+    return nodes
 
 
 def _additive_edges(mask: Tensor) -> Tensor:

@@ -169,6 +169,8 @@ class TokenGraph:
 
         Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Kept: do not write into it.
         """
+        if not isinstance(device, (str, torch.device, type(None))):
+            raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
         mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
         return mask
 

@@ -60,7 +60,7 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
     ...     read(Path(folder) / "window.graphml") == patterns.window(5, 2)
     True
     """
-    path = Path(path)
+    path = _checks.path("path", path)
     parse, _ = _form(path)
     content = _content(path)
     try:
@@ -78,7 +78,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders are not the same
     tokens 0 .. n-1, one that differs by head or sample, and one that would not fit into 32 MB.
     """
-    path = Path(path)
+    path = _checks.path("path", path)
     _, form = _form(path)
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")

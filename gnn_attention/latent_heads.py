@@ -58,6 +58,8 @@ class LatentHeads(nn.Module):
         latent_dim = _checks.size("latent_dim", latent_dim, 1)
         value_dim = content_dim if value_dim is None else _checks.size("value_dim", value_dim, 1)
         source = width if query_dim is None else _checks.size("query_dim", query_dim, 1)
+        if rotary is not None and not isinstance(rotary, Rotary):
+            raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {type(rotary).__name__}")
         if rotary_dim % 2:
             raise ValueError(f"rotary turns pairs of channels: rotary_dim must be even, got {rotary_dim}")
         self.W_DQ = None if query_dim is None else nn.Parameter(torch.empty(width, source))

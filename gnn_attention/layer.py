@@ -18,12 +18,13 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
-from gnn_attention import _checks, convert, edges
+from gnn_attention import _checks, convert, edges, score_mods
+from gnn_attention._arrays import check_heads
 from gnn_attention._call import Call
 from gnn_attention._rank_graph import positions
 from gnn_attention._shapes import Tensor
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, attended, checked_backend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -73,12 +74,13 @@ class MessagePassingAttention(MessagePassing):
         dropout: float = 0.0,
         backend: str | Backend | None = None,
     ) -> None:
-        """ValueError for a dropout outside [0, 1)."""
+        """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout outside [0, 1)."""
+        check_heads(heads)
         super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
-        self.score_mod = score_mod
+        self.score_mod = score_mods.checked(score_mod)
         self.dropout = _checks.probability("dropout", dropout)
-        self.backend = backend
+        self.backend = None if backend is None else checked_backend(backend)
 
     def reset_parameters(self) -> None:
         """Draw the heads' parameters anew."""

@@ -83,7 +83,8 @@ class Block(nn.Module):
     """
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """``backend`` as in :class:`MessagePassingAttention`."""
+        """``backend`` as in :class:`MessagePassingAttention`. TypeError for no :class:`Config`."""
+        _checks.instance("config", config, Config)
         super().__init__()
         heads = StandardHeads(config.width, config.num_heads, config.head_dim)
         position = RelativeBias(config.num_heads, config.reach)
@@ -128,7 +129,8 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """Weights drawn from torch's generator: seed it for weights that come back."""
+        """Weights drawn from torch's generator: seed it for weights that come back. TypeError for no :class:`Config`."""
+        _checks.instance("config", config, Config)
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.width)
@@ -183,6 +185,8 @@ class LanguageModel(nn.Module):
         >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), atol=1e-5)
         True
         """
+        if not hasattr(cache, "all_or_nothing"):
+            raise TypeError(f"cache must be a KeyValueCache(graph, model.config.num_layers), got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
             raise ValueError(f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}")
@@ -271,7 +275,11 @@ def generate(
     Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will be there, or a
     cache of another graph.
     """
-    if not len(tokens) or not temperature >= 0:
+    if not isinstance(tokens, Tensor) or tokens.dim() != 1:
+        got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens must be an integer tensor [T], got {got}; see BytePair.encode")
+    _checks.number("temperature", temperature)
+    if not len(tokens) or temperature < 0:
         raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {quoted(temperature)}")
     count = _checks.size("count", count)
     graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)

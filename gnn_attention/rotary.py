@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,6 +12,13 @@ from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
+
+
+def _numbers(frequencies: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(frequency) for frequency in frequencies)
+    except (TypeError, ValueError):
+        raise TypeError(f"frequencies must be numbers, one for each pair of channels, got {quoted(frequencies)}") from None
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,13 @@ class Rotary:
     frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """ValueError for a base that is not positive and finite, or a frequency that is not finite."""
+        """TypeError for what is no number, ValueError for a base that is not positive and finite, or a frequency that is not."""
+        if isinstance(self.base, bool) or not isinstance(self.base, (int, float)):
+            raise TypeError(f"base must be a number, got {quoted(self.base)} of type {type(self.base).__name__}")
         if not 0 < self.base < math.inf:
             raise ValueError(f"base must be positive and finite, got {quoted(self.base)}")
         if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", tuple(float(frequency) for frequency in self.frequencies))
+            object.__setattr__(self, "frequencies", _numbers(self.frequencies))
             if not all(map(math.isfinite, self.frequencies)):
                 raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 

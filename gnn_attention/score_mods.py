@@ -7,9 +7,14 @@ They are applied after the scale and before the per-edge ``bias``.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -21,6 +26,42 @@ from gnn_attention._shapes import Float, Tensor
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain", "log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+_TAKEN = ("score", "b", "h", "dst", "src")
+_FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
+
+
+def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
+    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it takes otherwise.
+
+    >>> checked(softcap(2.0))
+    softcap(cap=2.0)
+    """
+    if score_mod is not None and not callable(score_mod):
+        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+    if isinstance(score_mod, FunctionType):
+        _check_function(score_mod)
+    elif score_mod is not None and not torch.compiler.is_compiling():  # a compiler cannot ask for the signature of an object
+        _check_object(score_mod)
+    return score_mod
+
+
+def _check_function(score_mod: FunctionType) -> None:
+    """By its code alone, which a compiler knows too."""
+    code, most = score_mod.__code__, score_mod.__code__.co_argcount
+    least = most - len(score_mod.__defaults__ or ())
+    if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
+        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})")
+
+
+def _check_object(score_mod: Any) -> None:
+    """By its signature, once for each type, or each function that was bound to some of its arguments."""
+    kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
+    if kind in _FITTING:
+        return
+    _checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
+    if isinstance(kind, type):
+        _FITTING.add(kind)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
@@ -53,6 +94,12 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
     slopes: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        """TypeError or ValueError for what are no numbers, one for each head."""
+        if not isinstance(self.slopes, (tuple, list)):
+            raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
+        object.__setattr__(self, "slopes", tuple(_checks.number("each of slopes", slope) for slope in self.slopes))
+
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Lower the score by the distance."""
         slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
@@ -73,7 +120,9 @@ class softcap:  # noqa: N801
     cap: float
 
     def __post_init__(self) -> None:
-        """ValueError for a cap that is not positive."""
+        """TypeError for what is no number, ValueError for a cap that is not positive and finite."""
+        if isinstance(self.cap, bool) or not isinstance(self.cap, (int, float)):
+            raise TypeError(f"cap must be a number, got {quoted(self.cap)} of type {type(self.cap).__name__}")
         if not 0 < self.cap < math.inf:
             raise ValueError(f"cap must be positive and finite, got {quoted(self.cap)}")
 
@@ -97,7 +146,9 @@ class log_multiplicity:  # noqa: N801
     multiplicity: Tensor
 
     def __post_init__(self) -> None:
-        """ValueError for a tensor of another shape."""
+        """TypeError for what is no tensor, ValueError for one of another shape."""
+        if not isinstance(self.multiplicity, Tensor):
+            raise TypeError(f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor")
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
@@ -123,7 +174,10 @@ class relative_bias:  # noqa: N801
     table: Tensor
 
     def __post_init__(self) -> None:
-        """ValueError for a table without a middle column."""
+        """TypeError for what is no float tensor, ValueError for a table without a middle column."""
+        if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
+            got = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
+            raise TypeError(f"table must be a float tensor [heads, 2 * reach + 1], got {got}")
         if self.table.dim() != 2 or self.table.shape[1] % 2 == 0:
             raise ValueError(f"table must be [heads, 2 * reach + 1], got {list(self.table.shape)}")
 

@@ -97,6 +97,7 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     >>> tiles(patterns.causal(1_000_000))
     Tiles(causal(1000000), 128: 7813 x 7813, 30517578 empty, 30517578 full, 7813 partial, in 15625 runs)
     """
+    _checks.instance("graph", graph, TokenGraph)
     block = _checks.size("block", block, 1)
     parts = list(_listed_runs(graph, block) if graph._listed is not None else _rule_runs(graph, block))
     nothing = torch.zeros(0, dtype=torch.int64, device="cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -66,6 +66,8 @@ class Asked:
 
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless all are plain, square and of the same tokens."""
+    if not isinstance(graphs, (TokenGraph, Iterable)):
+        raise TypeError(f"graphs must be a TokenGraph or a list of them, layer 1 first; got {quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):

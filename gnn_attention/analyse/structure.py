@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from gnn_attention import _rules
+from gnn_attention import _checks, _rules
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.analyse._walks import MOST_EDGES, edges_of, hearers, stack
 from gnn_attention.graph import TokenGraph
@@ -91,6 +91,7 @@ def summary(graph: TokenGraph) -> Summary:
       causal          yes
       acyclic         yes
     """
+    _checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(f"{graph!r} differs by {graph._varies()}: summarise one of them, select(batch, head)")
     heard, hearing = graph.in_degree(), graph.T.in_degree()
