@@ -37,7 +37,7 @@ patterns.expanders patterns.sequences patterns.streaming patterns.trees patterns
 patterns.content patterns.blocks algebra._operands tiling _tile_masks explorer._pack graph_files _audit_bounds
 _lifetimes _traced_edges _diagonals _gpu_rows _gpu_windows _partition _rank_graph _edge_lowering _token_views
 analyse._walks _layouts _effort _flash _rank_rates bench.gpu.calibrate kernels._row_passes kernels._tiled_backward
-kernels._tiled_forward
+kernels._tiled_forward figures._malformed_case
 
 algebra.stacks _kernel_masks _flex_masks _cost_graph _tile_parts _held _balance _gpu_tiles _heard analyse._everyone
 analyse.structure analyse.compare _rank_estimates kernels.rows
@@ -56,7 +56,7 @@ expressions _lowering _cost_table _edge_kernels _edge_products
 catalogue _experiment_graphs _recipe convert _cost_command standard_heads _call _fused _flows
 
 explorer._masks heads _rectangle_formula _foreign_layouts _hf_masks _pairs lazy_heads _gpu_logits backends.varlen
-figures.families
+figures.families figures._malformed_graphs figures._malformed_hugging
 
 backends.reference backends.dense backends.tiles backends.rows backends.mixed backends.flex backends.triton
 figures.draws
@@ -71,12 +71,12 @@ attend
 
 layer _layer_trace _token_cache huggingface _rank_attention general
 
-cache foreign tasks _operate _audit_calls _rank_cache
+cache foreign tasks _operate figures._malformed_calls figures._malformed_layers _audit_calls _rank_cache
 
 model minilm explorer._recorded _audit_ways verify.report verify.measure verify.oracle verify.cases
 
 generation trace auditor _head_reading explorer._data verify.check _head_shards _train_report figures.roundings
-verify.record
+verify.record figures._malformed_caches
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.attend_checks verify.layer_checks
 verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
@@ -87,9 +87,9 @@ training verify bench.process bench.measure bench.workloads commands figures.equ
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
-bench.checked bench.summary bench.gpu.methods
+bench.checked bench.summary bench.gpu.methods figures._malformed_tools
 
-bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets
+figures.malformed bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets
 
 bench.attention bench.gpu.measuring bench.gpu.table
 
