@@ -7,11 +7,15 @@ place for every pair therefore decides all pairs, the allowed ones (is the edge 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gnn_attention._shapes import Bool, Tensor
 
 __all__ = ["groups"]
+
+DENSE_GAIN = 32  # pairs that a dense product multiplies in the time of one edge
 
 
 def groups(heard: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
@@ -42,15 +46,30 @@ def groups(heard: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
 
 
 def _most_settling(hears: Tensor, open_pairs: Tensor) -> Tensor:
-    """One group, receiver by receiver as long as another one settles more open pairs than it spoils."""
+    """One group, receiver by receiver as long as another one settles more open pairs than it spoils.
+
+    ``gain`` and ``loss`` of every receiver are kept up to date by what each new member changes: its own senders, not all pairs.
+    """
     member = torch.zeros(len(hears), device="cpu")
     settled = torch.zeros(hears.shape[1], device="cpu")  # for each sender, how many of its open pairs the group settles
     free = torch.ones(hears.shape[1], device="cpu")  # the senders that no member may hear
+    gain, loss, along = open_pairs.sum(1), torch.zeros(len(hears), device="cpu"), _along(hears)
+    by_sender = open_pairs.T.contiguous()
     while True:
-        gain = (open_pairs @ free - hears @ settled).masked_fill(member > 0, -1)
-        best = int(gain.argmax())
-        if gain[best] <= 0:
+        worth = (gain - loss).masked_fill(member > 0, -1)
+        best = int(worth.argmax())
+        if worth[best] <= 0:
             return member
-        settled = torch.where(hears[best] > 0, 0, settled) + open_pairs[best] * free
-        free = free * (1 - hears[best])
-        member[best] = 1
+        now = torch.where(hears[best] > 0, 0, settled) + open_pairs[best] * free
+        loss = loss + along(now - settled)
+        taken = (hears[best] * free).nonzero().flatten()
+        gain = gain - by_sender[taken].sum(0)
+        settled, free, member[best] = now, free * (1 - hears[best]), 1
+
+
+def _along(hears: Tensor) -> Callable[[Tensor], Tensor]:
+    """``hears @ x``, edge by edge where these are few; whole numbers below 2^24, so that the order of sums does not matter."""
+    dst, src = hears.nonzero(as_tuple=True)
+    if len(dst) * DENSE_GAIN > hears.numel():
+        return lambda x: hears @ x
+    return lambda x: torch.zeros(len(hears), device="cpu").index_add_(0, dst, x[src])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["choice", "head_sizes", "instance", "number", "path", "position", "probability", "quoted", "size", "sizes"]
+__all__ = ["choice", "head_sizes", "instance", "number", "path", "position", "probability", "quoted", "size", "sizes", "takes"]
 
 T = TypeVar("T")
 
@@ -98,6 +99,22 @@ def path(name: str, value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path, got {quoted(value)} of type {type(value).__name__}")
     return Path(value)
+
+
+def takes(name: str, function: Callable[..., Any], *words: str) -> None:
+    """TypeError unless ``function`` can be called with these positional arguments; a builtin, which does not tell, passes.
+
+    >>> takes("call", lambda module, x: x, "module", "x")
+    """
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        found.bind(*words)
+    except TypeError:
+        own = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
+        raise TypeError(f"{name} must take ({', '.join(words)}), got a {type(function).__name__} of ({own})") from None
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:

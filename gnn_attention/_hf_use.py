@@ -148,7 +148,7 @@ def check_routed(model: nn.Module) -> None:
         (name, part) for name, part in model.named_modules() if hasattr(getattr(part, "config", None), "_attn_implementation")
     ]
     if not parts:
-        raise ValueError(f"use_graph: {type(model).__name__} has no part with a Hugging Face config; is it a transformers model?")
+        raise ValueError(f"use_graph: {type(model).__name__} has no part with a Hugging Face config: give a transformers model")
     for name, part in parts:
         found, where = part.config._attn_implementation, f"{type(part).__name__}{f' ({name})' if name else ''}"
         if found == NAME:

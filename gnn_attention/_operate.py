@@ -37,7 +37,9 @@ INPUTS = ("x", "g", "bias", "return_attention_weights")  # of a layer
 
 
 def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
-    """The attention layers inside a module, in the order of ``module.modules()``; ValueError if there are none."""
+    """The attention layers inside a module, in the order of ``module.modules()``; ValueError without any, TypeError for none."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module that holds attention layers, got {type(module).__name__}")
     layers = [part for part in module.modules() if isinstance(part, MessagePassingAttention)]
     if not layers:
         raise ValueError(f"module must hold a MessagePassingAttention, got {type(module).__name__}, which has none")

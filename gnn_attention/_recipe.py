@@ -64,9 +64,10 @@ class Recipe:
         for name, least in (("steps", 1), ("seed", 0), ("batch", 1), ("length", 8), ("pieces", 256), ("warmup", 0)):
             _checks.size(name, getattr(self, name), least)
         _checks.choice("precision", self.precision, ("float32", "bfloat16"))
-        for name in ("rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {quoted(getattr(self, name))}")
+        for name in ("rate", "clip", "repeats", "decay"):
+            _checks.number(name, getattr(self, name), positive=name in ("rate", "clip"))
+        if not isinstance(self.graph, str):
+            raise TypeError(f"graph must be an expression such as 'causal(128)', got {quoted(self.graph)}")
         if not 0 <= self.repeats <= 1 or not self.decay >= 0:
             raise ValueError(
                 f"repeats must be a share from 0 to 1 and decay at least 0, got {quoted(self.repeats)}, {quoted(self.decay)}"

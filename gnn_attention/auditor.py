@@ -101,6 +101,10 @@ def audit(
     """
     graphs = declared(graph)
     shape, heard = _input_shape(input_shape, graphs[0]), _witnesses(witnesses)
+    if call is not None and not callable(call):
+        raise TypeError(f"call must be a function (module, x) -> states, got {quoted(call)} of type {type(call).__name__}")
+    if call is not None:
+        _checks.takes("call", call, "module", "x")
     samples, call = _checks.size("samples", samples, 1), _in_its_blocks(module, call or _usual_call(module, graph))
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be a share of the largest gradient, in [0, 1), got {quoted(tolerance)}")

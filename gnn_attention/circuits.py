@@ -165,12 +165,15 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     rotary later head needs a ``distance`` for q and k. If the space between is turned at random, the root of the mean square is
     exactly ``width ** -0.5``, whatever the heads: compare with that.
 
-    Raises ValueError for another kind or heads that read no states of that width.
+    Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
 
     Source: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring composition; TransformerLens'
     ``all_composition_scores``.
     """
     kind = _checks.choice("kind", kind, KINDS)
+    for name, circuit in (("earlier", earlier), ("later", later)):
+        if not isinstance(circuit, Circuit):
+            raise TypeError(f"{name} must be a Circuit, got {quoted(circuit)}; circuits.of(heads, head) makes one")
     return float(_meeting(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 

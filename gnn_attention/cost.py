@@ -180,7 +180,7 @@ def of_sizes(form: str, sizes: Sizes | LatentSizes, graph: TokenGraph, dtype: to
     >>> {form: of_sizes(form, latent, patterns.causal(10)).cache_per_token for form in LATENT_FORMS}
     {'expanded': {'key, value': 163840}, 'latent': {'latent, turned key': 2304}}
     """
-    rate, size = rates(form, sizes), dtype.itemsize
+    rate, size = rates(form, sizes), _checks.instance("dtype", dtype, torch.dtype).itemsize
     check_graph(graph)
     if graph.heads not in (None, sizes.num_heads):
         raise ValueError(f"{graph!r} differs by head and has {graph.heads} of them, the heads are {sizes.num_heads}")

@@ -11,13 +11,14 @@ In every picture ``src`` is the sender and ``dst`` the receiver; masks have rece
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from gnn_attention import _canvas, _checks, _layouts, analyse
 from gnn_attention._canvas import BLUE, LIGHT, ORANGE
+from gnn_attention._checks import quoted
 from gnn_attention._layouts import Drawn
 from gnn_attention._printable import printable
 from gnn_attention._shapes import Tensor
@@ -222,7 +223,7 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     """ValueError, by name, for what a picture cannot hold."""
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}")
+        raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(f"{function}() draws one plain graph, got {graph!r}; take one with select(batch, head)")
     if max(graph.num_dst, graph.num_src) > largest:
@@ -273,9 +274,11 @@ def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int)
     count = _checks.size("layers", count, 1)
     if count > MOST_LAYERS:
         raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
+    if not isinstance(graphs, (TokenGraph, Iterable)):
+        raise TypeError(f"{function}() needs a TokenGraph or a list of them, layer 1 first, got {quoted(graphs)}")
     given = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
-    if not given or not given[0].num_dst:
-        raise ValueError(f"{function}() needs a graph with at least one token, got {given}")
+    if not given or (isinstance(given[0], TokenGraph) and not given[0].num_dst):
+        raise ValueError(f"{function}() needs a graph with at least one token, got {quoted(given)}")
     for each in given:
         _check(function, each, LARGEST_LINES, square=True)
         if each.num_dst != given[0].num_dst:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnn_attention import _checks
 from gnn_attention._compile import not_compiled
 from gnn_attention._hf_masks import LazyMask, of_tensor, unmasked
 from gnn_attention._hf_places import Place
@@ -298,6 +299,8 @@ def use_graph(
             "graph_or_function must be a TokenGraph or a function (layer, head, length) -> TokenGraph or None, got "
             f"{type(graph_or_function).__name__}; see gnn_attention.convert"
         )
+    if not isinstance(graph_or_function, TokenGraph):
+        _checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a Hugging Face model or a part of one, got {type(model).__name__}")
     check_routed(model)

@@ -50,7 +50,7 @@ algebra.products algebra.walks _hf_places _halo _locality _parts kernels._visits
 _rectangle_lowering _edge_kernels _edge_products convert backends.flex
 
 algebra.tokens _hf_use _exchange _gpu_counts _rank_plan kernels.tiles kernels.windows analyse.expressive _lowering
-_fused _flows _hf_masks _pairs backends.varlen figures.families verify.cases bench.graphs
+_fused _flows _hf_masks _pairs backends.varlen figures.families verify.cases bench.graphs figures._malformed_hugging
 
 algebra.blocks _gpu_costs _triton_ops analyse cost backends.tiles backends.rows backends.mixed figures.draws _surgery
 
@@ -86,9 +86,9 @@ training bench.gpu figures._command
 
 experiment bench.training verify._command
 
-bench
+bench figures._malformed_tools
 
-__main__
+__main__ figures.malformed
 """
 ROWS = [row.split() for row in MODULES.split("\n\n")]
 ROW_OF = {name: number for number, row in enumerate(ROWS) for name in row}

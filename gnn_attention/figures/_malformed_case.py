@@ -7,10 +7,11 @@ short sentence that names the argument and says what came, nothing of the subjec
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from torch import nn
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["COMPILED", "EAGER", "Case", "Of", "Subject", "faults", "held"]
+__all__ = ["COMPILED", "EAGER", "Case", "CommandRefusedError", "Of", "Subject", "faults", "held"]
 
 Error = type[BaseException]
 
 EAGER, COMPILED = "eager", "compiled"
 LONGEST_MESSAGE = 400  # characters
 EXPECTS = re.compile(
-    r"must|expected|such as|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|leave|cannot|holds?\b|at most|more than"
-    r"|allowed|only|no room|there (is|are) no|(is|are) no\b|does not fit|differ|has not come"
+    r"must|expected|such as|need|takes?\b|give\b|use\b|pass\b|see\b|make\b|choose|append|leave|call\b|cannot|holds?\b|at most"
+    r"|more than|allowed|invalid|unrecognized|start\b|only|no room|there (is|are) no|(is|are) no\b|does not fit|differ|come"
 )
 RAW = re.compile(
     r"Traceback|aten::|c10|\btorch\._|Expected all tensors|size of tensor|mat1 and mat2|shape '|expand\(|unpack"
@@ -37,11 +38,16 @@ RAW = re.compile(
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
+class CommandRefusedError(Exception):
+    """A command ended with exit code 2, after this as its last line on stderr."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What malformed inputs are given to: ``make()`` one, ``good(one)`` is a valid call, ``truth(one)`` what it must give.
 
-    Through ``compiled`` subjects a function goes that ``torch.compile`` takes: their cases are asked both ways.
+    ``needs`` names a package that need not be installed. Through ``compiled`` subjects a function goes that ``torch.compile``
+    takes: their cases are asked both ways.
     """
 
     name: str
@@ -49,6 +55,12 @@ class Subject:
     good: Callable[[Any], Any]
     truth: Callable[[Any], Any]
     compiled: bool = False
+    needs: str | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """True if what it ``needs``, an optional dependency, is not installed."""
+        return self.needs is not None and importlib.util.find_spec(self.needs) is None
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ def faults(case: Case, way: str = EAGER) -> list[str]:
     >>> faults(Case(sizes, "a float", TypeError, "n must", "3.0", lambda _: window(3.0, 1)))
     []
     >>> faults(Case(sizes, "a float", ValueError, "n must", "3.0", lambda _: window(3.0, 1)))
-    ["TypeError in place of ValueError: n must be an integer, got 3.0 of type float"]
+    ['TypeError in place of ValueError: n must be an integer, got 3.0 of type float']
     """
     one = case.subject.make()
     before = held(one)
@@ -157,6 +169,8 @@ def _is_ours(error: BaseException) -> bool:
     """True if the library's own code raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     last = Path(frames[-1].filename)
+    if isinstance(error, CommandRefusedError):
+        return True
     return last.is_relative_to(PACKAGE) and "_malformed" not in last.name
 
 
@@ -205,6 +219,8 @@ def held(one: Any, depth: int = 6) -> Any:
         return one
     if not depth or not hasattr(one, "__dict__") or type(one).__module__.split(".")[0] not in ("gnn_attention", "types"):
         return type(one)
+    if is_dataclass(one):  # what else it has was worked out from its fields
+        return (type(one), [held(getattr(one, field.name), depth - 1) for field in fields(one) if field.name != "_memo"])
     return (type(one), held({name: value for name, value in vars(one).items() if name != "_memo"}, depth - 1))
 
 

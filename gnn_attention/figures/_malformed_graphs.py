@@ -1,12 +1,14 @@
 """Malformed graphs: rules, edge lists, masks, graphs of other libraries, builders, algebra, expressions and files."""
 
-# mypy: disable-error-code="arg-type"
+# mypy: disable-error-code="arg-type, list-item"
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -225,13 +227,21 @@ def _of_algebra() -> list[Case]:
 TEXT = Subject("expressions", lambda: None, lambda _: expressions.parse("window(4, 2)").num_edges, lambda _: 7)
 
 
-def _folder() -> Any:
-    kept = tempfile.TemporaryDirectory()
-    path = Path(kept.name)
+@dataclass(frozen=True, eq=False)
+class _Folder:
+    """A folder with three files, which goes with the object."""
+
+    path: Path
+
+
+def _folder() -> _Folder:
+    path = Path(tempfile.mkdtemp())
     (path / "good.edges").write_text("# tokens 2\n0 0\n0 1\n1 1\n", encoding="utf-8")
     (path / "bad.edges").write_text("0 1\n0 x\n", encoding="utf-8")
     (path / "loose.edges").write_text("0 9\n", encoding="utf-8")
-    return SimpleNamespace(path=path, kept=kept)
+    folder = _Folder(path)
+    weakref.finalize(folder, shutil.rmtree, path, True)
+    return folder
 
 
 FILES = Subject("graph_files", _folder, lambda o: _edges(graph_files.read(o.path / "good.edges")), lambda _: EDGES)
