@@ -12,7 +12,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure
+verify.circumstances figures._figure figures.allocations
 
 _memory
 
@@ -84,10 +84,10 @@ _head_templates _head_vocabulary explorer pytest_plugin _audit_command verify.at
 verify.rule_checks bench.gpu.machine distributed verify.dropout_checks verify.large_checks verify.processes
 
 circuits explorer._command verify.trained_checks _train_ranks figures.problems verify.gpu_checks
-figures.chunked figures.greedy
+figures.chunked figures.greedy figures.peaks figures.refusals
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
-figures.decoding
+figures.decoding figures.memory
 
 experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
