@@ -40,7 +40,7 @@ def test_every_cell_is_a_case_and_every_backend_of_a_cpu_is_met():
     assert {cell.name for cell in CELLS if isinstance(cell, memory.Refused)} == set(refusals.REFUSED)
     assert {cell.name for cell in CELLS if isinstance(cell, memory.Answered)} == set(refusals.ANSWERED)
     first = [case(number)[0] for number in range(80)]
-    assert {cell.backend for cell in first if isinstance(cell, peaks.Cell)} == set(peaks.WAYS)
+    assert {cell.backend for cell in first if isinstance(cell, peaks.Cell)} >= set(peaks.WAYS) - {peaks.REFERENCE}
 
 
 def test_no_case_is_no_evidence():
@@ -77,16 +77,21 @@ def test_the_teaching_walk_makes_the_tensor_that_no_backend_makes():
 # -- planted faults ----------------------------------------------------------------------------------------------------
 
 
+ROWS = BACKENDS["rows"]
+
+
 def greedy_rows(call):
     """Every message at once."""
     src, dst = call.graph.edge_index
     messages = call.v[:, :, src] + 0 * call.q[:, :, dst]
-    out, lse = BACKENDS["rows"].run(call)
+    out, lse = ROWS.run(call)
     return out + 0 * messages.sum(), lse
 
 
 def test_a_tensor_of_all_messages_is_seen(monkeypatch):
-    monkeypatch.setitem(BACKENDS, "rows", replace(BACKENDS["rows"], run=greedy_rows))
+    monkeypatch.setattr(peaks, "SIZES", (256, 256))
+    assert peaks.measured(peaks.Cell("rows", "window", "plain"), 0).piece < 0.1
+    monkeypatch.setitem(BACKENDS, "rows", replace(ROWS, run=greedy_rows))
     found = peaks.measured(peaks.Cell("rows", "window", "plain"), 0)
     assert found.piece >= 1
     assert found.forward > 1
