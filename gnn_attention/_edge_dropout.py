@@ -18,6 +18,7 @@ from gnn_attention._shapes import Bool, Float, Int, Tensor
 
 __all__ = ["FIRST", "GOLDEN", "SECOND", "draw_seed", "dropped", "kept", "threshold"]
 
+AT_ONCE = 2**20  # weights whose numbers are drawn together
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -77,7 +78,10 @@ def dropped(
     lead = (1,) * (weights.dim() - 2)
     sample = torch.arange(first_sample, first_sample + weights.shape[0], device=weights.device).view(-1, 1, *lead)
     head = torch.arange(first_head, first_head + weights.shape[1], device=weights.device).view(1, -1, *lead)
-    stays = kept(seed, sample, head, dst, src, probability)
+    one_by_one = weights.numel() > AT_ONCE and weights.shape[1] > 1 and not torch.compiler.is_compiling()
+    heads = head.unbind(1) if one_by_one else ()  # 16 bytes for each number, while it is drawn: of one head at a time
+    drawn = [kept(seed, sample, each.unsqueeze(1), dst, src, probability) for each in heads]
+    stays = torch.cat(drawn, dim=1) if drawn else kept(seed, sample, head, dst, src, probability)
     return weights * stays.to(weights.dtype).div_(1.0 - probability)
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
 verify.circumstances figures._figure _recompute bench.process bench.measure figures.results _json_files _printable
-_turns
+_turns figures.allocations
 
 verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms bench.gpu.gather_kernel
@@ -65,7 +65,7 @@ explorer._masks choosing verify.measure commands figures._malformed_graphs
 attend verify.check figures.roundings
 
 layer _layer_trace _token_cache huggingface _rank_attention verify.attend_checks verify.rule_checks
-verify.dropout_checks verify.large_checks verify.processes bench.calibrate
+verify.dropout_checks verify.large_checks verify.processes bench.calibrate figures.peaks
 
 general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
 figures.gradients figures.determinism
@@ -80,9 +80,9 @@ figures.interference figures._malformed_caches figures.chunked figures.compilati
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
 bench.gpu.measuring bench.gpu.table figures._table figures.decoding figures.together
 
-circuits explorer._command _train_ranks figures bench.gpu.running figures._running figures.threads
+circuits explorer._command _train_ranks figures bench.gpu.running figures._running figures.threads figures.refusals
 
-training bench.gpu figures._command
+training bench.gpu figures._command figures.memory
 
 experiment bench.training verify._command
 

@@ -58,7 +58,7 @@ def bytes_needed(call: Call) -> int:
     cells = call.graph.num_dst * call.graph.num_src
     if not _plain(call) and not _tells_lse(call):
         logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * (8 if call.q.dtype == torch.float64 else 4)
-        return logits + (0 if call.score_mod is None else 16 * cells * (call.graph.batch or 1) * (call.graph.heads or 1))
+        return logits + (0 if call.score_mod is None else 34 * cells * (call.graph.batch or 1) * (call.graph.heads or 1))
     return 0 if _needs_no_mask(call.graph) else cells * (call.graph.batch or 1) * (call.graph.heads or 1) * 5
 
 
@@ -176,14 +176,19 @@ def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
     call = call if call.graph.num_edges else replace(call, score_mod=None)  # there is nothing that it could be told
     wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     q, k, v = (edges.per_query_head(x.to(wide), heads) for x in (call.q, call.k, call.v))
-    logits = call.modified(q @ k.mT * call.scale, *_ends(call, mask))
-    if call.bias is not None:
-        logits = logits + _spread(call.bias.to(wide), call.graph)
-    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), call.sink_logits)
+    weights, lse = _softmax(_logits(call, q, k, mask), call.sink_logits)
     nobody = ~mask.any(-1)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src)
     return (weights @ v).to(call.q.dtype), lse.masked_fill(nobody, -torch.inf)
+
+
+def _logits(call: Call, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """``score_mod(q k^T scale) + bias``, -inf where there is no edge. Nobody keeps what it is made of."""
+    logits = call.modified(q @ k.mT * call.scale, *_ends(call, mask))
+    if call.bias is not None:
+        logits = logits + _spread(call.bias.to(q.dtype), call.graph)
+    return logits.masked_fill(~mask, -torch.inf)
 
 
 def _ends(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
