@@ -12,7 +12,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _json_files _printable _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure
+verify.circumstances figures._figure figures.mutations figures.sandbox figures.hostile_texts figures.documents
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _checkpoint_files
@@ -93,9 +93,9 @@ bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gp
 
 bench.attention bench.gpu.measuring bench.gpu.table
 
-bench.gpu.running
+bench.gpu.running figures.file_forms figures.surfaces
 
-bench.gpu
+bench.gpu figures.mutated_files figures.pages
 
 bench
 
