@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from gnn_attention import _files, _json_files
+from gnn_attention._printable import one_line
 
 __all__ = ["INDEX", "Planner", "Reader", "Writer"]
 
@@ -105,8 +107,10 @@ def _loaded(content: io.BytesIO, where: object) -> Any:
         return torch.load(content, map_location="cpu", weights_only=True)
     except MemoryError:
         raise ValueError(f"{where} is damaged: it asks for more memory than there is") from None
-    except Exception as error:  # of the zip file, of its pickle, of a tensor that does not fit its bytes
-        raise ValueError(f"{where} is damaged: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+    except pickle.UnpicklingError:  # torch's advice would be to run it
+        raise ValueError(f"{where} is damaged: it holds something else than numbers") from None
+    except Exception as error:  # of the zip file, of a tensor that does not fit its bytes
+        raise ValueError(f"{where} is damaged: {type(error).__name__}: {one_line(str(error), 200)}") from None
 
 
 def _narrowed(found: Any, item: ReadItem) -> Any:

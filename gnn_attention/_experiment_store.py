@@ -72,7 +72,7 @@ class Store:
         there = _read(folder / PLAN)
         changed = sorted(name for name in self.plan | there if self.plan.get(name) != there.get(name))
         if changed:
-            said = ", ".join(f"{name} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}" for name in changed)
+            said = ", ".join(f"{name[:40]} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}" for name in changed[:8])
             raise ValueError(f"--out {folder} holds a comparison with {said}: choose a new folder, or the same options as there")
 
 

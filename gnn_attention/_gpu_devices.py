@@ -109,15 +109,21 @@ def path_of_devices() -> Path:
 @cache
 def _measured() -> dict[str, Device]:
     try:
-        found = _json_files.read(path_of_devices()).get("devices")
+        return read(path_of_devices())
+    except (OSError, RuntimeError):  # no such file, or nobody's home
+        return {}
+
+
+def read(path: Path) -> dict[str, Device]:
+    """The devices in a file, by name. ValueError that names it if it does not hold them, OSError where it cannot be read."""
+    try:
+        found = _json_files.read(path).get("devices")
         if not isinstance(found, dict):
             raise ValueError("there are no devices in it")
         return {name: device_from(name, constants) for name, constants in found.items()}
-    except (OSError, RuntimeError):  # no such file, or nobody's home
-        return {}
     except ValueError as error:
         raise ValueError(
-            f"{path_of_devices()} does not hold the constants of gnn_attention._gpu_devices ({error}); "
+            f"{path} does not hold the constants of gnn_attention._gpu_devices ({error}); "
             "measure them again with `gnn-attention bench gpu --calibrate`, or remove the file"
         ) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable"]
+__all__ = ["one_line", "printable"]
 
 _JOINERS = {"\u200c", "\u200d"}
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
@@ -23,3 +23,13 @@ def printable(text: str, line_ends: bool = False) -> str:
     kept = _JOINERS | {"\n"} if line_ends else _JOINERS
     lines = _LINE_END.sub("\n" if line_ends else " ", whole)
     return "".join(letter if letter.isprintable() or letter in kept else " " for letter in lines)
+
+
+def one_line(text: str, longest: int = 400) -> str:
+    """A text as a part of one line, cut where it is long: what another library says of a file.
+
+    >>> one_line("Missing key(s):\\n\\tW_Q"), one_line("a" * 99, 8)
+    ('Missing key(s): W_Q', 'aaaa ...')
+    """
+    line = " ".join(printable(text).split())
+    return line if len(line) <= longest else f"{line[: longest - 4]} ..."

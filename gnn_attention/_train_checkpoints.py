@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from gnn_attention import _checks, _files, _json_files
 from gnn_attention._checkpoint_files import Planner, Reader, Writer
 from gnn_attention._checks import quoted
+from gnn_attention._printable import one_line
 
 __all__ = ["Checkpoints"]
 
@@ -108,8 +109,11 @@ class Checkpoints:
         state = _state(model, optimizer, generator)
         with _in_plain_words(path):
             load(state, storage_reader=Reader(path), planner=Planner())
+        try:
+            generator.set_state(state["generator"])
+        except RuntimeError as error:
+            raise OSError(f"{path}: the checkpoint failed, the state of the generator is damaged: {error}") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        generator.set_state(state["generator"])
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> dict[str, Any]:
@@ -129,7 +133,7 @@ def _in_plain_words(path: Path) -> Iterator[None]:
         if any(isinstance(one, KeyboardInterrupt) for one in found.values()):
             raise KeyboardInterrupt from error
         told = "; ".join(f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(found.items()))
-        raise OSError(f"{path}: the checkpoint failed, {told[:600]}") from error
+        raise OSError(f"{path}: the checkpoint failed, {one_line(told, 600)}") from error
 
 
 def _settle(folder: Path) -> None:

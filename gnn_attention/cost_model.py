@@ -84,18 +84,24 @@ def costs() -> Costs:
     >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.03
     True
     """
-    names = [part.name for part in fields(Costs)]
     try:
-        found: Any = _json_files.read(path_of_costs()).get("costs")
-        _json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
-        return Costs(**{name: float(found[name]) for name in names})
+        return read(path_of_costs())
     except (OSError, RuntimeError):  # no such file, or nobody's home
         return Costs()
+
+
+def read(path: Path) -> Costs:
+    """The constants in a file. ValueError that names it if it does not hold them, OSError where it cannot be read."""
+    names = [part.name for part in fields(Costs)]
+    try:
+        found: Any = _json_files.read(path).get("costs")
+        _json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
     except ValueError as error:
         raise ValueError(
-            f"{path_of_costs()} does not hold the constants of gnn_attention.cost_model ({error}); "
+            f"{path} does not hold the constants of gnn_attention.cost_model ({error}); "
             "measure them again with `gnn-attention bench calibrate`, or remove the file"
         ) from error
+    return Costs(**{name: float(found[name]) for name in names})
 
 
 def is_positive(value: object) -> bool:

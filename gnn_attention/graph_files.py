@@ -99,7 +99,7 @@ def _edge_list(text: str) -> _Found:
     nodes: set[int] = set()
     for number, words in _lines(text):
         if len(words) < 2:
-            raise ValueError(f"line {number}: expected 'src dst', got {words[0]!r} alone")
+            raise ValueError(f"line {number}: expected 'src dst', got {words[0][:40]!r} alone")
         edges.append((_token(words[0], number), _token(words[1], number)))
         nodes.update(edges[-1])
     return _Found(edges, nodes, int(said[1]) if said else None)

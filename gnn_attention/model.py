@@ -23,6 +23,7 @@ from torch import nn
 
 from gnn_attention import _checks, _json_files, algebra, patterns, weights
 from gnn_attention._checks import quoted
+from gnn_attention._printable import one_line
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.bytepair import BytePair
@@ -343,7 +344,7 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
         metadata = {key: json.loads(text) for key, text in texts.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {str(error)[:400]}") from error
+        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {one_line(str(error))}") from error
     return model.eval(), vocabulary, metadata
 
 

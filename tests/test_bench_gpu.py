@@ -316,6 +316,7 @@ def made_up(**seconds):
             cases.append({"workload": workload, "method": method.replace("_", " "), "ours": True, "pass": which, **told})
     names = dict.fromkeys(case["workload"] for case in cases)
     record = {"measurement": True, "quick": False, "device": "NVIDIA H200", "driver": "1", "torch": "2.11", "triton": "3.6"}
+    record |= {"bench": "gpu", "schema": 1, "cuda": "13.0", "dirty": False, "sources": {}, "runs": []}
     record |= {"date": "2026-12-01T00:00:00", "commit": "abcdef0123456789", "cache": 60e6, "waiting": 0, "cases": cases}
     record |= {"ceilings": asdict(replace(ROOMY, copy=4.3e12, products=7e14)), "constants": asdict(PRESETS["H200"])}
     record["workloads"] = [{**about, "workload": name, "title": WORKLOADS[name].title} for name in names]

@@ -329,7 +329,7 @@ class TestFolder:
     def test_files_that_somebody_changed(self, name, content, match, tmp_path):
         (one,) = compared("causal", out=tmp_path / "kept")
         file = tmp_path / "kept" / name.format(key=one.key)
-        changed = json.dumps(asdict(one))[:-1] + f", {content}}}" if content.startswith('"') else content  # the last one counts
+        changed = json.dumps(asdict(one) | json.loads(f"{{{content}}}")) if content.startswith('"') else content
         file.write_text(changed)
         with pytest.raises(ValueError, match=match):
             compared("causal", out=tmp_path / "kept")

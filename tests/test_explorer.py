@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -302,6 +303,24 @@ class TestCommand:
         assert out.read_text() == "my notes"
         assert main(["explore", "again", "-o", str(out), "--force"]) == 0
         assert _html.is_ours(out)
+
+    def test_a_device_is_written_to_and_a_pipe_is_not_waited_for(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`-o /dev/null` stays what it is; without --force nothing is written to either."""
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        for place in (Path(os.devnull), pipe):
+            assert main(["explore", "abc", "-o", str(place)]) == 2
+            assert "exists and is no page of the explorer" in capsys.readouterr().err
+        assert main(["explore", "abc", "-o", os.devnull, "--force"]) == 0
+        assert Path(os.devnull).is_char_device()
+        assert pipe.is_fifo()
+
+    def test_a_file_that_is_no_text_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "text.txt").write_bytes(b"ab\xff")
+        assert main(["explore", "--file", str(tmp_path / "text.txt"), "-o", str(tmp_path / "page.html")]) == 2
+        assert "text.txt is no text in UTF-8: invalid start byte at byte 2" in capsys.readouterr().err
 
     def test_another_model(self, tmp_path: Path) -> None:
         lm.save(tmp_path / "tiny.safetensors", *small(num_layers=1), {})

@@ -286,6 +286,11 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other\.safetensors holds no language model: KeyError: 'vocabulary'"):
         lm.load(path)
     weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'})
+    with pytest.raises(ValueError, match="its config says 2 layers, and it holds 1 tensors"):
+        lm.load(path)
+    weights.save(
+        path, {name: torch.eye(2) for name in "abc"}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'}
+    )
     with pytest.raises(ValueError, match="holds no language model: RuntimeError"):
         lm.load(path)
     weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 300}'})

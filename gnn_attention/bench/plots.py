@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnn_attention import _canvas
+from gnn_attention import _canvas, _files
 from gnn_attention.bench.summary import Record, cases_of, workload_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def save(record: Record, folder: Path) -> list[Path]:
     pictures["crossover"] = crossover(record)
     files = [folder / f"{name}.svg" for name, figure in pictures.items() if figure is not None]
     for file, figure in zip(files, (figure for figure in pictures.values() if figure is not None), strict=True):
-        figure.savefig(file)
+        with _files.written(file) as stream:
+            figure.savefig(stream, format="svg")
     return files
 
 

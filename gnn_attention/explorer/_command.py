@@ -51,7 +51,10 @@ def _text(text: str | None, file: str | None) -> str:
     if file is None:
         assert text is not None
         return text
-    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file {file} is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _check_out(out: Path, force: bool) -> None:

@@ -141,7 +141,7 @@ def _told(result: Result) -> dict[str, Any]:
     for key, value in asdict(result).items():
         if isinstance(value, float):
             value = float(f"{value:.3e}") if math.isfinite(value) else str(value)
-        if value is not None and value != "":
+        if key in _NEEDED or (value is not None and value != ""):
             told[key] = value
     return told
 
@@ -168,7 +168,8 @@ def _is_number(value: Any) -> bool:
 
 _NEEDED = ("group", "backend", "dtype", "name", "passed")
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("group", "backend", "dtype", "name", "skipped", "message"), _is_text),
+    **dict.fromkeys(("group", "backend", "dtype", "name", "message"), _is_text),
+    "skipped": lambda value: isinstance(value, str) and value != "",  # a reason
     **dict.fromkeys(NUMBERS, _is_number),
     "passed": lambda value: isinstance(value, bool),
 }

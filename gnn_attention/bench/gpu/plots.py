@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnn_attention import _files
 from gnn_attention._canvas import AS_IT_IS
 from gnn_attention._printable import printable
 from gnn_attention.bench.gpu.methods import AGAIN
@@ -23,7 +24,8 @@ def save(record: Record, folder: Path) -> list[Path]:
     pictures = {"gpu-times": times(record), "gpu-shares": shares(record)}
     drawn = {folder / f"{name}.svg": figure for name, figure in pictures.items() if figure is not None}
     for file, figure in drawn.items():
-        figure.savefig(file)
+        with _files.written(file) as stream:
+            figure.savefig(stream, format="svg")
     return list(drawn)
 
 

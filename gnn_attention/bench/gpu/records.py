@@ -36,7 +36,7 @@ def _check(record: Record) -> None:
     kinds: dict[str, Kind] = {part.name: _is_text if part.type == "str" else is_positive for part in fields(Ceilings)}
     _json_files.check_fields(record["ceilings"], kinds, "ceilings")
     for part, needed, possible in (("workloads", _WORKLOAD, {}), ("cases", _CASE, _OF_A_CASE), ("targets", _TARGET, {})):
-        for number, row in enumerate(record.get(part, [])):
+        for number, row in enumerate(record[part]):
             _json_files.check_fields(row, needed, f"{part}[{number}]")
             _json_files.check_fields(row, _there(possible, row), f"{part}[{number}]")
     for number, case in enumerate(record["cases"]):
@@ -74,9 +74,10 @@ def _is_anything(value: Any) -> bool:
 
 _RECORD: dict[str, Kind] = {
     **dict.fromkeys(("constants", "ceilings"), _is_object),
-    **dict.fromkeys(("workloads", "cases", "runs"), _is_list),
-    **dict.fromkeys(("device", "torch", "triton", "cuda", "commit", "dirty", "sources", "date"), _is_anything),
+    **dict.fromkeys(("workloads", "cases", "runs", "targets"), _is_list),
+    **dict.fromkeys(("device", "torch", "triton", "cuda", "commit", "dirty", "sources", "date", "driver"), _is_anything),
     **dict.fromkeys(("quick", "measurement"), _is_flag),
+    "waiting": _is_number,
 }
 _WORKLOAD: dict[str, Kind] = {
     **dict.fromkeys(("workload", "title", "dtype"), _is_text),
