@@ -22,6 +22,7 @@ from gnn_attention import _checks, convert, edges
 from gnn_attention._call import Call
 from gnn_attention._rank_graph import positions
 from gnn_attention._shapes import Tensor
+from gnn_attention._templates import rendered
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
@@ -74,7 +75,8 @@ class MessagePassingAttention(MessagePassing):
         backend: str | Backend | None = None,
     ) -> None:
         """ValueError for a dropout outside [0, 1)."""
-        super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
+        with rendered(self):
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mod
         self.dropout = _checks.probability("dropout", dropout)

@@ -11,10 +11,10 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 # A paragraph is a row.
 MODULES = """
-_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns kernels kernels._tiled
-verify.circumstances figures._figure
+_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns _templates kernels kernels._tiled
+verify.circumstances figures._figure _interrupts figures.children
 
-explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
+figures.interrupts explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
 bench.gpu.gather_kernel
 
