@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: how a command ends, what it leaves, and each mend of what that uncovered."""
 
+import importlib
 import inspect
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnn_attention import MessagePassingAttention, StandardHeads, _interrupts, bench, patterns, verify
+from gnn_attention import StandardHeads, _interrupts, bench, patterns, verify
 from gnn_attention.bench import process
 from gnn_attention.figures import interrupts
 from gnn_attention.figures.interrupts import COMMANDS, Case, Forks
@@ -185,26 +186,31 @@ def test_a_fork_of_the_benchmark_dies_with_the_process_that_made_it():
     assert time.monotonic() < until
 
 
-def new_class(name):
-    """A class of layers that torch_geometric has not rendered yet; it imports the class's module to do so."""
-    return type(name, (MessagePassingAttention,), {"__module__": MessagePassingAttention.__module__})
+@pytest.fixture
+def new_classes(tmp_path, monkeypatch):
+    """Classes of layers that torch_geometric has not rendered yet, in a module with a source; and a new temporary folder."""
+    name, folder = f"layers_{tmp_path.name}", tmp_path / "temporary"
+    lines = [f"class New{number}(MessagePassingAttention):\n    pass\n" for number in range(5)]
+    (tmp_path / f"{name}.py").write_text("from gnn_attention import MessagePassingAttention\n\n" + "\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return [getattr(importlib.import_module(name), f"New{number}") for number in range(5)]
 
 
-def test_a_layer_leaves_no_temporary_file(tmp_path, monkeypatch):
+def test_a_layer_leaves_no_temporary_file(new_classes):
     """torch_geometric writes two for every class in every process."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    layer = new_class("Tidy")(StandardHeads(4, 1))
-    assert layer.propagate.__module__.endswith("Tidy_propagate")
-    assert list(tmp_path.iterdir()) == []
+    layer = new_classes[0](StandardHeads(4, 1))
+    assert layer.propagate.__module__.endswith("_New0_propagate")
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
     assert "def propagate" in inspect.getsource(layer.propagate.__func__)
     assert layer(torch.ones(3, 4), patterns.causal(3)).shape == (3, 4)
 
 
-def test_first_layers_of_a_class_in_several_threads(tmp_path, monkeypatch):
-    """The second found the module of the first before its functions were there, or kept the wrong one as the original."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for number in range(5):
-        kind, start, made = new_class(f"Met{number}"), threading.Barrier(8), []
+def test_first_layers_of_a_class_in_several_threads(new_classes):
+    """The second found the module of the first before its functions were there, and went on without them."""
+    for kind in new_classes:
+        start, made = threading.Barrier(8), []
 
         def make(kind=kind, start=start, made=made):
             start.wait()
@@ -215,5 +221,5 @@ def test_first_layers_of_a_class_in_several_threads(tmp_path, monkeypatch):
             thread.start()
         for thread in threads:
             thread.join()
-        assert set(made) == {f"gnn_attention.layer_Met{number}_propagate"}
-        assert kind._orig_propagate.__module__ != made[0]
+        assert made == [f"{kind.__module__}_{kind.__name__}_propagate"] * 8
+        assert kind._orig_propagate is not kind._jinja_propagate
