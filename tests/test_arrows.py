@@ -11,10 +11,11 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 # A paragraph is a row.
 MODULES = """
-_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns _templates kernels kernels._tiled
+_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns _templates figures.memos kernels kernels._tiled
 verify.circumstances figures._figure _interrupts figures.children
 
-figures.interrupts explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
+explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
+figures.interrupts
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms _train_checkpoints
 bench.gpu.gather_kernel
 
@@ -86,7 +87,7 @@ circuits explorer._command verify.trained_checks _train_ranks figures.problems v
 
 training verify bench.process bench.measure bench.workloads commands figures.equality
 
-experiment bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
+experiment figures.endurance bench.graphs bench.methods bench.calibrate bench.training bench.gpu.workloads figures verify._command
 
 bench.checked bench.summary bench.gpu.methods
 
