@@ -9,7 +9,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import algebra, backends, convert, cost_model, edges, patterns, rotary, score_mods, tiling
+from gnn_attention import (  # the first of them, that Ctrl-C is heard while torch is loaded
+    _interrupts,  # noqa: F401
+    algebra,
+    backends,
+    convert,
+    cost_model,
+    edges,
+    patterns,
+    rotary,
+    score_mods,
+    tiling,
+)
 from gnn_attention.attend import attend, explain, list_backends
 from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.factored import FactoredMatrix

@@ -14,6 +14,7 @@ from gnn_attention import (
     __version__,
     _audit_command,
     _cost_command,
+    _interrupts,
     bench,
     commands,
     experiment,
@@ -29,7 +30,15 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = _parser().parse_args(arguments)
+    try:
+        with _interrupts.deliverable():
+            return _run(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -39,9 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     return code
 
 

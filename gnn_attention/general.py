@@ -32,6 +32,7 @@ from gnn_attention import _checks, convert, edges
 from gnn_attention._arrays import plus_bias
 from gnn_attention._checks import quoted
 from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._templates import rendered
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.patterns import cross
@@ -128,7 +129,8 @@ class PairwiseMessages(MessagePassing):
         update: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """See the class."""
-        super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
+        with rendered(self):
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
         for name, part in (("message", message), ("logit", logit), ("update", update)):
             if not callable(part) and (part is not None or name == "message"):
                 raise TypeError(f"{name} must be a function or a module, got {quoted(part)} of type {type(part).__name__}")
@@ -205,7 +207,8 @@ class StaticNodes(MessagePassing):
         normaliser: Normaliser = "softmax",
     ) -> None:
         """See the class."""
-        super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
+        with rendered(self):
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
         _check_nodes(patterns, messages, bias, update_bias)
         self.patterns, self.messages = _own(patterns), _own(messages)
         self.register_parameter("bias", None if bias is None else _own(bias))

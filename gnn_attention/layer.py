@@ -23,6 +23,7 @@ from gnn_attention._arrays import check_heads
 from gnn_attention._call import Call
 from gnn_attention._rank_graph import positions
 from gnn_attention._shapes import Tensor
+from gnn_attention._templates import rendered
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
 from gnn_attention.attend import AttentionInfo, attended, checked_backend
 from gnn_attention.backends import Backend
@@ -76,7 +77,8 @@ class MessagePassingAttention(MessagePassing):
     ) -> None:
         """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout outside [0, 1)."""
         check_heads(heads)
-        super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
+        with rendered(self):
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = _checks.probability("dropout", dropout)

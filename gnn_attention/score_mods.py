@@ -68,50 +68,6 @@ def _check_object(score_mod: Any) -> None:
     kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
     if kind in _FITTING:
         return
-    try:
-        found = inspect.signature(score_mod.forward if isinstance(score_mod, nn.Module) else score_mod)
-    except (TypeError, ValueError):  # a builtin does not tell
-        return
-    try:
-        found.bind(*_TAKEN)
-    except TypeError:
-        named = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
-        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a {type(score_mod).__name__} of ({named})") from None
-    if isinstance(kind, type):
-        _FITTING.add(kind)
-
-_TAKEN = ("score", "b", "h", "dst", "src")
-_FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
-
-
-def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
-    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it takes otherwise.
-
-    >>> checked(softcap(2.0))
-    softcap(cap=2.0)
-    """
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
-    if isinstance(score_mod, FunctionType):
-        _check_function(score_mod)
-    elif score_mod is not None and not torch.compiler.is_compiling():  # a compiler cannot ask for the signature of an object
-        _check_object(score_mod)
-    return score_mod
-
-
-def _check_function(score_mod: FunctionType) -> None:
-    """By its code alone, which a compiler knows too."""
-    code, most = score_mod.__code__, score_mod.__code__.co_argcount
-    least = most - len(score_mod.__defaults__ or ())
-    if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
-        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})")
-
-
-def _check_object(score_mod: Any) -> None:
-    """By its signature, once for each type, or each function that was bound to some of its arguments."""
-    kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
-    if kind in _FITTING:
-        return
     _checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
     if isinstance(kind, type):
         _FITTING.add(kind)
@@ -152,12 +108,6 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
     slopes: tuple[float, ...]
     __hash__ = _hashed
-
-    def __post_init__(self) -> None:
-        """TypeError or ValueError for what are no numbers, one for each head."""
-        if not isinstance(self.slopes, (tuple, list)):
-            raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
-        object.__setattr__(self, "slopes", tuple(_checks.number("each of slopes", slope) for slope in self.slopes))
 
     def __post_init__(self) -> None:
         """TypeError or ValueError for what are no numbers, one for each head."""

@@ -183,6 +183,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     print(json.dumps(record, indent=1) if args.json == "-" else suite.text(record))
     for file in suite.pictures(record, Path(args.plots)) if args.plots else ():
         print(file, file=sys.stderr)
+    if record.get("interrupted"):
+        print("interrupted: the record holds the workloads that were measured", file=sys.stderr)
+        return 130
     return 1 if record.get("stopped") else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import importlib
 import importlib.metadata
@@ -20,6 +21,7 @@ import torch
 __all__ = ["environment", "forget_peak", "in_a_fork", "in_a_process", "limit_memory", "one_line", "peak", "record_of_the_machine"]
 
 PACKAGES = ("torch", "torch_geometric", "transformers", "networkx", "numpy")
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 OWN_THREADS = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "OMP_NUM_THREADS": "1"}
 # Two workers of OpenMP that are not bound may land on one core: every parallel region then costs 8 ms.
 
@@ -91,9 +93,10 @@ def in_a_fork(work: Callable[[], Any], timeout: int = 120) -> Any:
     started worker threads: a fork would wait for them for ever.
     """
     reading, writing = os.pipe()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:  # nothing may escape: the child must not go on with its parent's work
         signal.alarm(timeout)  # ends it, wherever it hangs
+        _die_with(parent)
         try:
             answer = {"result": work()}
         except BaseException as error:
@@ -109,6 +112,15 @@ def in_a_fork(work: Callable[[], Any], timeout: int = 120) -> Any:
     if "error" in answer:
         raise RuntimeError(answer["error"])
     return answer["result"]
+
+
+def _die_with(parent: int) -> None:
+    """From here on this process is killed when its parent is, as Ctrl-C does to a workload; where the system can (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def one_line(error: BaseException) -> str:

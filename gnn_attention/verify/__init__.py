@@ -58,10 +58,10 @@ def run(
 
     On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
 
-    ``progress(number_so_far, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds. ``jobs`` processes
-    run checks at once (backends by name then). ``budget`` seconds later no more are begun; ``resumed`` is the report of an
-    earlier run, whose results stay and are not run again, whatever they were. ValueError for an unknown name, a device that is
-    not there, or an earlier report from elsewhere.
+    ``progress(number_so_far, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C.
+    ``jobs`` processes run checks at once (backends by name then). ``budget`` seconds later no more are begun; ``resumed`` is the
+    report of an earlier run, whose results stay and are not run again, whatever they were. ValueError for an unknown name, a
+    device that is not there, or an earlier report from elsewhere.
     """
     given = (_device(device), dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed)
     _check_amounts(jobs, budget, backends)
@@ -70,13 +70,18 @@ def run(
     book = record.Book(environment(given[0]) | {"seed": seed}, resumed, began)
     missing = [number for number, check in enumerate(make()) if not book.holds(check)]
     kept_at = began
-    for number, result in processes.results(make, missing, jobs, math.inf if budget is None else began + budget):
-        book.add(number, result)
-        if progress is not None:
-            progress(book.new, result)
-        if keep is not None and time.time() > kept_at + KEPT_EVERY:
+    try:
+        for number, result in processes.results(make, missing, jobs, math.inf if budget is None else began + budget):
+            book.add(number, result)
+            if progress is not None:
+                progress(book.new, result)
+            if keep is not None and time.time() > kept_at + KEPT_EVERY:
+                keep(book.report(len(missing)))
+                kept_at = time.time()
+    except KeyboardInterrupt:
+        if keep is not None:
             keep(book.report(len(missing)))
-            kept_at = time.time()
+        raise
     return book.report(len(missing))
 
 

@@ -11,12 +11,14 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -74,17 +76,42 @@ def _one_pool(make: Make, numbers: Sequence[int], jobs: int, deadline: float, su
     at, born = context.Array("q", [NOWHERE] * jobs), context.Value("i", 0)
     with tempfile.TemporaryDirectory() as folder:
         with ProcessPoolExecutor(jobs, context, _start, (make, threads, at, born, folder)) as pool:
-            left = {pool.submit(_some, group, deadline) for group in _groups(make, numbers)}
-            read: dict[Path, int] = {}
-            while left:
-                ended, left = wait(left, EVERY)
-                yield from _written(Path(folder), read)
-                if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
-                    suspects.update(number for number in at[:] if number != NOWHERE)
-                    break
-                for future in ended:
-                    future.result()
+            groups, read = _groups(make, numbers), dict[Path, int]()
+            with _ended_early(), _deaf_to_interrupts():
+                left = {pool.submit(_some, group, deadline) for group in groups}
+            with _ended_early():
+                while left:
+                    ended, left = wait(left, EVERY)
+                    yield from _written(Path(folder), read)
+                    if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
+                        suspects.update(number for number in at[:] if number != NOWHERE)
+                        break
+                    for future in ended:
+                        future.result()
         yield from _written(Path(folder), read)
+
+
+@contextmanager
+def _ended_early() -> Iterator[None]:
+    """Whoever stops inside, by Ctrl-C for one, does not wait for the checks that the processes are at, and those to come."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started inside never hear Ctrl-C: a terminal tells all of them, and we end them. For us it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _groups(make: Make, numbers: Sequence[int]) -> list[list[int]]:
