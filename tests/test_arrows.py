@@ -19,10 +19,10 @@ figures.mutations figures.sandbox
 verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
 _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms bench.gpu.gather_kernel
 rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks _checkpoint_files
-_memory figures.greedy _twice figures.interrupts
+_memory figures.greedy _twice figures.interrupts figures._table
 
 _edge_lists _train_checkpoints verify.record _corpus edges score_mods _ranges _listed _cost_configs _experiment_plot
-_audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads
+_audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads figures._running
 
 bench.gpu.machine _merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate _rectangle_kernels
 heads _foreign_layouts lazy_heads
@@ -79,18 +79,18 @@ bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gp
 figures.interference figures._malformed_caches figures.chunked figures.compilation
 
 _head_templates _head_vocabulary explorer pytest_plugin _audit_command distributed verify bench.attention
-bench.gpu.measuring bench.gpu.table figures._table figures.decoding figures.together figures.endurance
+bench.gpu.measuring bench.gpu.table figures.decoding figures.together figures.endurance figures figures._command
 
-circuits explorer._command _train_ranks figures bench.gpu.running figures._running figures.threads figures.refusals
-figures.file_forms figures.surfaces
+circuits explorer._command _train_ranks bench.gpu.running figures.threads figures.refusals figures.file_forms
+figures.surfaces verify._command
 
-training bench.gpu figures._command figures.memory figures.mutated_files figures.pages
+training bench.gpu figures.memory figures.mutated_files figures.pages
 
-experiment bench.training verify._command
+experiment bench.training
 
 bench figures._malformed_tools
 
-__main__ figures.malformed
+figures.malformed __main__
 """
 ROWS = [row.split() for row in MODULES.split("\n\n")]
 ROW_OF = {name: number for number, row in enumerate(ROWS) for name in row}

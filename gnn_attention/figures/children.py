@@ -77,7 +77,7 @@ def _interrupting(event: int, folder: str) -> Callable[[str, tuple[Any, ...]], N
 
 
 def _path(given: Any) -> Any:
-    return given if isinstance(given, str | bytes | os.PathLike) else ""
+    return given if isinstance(given, (str, bytes, os.PathLike)) else ""
 
 
 def _interrupted(child: int, case: dict[str, Any]) -> dict[str, Any]:
