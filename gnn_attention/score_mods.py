@@ -51,11 +51,11 @@ def check_signature(score_mod: object) -> None:
     if not callable(score_mod):
         raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
     key = score_mod if isinstance(score_mod, types.FunctionType) else type(score_mod)
-    if key in _RIGHT:
-        return
     try:
+        if key in _RIGHT:
+            return
         signature = inspect.signature(score_mod.forward if isinstance(score_mod, nn.Module) else score_mod)
-    except ValueError:  # something built in, that does not say
+    except (ValueError, AttributeError):  # something built in, or made by a program while it is traced, does not say
         return
     try:
         signature.bind(*"sbhij")
