@@ -7,6 +7,7 @@ programs, nor reach a network, nor change a file.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -122,6 +123,7 @@ def _ended(child: int) -> str:
 
 def _inside(make: Make, numbers: Sequence[int], memory: int, writing: int) -> None:
     """The life of the child."""
+    gc.freeze()  # nobody collects, and so copies, all that the parent has
     faulthandler.disable()  # a death is told by whoever waits
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
