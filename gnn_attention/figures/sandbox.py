@@ -38,7 +38,7 @@ FORBIDDEN = (
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate", "shutil.rmtree"),
 )
 Make = Callable[[int], Callable[[], str | None]]
-LONGEST_WAIT = 30.0  # seconds without a word, after which a process is taken to hang
+LONGEST_WAIT = 120.0  # seconds without a word, after which a process is taken to hang
 
 
 class Detour(BaseException):
