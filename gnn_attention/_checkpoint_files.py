@@ -94,11 +94,22 @@ class Planner(DefaultLoadPlanner):
     """torch's, but for numbers and lists, which are read without running anything."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """What is no tensor: read here, and given on as torch writes it."""
+        """What is no tensor: read here, and given on as torch writes it. ValueError for another kind of value than there is."""
+        name = read_item.dest_index.fqn
+        read, there = _loaded(value, name), self._there(name)
+        if None not in (read, there) and (type(read) is not type(there) or (isinstance(read, list) and read != there)):
+            raise ValueError(f"{name} is damaged: it is {read!r:.80}, expected something like {there!r:.80}")
         found = io.BytesIO()
-        torch.save(_loaded(value, read_item.storage_index.fqn), found)
+        torch.save(read, found)
         found.seek(0)
         super().load_bytes(read_item, found)
+
+    def _there(self, name: str) -> Any:
+        """The value that is to be replaced."""
+        found: Any = self.original_state_dict
+        for key in self.mappings[name]:
+            found = found[key]
+        return found
 
 
 def _loaded(content: io.BytesIO, where: object) -> Any:

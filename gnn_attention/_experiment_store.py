@@ -7,7 +7,6 @@ and what is there is not trained again.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from gnn_attention import _files, _json_files
 from gnn_attention._experiment_results import Outcome
+from gnn_attention._printable import one_line
 
 __all__ = ["Store"]
 
@@ -51,7 +51,9 @@ class Store:
             return None
         outcome = _outcome(file)
         if (outcome.key, outcome.seed) != (key, seed):
-            raise ValueError(f"{file} holds the result of {outcome.graph}, seed {outcome.seed}: delete it to train anew")
+            raise ValueError(
+                f"{file} holds the result of {one_line(outcome.graph, 40)}, seed {outcome.seed}: delete it to train anew"
+            )
         return replace(outcome, graph=graph)
 
     def keep(self, outcome: Outcome) -> None:
@@ -72,7 +74,9 @@ class Store:
         there = _read(folder / PLAN)
         changed = sorted(name for name in self.plan | there if self.plan.get(name) != there.get(name))
         if changed:
-            said = ", ".join(f"{name[:40]} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}" for name in changed[:8])
+            said = ", ".join(
+                f"{one_line(name, 40)} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}" for name in changed[:8]
+            )
             raise ValueError(f"--out {folder} holds a comparison with {said}: choose a new folder, or the same options as there")
 
 
@@ -98,4 +102,4 @@ def _outcome(file: Path) -> Outcome:
 
 
 def _shown(value: object) -> str:
-    return re.sub(r"\s+", " ", json.dumps(value))[:60]
+    return one_line(json.dumps(value), 60)

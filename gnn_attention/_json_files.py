@@ -111,7 +111,11 @@ def _check_whole(found: Any) -> None:
 def _shown(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return "a large number" if isinstance(value, int) and abs(value) >= 10**40 else _cut(json.dumps(value))
+    return (
+        "a large number"
+        if isinstance(value, int) and abs(value) >= 10**40
+        else _cut(json.dumps(value).replace("\x7f", "\\u007f"))
+    )
 
 
 def _cut(text: str) -> str:

@@ -106,9 +106,13 @@ class Checkpoints:
 
         Raises OSError that names the folder where it is damaged; nothing in it is run.
         """
-        state = _state(model, optimizer, generator)
+        state, reader = _state(model, optimizer, generator), Reader(path)
+        try:
+            reader.read_metadata()  # before torch does, which tries twice and prints what it finds
+        except ValueError as error:
+            raise OSError(f"{path}: the checkpoint failed, {error}") from None
         with _in_plain_words(path):
-            load(state, storage_reader=Reader(path), planner=Planner())
+            load(state, storage_reader=reader, planner=Planner())
         try:
             generator.set_state(state["generator"])
         except RuntimeError as error:

@@ -63,11 +63,11 @@ def test_a_pickle_in_a_checkpoint_is_not_run(kept, tmp_path, monkeypatch):
     size = (kept / "hostile").stat().st_size
     with zipfile.ZipFile(kept / "hostile") as file:
         assert b"exec" in file.read(next(name for name in file.namelist() if name.endswith("data.pkl")))
-    for name, what in (("optimizer.param_groups.0.lr", "numbers"), ("model.weight", "numbers")):
+    for name in ("optimizer.param_groups.0.lr", "model.weight"):
         places = [[*place[:2], "hostile", 0, size] if place[0] == name else place for place in found["places"]]
         (kept / INDEX).write_text(json.dumps({**found, "places": places}))
         with pytest.raises(
-            OSError, match=rf"step-00000007: the checkpoint failed, .* is damaged: it holds something else than {what}"
+            OSError, match=r"step-00000007: the checkpoint failed, .* is damaged: it holds something else than numbers"
         ):
             Checkpoints(tmp_path).restore(kept, *training())
     (kept / INDEX).write_bytes(hostile)
@@ -90,6 +90,14 @@ def entry(name, value):
     return change
 
 
+def exchanged(one, other):
+    def change(found):
+        where = {place[0]: place[2:] for place in found["places"]}
+        found["places"] = [[*place[:2], *(where[other] if place[0] == one else place[2:])] for place in found["places"]]
+
+    return change
+
+
 CHANGES = {
     "a file above": (place(2, "../training.json"), r"places\[0\] is no place in a file of this folder"),
     "a file that is not there": (place(2, "other"), r"places\[0\] is no place in a file of this folder"),
@@ -101,6 +109,10 @@ CHANGES = {
     "a size of another": (entry("size", [9, 9]), "damaged|mismatch|[Ss]ize"),
     "a part outside": (entry("chunks", [[[0, 0], [9, 9]]]), "entry 'model.weight' has a part outside its size"),
     "parts that are none": (entry("chunks", [3]), "entry 'model.weight' has a part that is no offsets and sizes"),
+    "a number in the place of a list": (
+        exchanged("optimizer.param_groups.0.params", "optimizer.param_groups.0.lr"),
+        "it is 0.1, expected",
+    ),
     "no entries": (lambda found: found.pop("entries"), "it has no 'entries'"),
 }
 
@@ -110,7 +122,7 @@ def test_a_damaged_index_is_named(kept, change):
     found = json.loads((kept / INDEX).read_text())
     CHANGES[change][0](found)
     (kept / INDEX).write_text(json.dumps(found))
-    with pytest.raises(OSError, match=rf"step-00000007: the checkpoint failed, rank 0: .*({CHANGES[change][1]})"):
+    with pytest.raises(OSError, match=rf"step-00000007: the checkpoint failed, .*({CHANGES[change][1]})"):
         Checkpoints(kept.parent).restore(kept, *training())
 
 

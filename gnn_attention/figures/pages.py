@@ -60,6 +60,7 @@ def _new(surface: Surface, found: Document, harmless: Document) -> list[str]:
 
 
 _LETTERS = {
+    ("text", "style", "transform"),
     ("use", "href", "x"),
     ("use", "href", "transform"),
     ("use", "href"),

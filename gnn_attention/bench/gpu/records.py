@@ -45,7 +45,7 @@ def _check(record: Record) -> None:
 
 
 def _there(kinds: Mapping[str, Kind], row: Mapping[str, Any]) -> dict[str, Kind]:
-    return {name: fits for name, fits in kinds.items() if row.get(name) is not None}
+    return {name: fits for name, fits in kinds.items() if name in row}
 
 
 def _is_text(value: Any) -> bool:
@@ -86,7 +86,8 @@ _WORKLOAD: dict[str, Kind] = {
 _CASE: dict[str, Kind] = dict.fromkeys(("workload", "method", "pass", "status"), _is_text)
 _MEASURED: dict[str, Kind] = dict.fromkeys(("seconds", "p10", "p90"), is_positive)
 _OF_A_CASE: dict[str, Kind] = {
-    **dict.fromkeys(("bytes", "share", "predicted_s", "first_s"), _is_number),
+    **dict.fromkeys(("bytes", "share", "first_s"), lambda value: value is None or _is_number(value)),
+    "predicted_s": _is_number,
     **dict.fromkeys(("takes", "reason"), _is_text),
 }
 _TARGET: dict[str, Kind] = {
