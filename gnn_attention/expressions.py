@@ -166,11 +166,7 @@ class _Reader:
             case ast.Subscript():
                 return self.item(node, depth)
             case ast.Name(id=name):
-<<<<<<< HEAD
-                self.refuse(node, f"{quoted(name)} is only a name, a builder is called: '{name}(...)'")
-=======
                 self.refuse(node, f"{_shortened(name)!r} is only a name, a builder is called: '{_shortened(name)}(...)'")
->>>>>>> h-files
         return self.refuse(node, f"this is not part of the language of graphs; {ALLOWED}")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
@@ -249,20 +245,12 @@ class _Reader:
             case ast.Name(id=name):
                 near = difflib.get_close_matches(name, FUNCTIONS, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
-<<<<<<< HEAD
-                return self.refuse(node, f"there is no builder {quoted(name)}; {hint}")
-=======
                 return self.refuse(node, f"there is no builder {_shortened(name)!r}; {hint}")
->>>>>>> h-files
             case ast.Attribute(value=inner, attr=name) if name in METHODS:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-<<<<<<< HEAD
-                return self.refuse(node, f"a graph has no method {quoted(name)} here; there are .T, {_methods()}")
-=======
                 return self.refuse(node, f"a graph has no method {_shortened(name)!r} here; there are .T, {_methods()}")
->>>>>>> h-files
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
