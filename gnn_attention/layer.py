@@ -58,7 +58,8 @@ class MessagePassingAttention(MessagePassing):
             whatever its backend, as PyG's own layers leave their fused path then: only the walk has messages.
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every backend; an
-    ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the walk.
+    ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the walk: one program for any numbers
+    of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its ``as_tensor()``).
 
     Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three functions.
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 import gnn_attention as ga
@@ -648,3 +649,16 @@ def test_a_scale_need_not_be_positive(scale, backend):
     past = torch.ones(7, 7).tril().bool()
     expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
     torch.testing.assert_close(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)
+
+
+@quiet
+def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
+    """How many edges fit at once depends on it: of a symbol, the program asks between which powers of two it is."""
+    torch.compiler.reset()
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**13)
+    graph, counted = patterns.causal(9), CompileCounter()
+    compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, backend="reference"), fullgraph=True, backend=counted)
+    for samples in (2, 3, 4, 5, 6, 7):
+        x = torch.randn(samples, 1, 9, 3, dtype=torch.float64)
+        assert torch.allclose(compiled(x), ga.attend(x, x, x, graph), rtol=0, atol=1e-12)
+    assert counted.frame_count <= 5

@@ -68,10 +68,22 @@ def _most_edges(call: Call) -> int:
     return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
 
 
+def _chunks(call: Call) -> list[tuple[int, int, int]]:
+    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it, and no more."""
+    graph, room = call.graph, _most_edges(call)
+    if graph.num_edges <= room:
+        return [(0, graph.num_dst, graph.num_edges)]
+    most = 1
+    while 2 * most <= room:
+        most *= 2
+    found: list[tuple[int, int, int]] = kept(_chunks_of_rows, graph, most)
+    return found
+
+
 def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
     order = torch.argsort(dst * call.graph.num_src + src)  # by receiver, then sender: the same sums however edges are listed
-    rows: list[tuple[int, int, int]] = kept(_chunks_of_rows, call.graph, _most_edges(call))
+    rows = _chunks(call)
     needs_grad = torch.is_grad_enabled() and len(rows) > 1
     parts, first = [], 0
     for start, stop, count in rows:

@@ -2,8 +2,9 @@
 
 What is promised of ``torch.compile(fullgraph=True)``, values and gradients equal to eager ones:
 
-* a layer over an ``edge_index`` (or ``EdgeIndex``) that is an input of the program: any numbers of tokens and edges, in at most
-  two programs, and two more for 0 and 1, which compilers take for constants;
+* a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most two programs, and two
+  more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells beside its numbers is compared too, so that
+  each of its sizes is a program of its own: give ``edge_index.as_tensor()``);
 * a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is compiled once,
   however often it comes, and serves any number of samples in as many programs.
 """
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import lookup_backend
-from torch_geometric import EdgeIndex
 
 from gnn_attention import patterns, score_mods
 from gnn_attention._shapes import Tensor
@@ -103,8 +103,7 @@ def _lengths(of: str) -> str | None:
     sizes = random.Random(0).sample(range(2, 2 + LENGTHS), LENGTHS)
 
     def given(n: int) -> tuple[Any, ...]:
-        edges = _edges(n)
-        return _numbers(n, WIDTH), EdgeIndex(edges, sparse_size=(n, n)) if how == "EdgeIndex" else edges
+        return _numbers(n, WIDTH), _edges(n)
 
     return _few_programs(layer, sizes, (0, 1), given, list(layer.parameters()), dynamic)
 
@@ -264,7 +263,7 @@ KINDS: dict[str, Callable[[str], str | None]] = {
 def cases() -> list[CompilationCase]:
     """Every case, one of each kind in turn, so that a few are of all kinds."""
     tried = {
-        "lengths": [f"{form}, {how}" for how, form in product(("dynamic=True", "dynamic=None", "EdgeIndex"), FORMS)],
+        "lengths": [f"{form}, {how}" for how, form in product(("dynamic=True", "dynamic=None"), FORMS)],
         "operator": operators.on_this_machine(),
         "graphs": list(BACKENDS),
         "export": [*FORMS, *BACKENDS],

@@ -57,8 +57,8 @@ def measure(count: int, tell: Tell) -> Measured:
     failures = [*said["wrong"], *(f"a file was left: {name}" for name in files), *_growth(said["memory"])]
     second, last = quarters(said["memory"])
     value = (
-        f"{said['operations']:,} operations on {said['graphs']:,} graphs in {said['seconds']:,.0f} s, {said['judged']:,} draws held"
-        f" against the formula; memory {second:.1f} MB in the second quarter, {last:.1f} MB in the last "
+        f"{said['operations']:,} operations on {said['graphs']:,} graphs in {said['seconds']:,.0f} s, {said['judged']:,} draws "
+        f"held against the formula; memory {second:.1f} MB in the second quarter, {last:.1f} MB in the last "
         f"({100 * (last / second - 1):+.2f} %); {len(files)} files left; {said['memos']} memos bounded"
     )
     return Measured(value, tuple(failures))
