@@ -11,8 +11,8 @@ PACKAGE = Path(gnn_attention.__file__).parent
 
 # A paragraph is a row.
 MODULES = """
-_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns _templates figures.memos kernels kernels._tiled
-verify.circumstances figures._figure _interrupts figures.children
+_shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table _turns _templates _interrupts kernels
+kernels._tiled verify.circumstances figures._figure figures.children figures.memos
 
 explorer._html _edge_lists _text _arrays _given _grids _canvas _spans _range_extremes bytepair weights _audit_part
 figures.interrupts
