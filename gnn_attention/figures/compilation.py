@@ -2,7 +2,7 @@
 
 What is promised of ``torch.compile(fullgraph=True)``, values and gradients equal to eager ones:
 
-* a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most two programs, and two
+* a layer over an ``edge_index`` that is an input of the program: any tokens and edges, in at most two programs, and two
   more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells beside its numbers is compared too, so that
   each of its sizes is a program of its own: give ``edge_index.as_tensor()``);
 * a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is compiled once,
