@@ -190,7 +190,7 @@ class _Exported(nn.Module):
         self.run, self.parts = run, nn.ModuleList(parts)
 
     def forward(self, first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
-        """Call it. (Torch 2.9 exports no ``*given`` whose sizes may change.)."""
+        """Call it; torch 2.9 exports no ``*given`` whose sizes may change."""
         return self.run(first, second) if third is None else self.run(first, second, third)
 
 
