@@ -2,9 +2,9 @@
 
 What is promised of ``torch.compile(fullgraph=True)``, values and gradients equal to eager ones:
 
-* a layer over an ``edge_index`` that is an input of the program: any tokens and edges, in at most two programs, and two
-  more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells beside its numbers is compared too, so that
-  each of its sizes is a program of its own: give ``edge_index.as_tensor()``);
+* a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most two programs, and
+  two more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells beside its numbers is compared too, so
+  that each of its sizes is a program of its own: give ``edge_index.as_tensor()``);
 * a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is compiled once,
   however often it comes, and serves any number of samples in as many programs.
 """
@@ -189,9 +189,9 @@ class _Exported(nn.Module):
         super().__init__()
         self.run, self.parts = run, nn.ModuleList(parts)
 
-    def forward(self, *given: Tensor) -> Tensor:
-        """Call it."""
-        return self.run(*given)
+    def forward(self, first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
+        """Call it; torch 2.9 exports no ``*given`` whose sizes may change."""
+        return self.run(first, second) if third is None else self.run(first, second, third)
 
 
 def _export(of: str) -> str | None:
@@ -205,7 +205,7 @@ def _export(of: str) -> str | None:
         samples = any_size("samples")
         run, dims = _Exported(partial(_attended, GRAPHS[0], backend=of)), [{0: samples}] * 3
         given = lambda n: tuple(x.detach() for x in _qkv(n))  # noqa: E731
-    loaded = _saved_and_loaded(torch.export.export(run, given(9), dynamic_shapes=(tuple(dims),)))
+    loaded = _saved_and_loaded(torch.export.export(run, given(9), dynamic_shapes=tuple(dims)))
     wrong = [n for n in (9, 2, 3, 17, 60) if not torch.allclose(loaded(*given(n)), run(*given(n)), rtol=0, atol=CLOSE)]
     return f"another output than eager for sizes {wrong}" if wrong else None
 
