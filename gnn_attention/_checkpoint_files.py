@@ -172,7 +172,13 @@ def _place_of(folder: Path, number: int, place: Any) -> tuple[MetadataIndex, _St
     if not _is_list(place) or len(place) != 5:
         raise ValueError(f"places[{number}] is no place")
     name, offset, file, start, length = place
-    fits = isinstance(name, str) and (offset is None or _are_counts(offset)) and isinstance(file, str) and "\0" not in file
+    fits = (
+        isinstance(name, str)
+        and (offset is None or _are_counts(offset))
+        and isinstance(file, str)
+        and len(file) < 256
+        and "\0" not in file
+    )
     if not fits or not _are_counts([start, length]) or Path(file).name != file or not (folder / file).is_file():
         raise ValueError(f"places[{number}] is no place in a file of this folder")
     if start + length > (folder / file).stat().st_size:

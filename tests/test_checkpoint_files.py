@@ -101,6 +101,7 @@ def exchanged(one, other):
 CHANGES = {
     "a file above": (place(2, "../training.json"), r"places\[0\] is no place in a file of this folder"),
     "a file that is not there": (place(2, "other"), r"places\[0\] is no place in a file of this folder"),
+    "a long name": (place(2, "a" * 9999), r"places\[0\] is no place in a file of this folder"),
     "a name with a zero": (place(2, "a\0b"), r"places\[0\] is no place in a file of this folder"),
     "an end outside": (place(4, 2**40), r"places\[0\] ends outside its file"),
     "a negative start": (place(3, -1), r"places\[0\] is no place in a file of this folder"),

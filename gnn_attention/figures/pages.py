@@ -59,7 +59,8 @@ def _new(surface: Surface, found: Document, harmless: Document) -> list[str]:
     return [f"new element <{' '.join(element)[:200]}>" for element in more]
 
 
-_LETTERS = {
+_LETTERS = {  # and a stroke of no length, where a long label leaves the axes no room
+    ("path", "style"),
     ("text", "style", "transform"),
     ("use", "href", "x"),
     ("use", "href", "transform"),
