@@ -12,14 +12,14 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # A paragraph is a row.
 MODULES = """
 _shapes _checks _compile _files _experiment_results _sizing _glossary _rank_table kernels kernels._tiled
-verify.circumstances figures._figure _recompute bench.process bench.measure figures.results _json_files _printable
-_turns figures.allocations _interrupts _templates figures.children figures.documents figures.hostile_texts figures.memos
+verify.circumstances figures._figure _recompute bench.process bench.measure _json_files _printable _turns
+figures.allocations _interrupts _templates figures.children figures.documents figures.hostile_texts figures.memos
 figures.mutations figures.sandbox
 
-verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights _audit_part
-_cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms bench.gpu.gather_kernel
-rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks _checkpoint_files
-_memory figures.greedy _twice figures.interrupts figures._table
+figures.results verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights
+_audit_part _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms
+bench.gpu.gather_kernel rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks
+_checkpoint_files _memory figures.greedy _twice figures.interrupts figures._table
 
 _edge_lists _train_checkpoints verify.record _corpus edges score_mods _ranges _listed _cost_configs _experiment_plot
 _audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads figures._running

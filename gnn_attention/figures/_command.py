@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-from pathlib import Path
 from typing import Any
 
-from gnn_attention import _files
+from gnn_attention import _files, _json_files
 from gnn_attention.figures import _running, equality
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.draws import Draw
@@ -94,7 +93,10 @@ def _versions() -> dict[str, Any]:
 
 def _earlier(file: str) -> Results:
     """The figures of an earlier run, whose versions must be those of here."""
-    found, here = Results.from_json(Path(file).read_text(encoding="utf-8")), _versions()
+    try:
+        found, here = Results.from_json(_json_files.text(file)), _versions()
+    except ValueError as error:
+        raise ValueError(f"--resume {file}: {error}") from None
     for name in ("platform", *VERSIONS, "commit"):
         if found.environment.get(name) != here.get(name):
             was = f"{found.environment.get(name)!r:.60}, now {here.get(name)!r}"

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gnn_attention import _json_files
+
 __all__ = ["VERSIONS", "Result", "Results", "newest", "readme"]
 
 VERSIONS = ("python", "torch", "torch_geometric", "networkx", "transformers", "triton", "numpy")
@@ -95,10 +97,10 @@ class Results:
         True
         """
         try:
-            found = json.loads(text)
+            found = _json_files.parsed(text)
             results = tuple(_read(told) for told in found["figures"])
             environment = dict(found["environment"])
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected figures that verify --figures --json wrote, got {str(error)[:100]!r}") from None
         return cls(results, environment)
 

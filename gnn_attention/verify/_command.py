@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from pathlib import Path
 
 from gnn_attention import _files, verify
 from gnn_attention.backends import BACKENDS
@@ -79,9 +78,9 @@ def _write(place: str, report: Report) -> None:
 
 def _earlier(file: str) -> Report:
     try:
-        return Report.from_json(Path(file).read_text(encoding="utf-8"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"--resume {file}: expected a record that verify --json wrote, got {error!r}") from None
+        return Report.from_file(file)
+    except ValueError as error:
+        raise ValueError(f"--resume {error}") from None
 
 
 def _show_progress(done: int, result: Result) -> None:
