@@ -1,12 +1,13 @@
 """F8: the same call gives the same bits; a race, an order that matters and a number of threads that does are seen."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import convert, score_mods
+from gnn_attention import _checks, convert, score_mods
 from gnn_attention._lookup import entries
 from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import determinism
@@ -108,21 +109,29 @@ def test_a_learned_table_has_both_derivatives_and_refuses_what_it_has_not():
 
 
 def test_a_signature_is_asked_once(monkeypatch):
+    """Of a class; a function tells by its code."""
     asked = []
-    signature = score_mods.inspect.signature
-    monkeypatch.setattr(score_mods.inspect, "signature", lambda thing: asked.append(thing) or signature(thing))
+    signature = _checks.inspect.signature
+    monkeypatch.setattr(_checks.inspect, "signature", lambda thing: asked.append(thing) or signature(thing))
 
-    def doubled(score, b, h, dst, src):
-        return 2 * score
+    class Doubled:
+        def __call__(self, score, b, h, dst, src):
+            return 2 * score
 
     for _ in range(3):
-        score_mods.check_signature(doubled)
-    assert asked == [doubled]
+        score_mods.checked(Doubled())
+        score_mods.checked(lambda score, b, h, dst, src: 2 * score)
+    assert len(asked) == 1
 
 
-@pytest.mark.parametrize("mod", [lambda score: score, torch.nn.Linear(2, 2), score_mods.partial(score_mods.softcap(1.0), 1)])
+@pytest.mark.parametrize("mod", [lambda score: score, torch.nn.Linear(2, 2), partial(score_mods.softcap(1.0), 1)])
 def test_a_score_mod_of_another_signature_is_refused(mod):
     x = torch.ones(1, 1, 3, 2)
-    for call in (ga.attend, torch.compile(ga.attend, backend="eager")):
-        with pytest.raises(TypeError, match=r"score_mod must take five positional parameters \(score, b, h, dst, src\), got \("):
-            call(x, x, x, ga.patterns.causal(3), score_mod=mod)
+    with pytest.raises(TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a \w+ of \("):
+        ga.attend(x, x, x, ga.patterns.causal(3), score_mod=mod)
+
+
+def test_a_function_of_another_signature_is_refused_by_a_compiler_too():
+    x = torch.ones(1, 1, 3, 2)
+    with pytest.raises(TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a function of \(score\)"):
+        torch.compile(ga.attend, backend="eager")(x, x, x, ga.patterns.causal(3), score_mod=lambda score: score)

@@ -110,6 +110,7 @@ def planted(monkeypatch):
         monkeypatch.setattr(_running, "FIGURES", found)
         monkeypatch.setattr(_command, "FIGURES", found)
         monkeypatch.setattr("multiprocessing.context.SpawnContext.Process", Now)
+        monkeypatch.setattr("torch.set_num_threads", lambda threads: None)  # of another thread, and for good
         return found
 
     return plant
