@@ -34,6 +34,7 @@ def call_of(added):
     return next(call for call in determinism._calls() if call.where == "list" and call.added == added)
 
 
+@pytest.mark.slow
 def test_the_quick_figure_holds():
     threads = torch.get_num_threads()
     found = FIGURE.measure(FIGURE.quick, silent)

@@ -11,6 +11,10 @@ import pytest
 from gnn_attention.figures import endurance, memos
 
 
+ALIVE = 100_000  # graphs that all tests together hold
+
+
+@pytest.mark.slow
 def test_the_quick_count_holds():
     measured = endurance.measure(endurance.FIGURE.quick, lambda text: None)
     assert measured.holds, measured
@@ -75,7 +79,7 @@ def test_a_process_that_dies_or_leaves_files_is_reported(monkeypatch, program, e
 def test_every_memo_of_the_package_is_counted_and_bounded():
     found = dict(memos.memos())
     assert {"gnn_attention._edge_folding._kept", "gnn_attention._listed._grids", "gnn_attention.cost_model.costs"} <= set(found)
-    assert memos.counted()[1] == []
+    assert memos.counted(ALIVE)[1] == []
 
 
 def test_a_memo_without_bounds_is_reported(monkeypatch):
@@ -90,4 +94,4 @@ def test_a_memo_without_bounds_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number in range(100):
         kept(number)
-    assert memos.counted()[1] == ["gnn_attention.faulty.kept holds 100 entries, expected at most 16"]
+    assert memos.counted(ALIVE)[1] == ["gnn_attention.faulty.kept holds 100 entries, expected at most 16"]

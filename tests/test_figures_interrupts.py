@@ -29,6 +29,7 @@ def test_cases_cover_the_commands_and_the_moments():
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1], ids=str)
 def test_a_command_that_is_interrupted_leaves_nothing_and_goes_on(number):
     with Forks() as forks:

@@ -29,20 +29,22 @@ def memos() -> Iterator[tuple[str, Any]]:
                 yield f"{module.__name__}.{name}", value
 
 
-def counted() -> tuple[int, list[str]]:
+def counted(alive: int = 1024) -> tuple[int, list[str]]:
     """How many memos there are, and in words which of them is not bounded, once everything unused is collected.
 
-    >>> counted()[1]
+    A weak one may hold as many entries as ``alive``: graphs and modules that somebody else holds.
+
+    >>> counted(alive=1_000_000)[1]
     []
     """
     gc.collect()
     found = dict(memos())
-    return len(found), [line for name, memo in found.items() for line in _unbounded(name, memo)]
+    return len(found), [line for name, memo in found.items() for line in _unbounded(name, memo, alive)]
 
 
-def _unbounded(name: str, memo: Any) -> list[str]:
+def _unbounded(name: str, memo: Any, alive: int) -> list[str]:
     if isinstance(memo, WEAK):
-        return [f"{name} still holds {len(memo)} entries"] if len(memo) > 64 * FEW else []
+        return [f"{name} still holds {len(memo)} entries"] if len(memo) > alive else []
     size = memo.cache_info()
     most = FEW if size.maxsize is None else size.maxsize
     return [f"{name} holds {size.currsize} entries, expected at most {most}"] if size.currsize > most else []
