@@ -41,9 +41,13 @@ class Poisoned(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """As drawn, with a sample at least."""
+        """As drawn, with a sample at least, and each in memory of its own.
+
+        Where samples share theirs, products are summed in another order than once they are copied, as cleaned ones are.
+        """
         drawn = Numbers.drawn(random.Random(self.number))
-        return replace(drawn, form="attend", batch=max(1, drawn.batch))
+        layout = "as made" if drawn.layout == "one sample for all" else drawn.layout
+        return replace(drawn, form="attend", batch=max(1, drawn.batch), layout=layout)
 
     @cached_property
     def poison(self) -> tuple[str, float]:
