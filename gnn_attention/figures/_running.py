@@ -64,7 +64,7 @@ def _alone(name: str, count: int, jobs: int, say: Say | None, processes: list[An
     """What a fresh process measures."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // jobs))
     process = context.Process(target=_measure, args=(name, count, threads, theirs))
     processes.append(process)
     process.start()
