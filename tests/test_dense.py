@@ -136,6 +136,15 @@ def test_some_inputs_learn_and_a_gradient_is_asked_for_twice():
     assert torch.allclose(first, wanted, rtol=0, atol=1e-12)
 
 
+def test_channels_that_are_not_side_by_side_run_on_the_fused_kernel():
+    """SDPA itself makes all weights for them."""
+    q = torch.randn(1, 2, 40, 16)[..., ::2]
+    with torch.profiler.profile() as watched:
+        out = ga.attend(q, q, q, patterns.causal(40), backend="dense")
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
+    assert torch.allclose(out, ga.attend(q, q, q, patterns.causal(40), backend="reference"), atol=1e-6)
+
+
 def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
     """A mask of three axes kept SDPA from it, and all weights were held for the backward pass."""
 

@@ -10,7 +10,6 @@ import pytest
 
 from gnn_attention.figures import endurance, memos
 
-
 ALIVE = 100_000  # graphs that all tests together hold
 
 

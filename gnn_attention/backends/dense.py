@@ -134,7 +134,12 @@ def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
         scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
     )
-    return twice_differentiable(kernel, partial(_unfused, kernel), call.q, call.k, call.v)
+    return twice_differentiable(kernel, partial(_unfused, kernel), *map(_dense_channels, (call.q, call.k, call.v)))
+
+
+def _dense_channels(x: Tensor) -> Tensor:
+    """Channels side by side: of others SDPA has no fused kernel, and would make all weights."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
