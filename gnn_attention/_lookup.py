@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gnn_attention._operator import operator
 from gnn_attention._shapes import Float, Int, Tensor
 
 __all__ = ["entries"]
@@ -27,31 +28,32 @@ def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Te
     single = all(axis.dim() == 0 for axis in index)
     if single or not table.requires_grad or table.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return table[index]
-    found: Tensor = _Entries.apply(table, *index)  # type: ignore[no-untyped-call]
+    found: Tensor = _entries(table, list(index))
     return found
 
 
-class _Entries(torch.autograd.Function):
-    """The look-up for autograd and compilers."""
+def _found(table: Tensor, index: list[Tensor]) -> Tensor:
+    return table[tuple(index)]
 
-    @staticmethod
-    def forward(table: Tensor, *index: Tensor) -> Tensor:
-        """As torch does it."""
-        return table[index]
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the index."""
-        ctx.sizes, ctx.dtype = inputs[0].shape, inputs[0].dtype
-        ctx.save_for_backward(*inputs[1:])
+def _shaped(table: Tensor, index: list[Tensor]) -> Tensor:
+    return table.new_empty(torch.broadcast_shapes(*(axis.shape for axis in index)))
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The sum over each entry's edges, one after the other."""
-        index = ctx.saved_tensors
-        place = index[0]
-        for axis, size in zip(index[1:], ctx.sizes[1:], strict=True):
-            place = place * size + axis
-        total = grad.new_zeros(ctx.sizes.numel(), dtype=torch.float64)
-        total = total.index_add(0, place.expand(grad.shape).flatten(), grad.double().flatten())
-        return total.view(ctx.sizes).to(ctx.dtype), *(None for _ in index)
+
+def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor]], output: Tensor) -> None:
+    ctx.sizes, ctx.dtype = inputs[0].shape, inputs[0].dtype
+    ctx.save_for_backward(*inputs[1])
+
+
+def _summed(ctx: Any, grad: Tensor) -> tuple[Tensor, list[None]]:
+    """The sum over each entry's edges, one after the other."""
+    index = ctx.saved_tensors
+    place = index[0]
+    for axis, size in zip(index[1:], ctx.sizes[1:], strict=True):
+        place = place * size + axis
+    total = grad.new_zeros(ctx.sizes.numel(), dtype=torch.float64)
+    total = total.index_add(0, place.expand(grad.shape).flatten(), grad.double().flatten())
+    return total.view(ctx.sizes).to(ctx.dtype), [None for _ in index]
+
+
+_entries = operator("entries", "(Tensor table, Tensor[] index) -> Tensor", _found, _shaped, _summed, _keep)

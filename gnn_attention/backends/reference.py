@@ -69,13 +69,15 @@ def _most_edges(call: Call) -> int:
 
 
 def _chunks(call: Call) -> list[tuple[int, int, int]]:
-    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it, and no more."""
+    """Runs of rows as in :func:`_chunks_of_rows`, of a size that changes in few steps: a program compiled for any number of
+    samples compares them, and no more. Steps are small, for chunks far below the limit would leave the heap in pieces.
+    """
     graph, room = call.graph, _most_edges(call)
     if graph.num_edges <= room:
         return [(0, graph.num_dst, graph.num_edges)]
     most = 1
-    while 2 * most <= room:
-        most *= 2
+    while most + max(1, most // 4) <= room:
+        most += max(1, most // 4)
     found: list[tuple[int, int, int]] = kept(_chunks_of_rows, graph, most)
     return found
 
