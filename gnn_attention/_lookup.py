@@ -37,7 +37,7 @@ def _found(table: Tensor, index: list[Tensor]) -> Tensor:
 
 
 def _shaped(table: Tensor, index: list[Tensor]) -> Tensor:
-    return table.new_empty(torch.broadcast_shapes(*(axis.shape for axis in index)))
+    return table.new_empty(torch.broadcast_shapes(*(axis.shape for axis in index)))  # type: ignore[no-untyped-call]
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor]], output: Tensor) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from torch import nn
 
 from gnn_attention import _checks, _json_files, algebra, patterns, weights
 from gnn_attention._checks import quoted
+from gnn_attention._model_config import Config, check_tensors, check_vocabulary
 from gnn_attention._printable import one_line
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
@@ -47,27 +48,6 @@ __all__ = [
 ]
 
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
-
-
-@dataclass(frozen=True)
-class Config:
-    """The sizes of a :class:`LanguageModel`; ``reach`` is the largest distance with a bias of its own.
-
-    Raises TypeError or ValueError for a size that is no positive integer.
-    """
-
-    vocabulary_size: int
-    width: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    head_dim: int = 32
-    mlp_width: int = 512
-    reach: int = 16
-
-    def __post_init__(self) -> None:
-        """Check every size."""
-        for field in fields(self):
-            _checks.size(field.name, getattr(self, field.name), 1)
 
 
 class Block(nn.Module):
@@ -321,7 +301,7 @@ def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePai
 
     Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and vocabulary.
     """
-    _check_vocabulary(vocabulary, model.config)
+    check_vocabulary(vocabulary, model.config)
     if taken := {"config", "vocabulary"} & set(metadata):
         raise ValueError(f"metadata has {sorted(taken)}, which save writes itself: rename them")
     texts = {key: json.dumps(value) for key, value in metadata.items()}
@@ -337,8 +317,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
     tensors, texts = weights.load(path)
     try:
         vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**_json_files.parsed(texts.pop("config")))
-        _check_vocabulary(vocabulary, config)
-        _check_sizes(tensors, config)
+        check_vocabulary(vocabulary, config)
+        check_tensors(tensors, config)
         with torch.device("meta"):  # no memory, and no draw from torch's generator, for weights that are replaced at once
             model = LanguageModel(config)
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
@@ -357,22 +337,6 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
     """
     model, vocabulary, _ = load(TRAINED)
     return model, vocabulary
-
-
-def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
-    if len(vocabulary) != config.vocabulary_size:
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {config.vocabulary_size}, the model's")
-
-
-def _check_sizes(tensors: Mapping[str, Tensor], config: Config) -> None:
-    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9 layers."""
-    if config.num_layers > len(tensors):
-        raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
-    if max(asdict(config).values()) >= 2**31:
-        raise ValueError("its config has a size of 2**31 or more")
-    other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
-    if other is not None:
-        raise ValueError(f"its tensor {other[:80]!r} is {tensors[other].dtype}, expected floating point numbers")
 
 
 # -- what the heads do ------------------------------------------------------------------------------------------------

@@ -18,16 +18,18 @@ figures.mutations figures.sandbox
 
 figures.results verify.report bytepair explorer._html _text _arrays _given _grids _canvas _spans _range_extremes weights
 _audit_part _cost_rates _experiment_store _subspaces _audit_cover _audit_embedding _edge_dropout _gpu_forms
-bench.gpu.gather_kernel rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _lookup _edge_checks
+bench.gpu.gather_kernel rotary factored _operator cost_model _pieces _nonfinite verify.oracle _kept _edge_checks
 _checkpoint_files _memory figures.greedy _twice figures.interrupts figures._table
 
-_edge_lists _train_checkpoints verify.record _corpus edges score_mods _ranges _listed _cost_configs _experiment_plot
+_lookup _edge_lists _train_checkpoints verify.record _corpus edges _ranges _listed _cost_configs _experiment_plot
 _audit_runner latent_heads _gpu_devices _token_views _flash _edge_arithmetic standard_heads figures._running
+_model_config
 
-bench.gpu.machine _merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate _rectangle_kernels
-heads _foreign_layouts lazy_heads
+score_mods bench.gpu.machine _merging kernels._common _rules _audit_witnesses _rank_rates bench.gpu.calibrate
+_rectangle_kernels heads lazy_heads
 
-kernels._row_passes kernels._tiled_backward kernels._tiled_forward _enumeration _without_lists bench.gpu.records
+_foreign_layouts kernels._row_passes kernels._tiled_backward kernels._tiled_forward _enumeration _without_lists
+bench.gpu.records
 
 _cover
 
@@ -66,13 +68,13 @@ explorer._masks choosing verify.measure commands figures._malformed_graphs
 attend verify.check figures.roundings
 
 layer _layer_trace _token_cache huggingface _rank_attention verify.attend_checks verify.rule_checks
-verify.dropout_checks verify.large_checks verify.processes bench.calibrate figures.peaks
+verify.dropout_checks verify.large_checks verify.processes bench.calibrate figures.peaks general
 
-general cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
-figures.gradients figures.determinism
+cache foreign tasks _operate _audit_calls _rank_cache verify.layer_checks verify.gpu_checks bench.methods
+figures.gradients figures.determinism figures._malformed_calls figures._malformed_layers
 
 model minilm explorer._recorded _audit_ways figures.problems bench.checked bench.summary bench.gpu.methods
-figures._malformed_calls figures._malformed_layers figures.operators
+figures.operators
 
 generation trace auditor _head_reading explorer._data _head_shards _train_report verify.trained_checks figures.equality
 bench.targets bench.table bench.plots bench.gpu.checked bench.gpu.plots bench.gpu.targets figures.errors

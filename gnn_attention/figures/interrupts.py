@@ -176,7 +176,7 @@ class Forks:
         self._folder = tempfile.TemporaryDirectory()
         self.root = Path(self._folder.name).resolve()
         command = [sys.executable, "-W", "ignore", "-c", children.PROGRAM]
-        alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a fork has none of the threads that OpenMP counts on: it would wait for them
+        alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a fork has none of the threads of OpenMP, and would wait for them
         self._program = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
 
