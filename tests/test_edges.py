@@ -69,7 +69,7 @@ class TestSmall:
                         result[i, j, e], 0.3 * sum(float(a * b) for a, b in zip(q[i, j, e], k[i, j, e], strict=True))
                     )
 
-    @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3)])
+    @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)])  # the last: as many samples as heads
     def test_query_head_h_is_served_by_its_group(self, kv_heads, heads):
         x = seeded(2, kv_heads, 3, 4)
         wide = edges.per_query_head(x, heads)
