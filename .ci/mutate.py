@@ -31,7 +31,7 @@ NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_
 BACKEND = ("test_attend", "test_score_mods", "test_edge_dropout", "test_verify")
 TESTS = {
     "edges": ("test_edges", "test_merging", "test_layer"),
-    "graph": ("test_graph", "test_counting", "test_algebra", "test_convert"),
+    "graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),
     "heads": ("test_heads", "test_lazy_heads", "test_layer"),
     "standard_heads": ("test_heads", "test_lazy_heads", "test_layer"),
     "attend": ("test_attend", "test_heard", "test_choosing"),
@@ -100,7 +100,9 @@ def survey(module: str, count: int, seed: int, copies: Queue[Path], jobs: int) -
     folder = copies.get()
     limits = {step: limit for step in steps(module) if (limit := unchanged(step, folder)) is not None}
     copies.put(folder)
-    print(f"{module}: {len(limits)} steps, {sum(limits.values()) / 3:.0f} s unchanged", file=sys.stderr, flush=True)
+    dropped = [step[-1] for step in steps(module) if step not in limits]
+    told = f", without {', '.join(dropped)}: nothing to run, or it fails unchanged" if dropped else ""
+    print(f"{module}: {len(limits)} steps{told}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(lambda mutant: tested(mutant, limits, copies), drawn))
 

@@ -423,6 +423,8 @@ class TestRefusals:
             ValueError, match=r"graphs joined by @ must meet: the left hears 3 senders .*the right has 4 receivers"
         ):
             _ = patterns.cross(2, 3) @ patterns.cross(4, 2)
+        with pytest.raises(ValueError, match=r"the left hears 5 senders .*the right has 4 receivers"):
+            _ = patterns.cross(2, 5) @ patterns.cross(4, 2)
 
     def test_hops_must_meet_at_the_same_tokens(self):
         """The left hears tokens 0 .. 3, the right tells of the receivers 4 .. 7."""

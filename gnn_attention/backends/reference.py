@@ -20,9 +20,10 @@ from gnn_attention.graph import TokenGraph, kept
 __all__ = ["bytes_needed", "refusal", "run"]
 
 MEMORY_LIMIT = 2 * 2**30
-# Of gathered tensors at a time; the backward pass holds a few times that. Chunks are large so that their buffers are mapped and
-# unmapped whole: many of a few MB leave the heap in pieces, and the process 10 times larger than what is in use.
-CHUNK_BYTES = MEMORY_LIMIT // 8
+# Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are large so that their
+# buffers, about a quarter each, are mapped and unmapped whole: smaller ones than 32 MiB leave glibc's heap in pieces, and the
+# process 10 times larger than what is in use.
+CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -69,15 +70,13 @@ def _most_edges(call: Call) -> int:
 
 
 def _chunks(call: Call) -> list[tuple[int, int, int]]:
-    """Runs of rows as in :func:`_chunks_of_rows`, of a size that changes in few steps: a program compiled for any number of
-    samples compares them, and no more. Steps are small, for chunks far below the limit would leave the heap in pieces.
-    """
+    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it, and no more."""
     graph, room = call.graph, _most_edges(call)
     if graph.num_edges <= room:
         return [(0, graph.num_dst, graph.num_edges)]
     most = 1
-    while most + max(1, most // 4) <= room:
-        most += max(1, most // 4)
+    while 2 * most <= room:
+        most *= 2
     found: list[tuple[int, int, int]] = kept(_chunks_of_rows, graph, most)
     return found
 
