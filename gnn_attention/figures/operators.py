@@ -73,6 +73,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
         yield partial(_with_gradients, graph, {"backend": backend, "sink_logits": _numbers(2)})
     for options in ({"bias": _numbers(graph.num_edges)}, {"score_mod": score_mods.softcap(2.0), "sink_logits": _numbers(2)}):
         yield partial(_with_gradients, graph, {"backend": "rows", **options}, twice=True)
+    yield partial(_with_gradients, graph, {"backend": "reference", "score_mod": score_mods.relative_bias(_numbers(2, 5))})
     yield _walk_over_listed_edges
     yield partial(torch.ops.gnn_attention.apart, _numbers(3, 4).mT)
 
