@@ -427,6 +427,35 @@ def test_a_backend_of_your_own():
         ga.attend(*qkv(), patterns.causal(9), backend=picky)
 
 
+OUT, LSE = (2, 4, 9, 6), (2, 4, 9)  # of qkv(), with lse where there is any
+WRONG_RESULTS = {
+    "nothing": (lambda call: None, TypeError, r"must return \(out, lse or None\), its run gave None"),
+    "out alone": (lambda call: torch.ones(OUT), TypeError, r"must return \(out, lse or None\)"),
+    "a list": (lambda call: [torch.ones(OUT), None], TypeError, r"must return \(out, lse or None\)"),
+    "lse in words": (lambda call: (torch.ones(OUT), "lse"), TypeError, r"must return \(out, lse or None\)"),
+    "a smaller out": (lambda call: (torch.ones(2, 4, 9, 4), None), ValueError, r"gave \[2, 4, 9, 4\] and None"),
+    "a smaller lse": (lambda call: (torch.ones(OUT), torch.ones(2, 4, 8)), ValueError, r"and \[2, 4, 8\]"),
+    "a larger lse": (lambda call: (torch.ones(OUT), torch.ones(2, 4, 10)), ValueError, r"gave \[2, 4, 9, 6\] and \[2, 4, 10\]"),
+    "an lse like out": (lambda call: (torch.ones(OUT), torch.ones(OUT)), ValueError, r"and \[2, 4, 9, 6\]"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_RESULTS)
+@pytest.mark.parametrize("name", ["mine", "dense"])  # the second stands for nothing: it is not the library's
+def test_a_backend_of_your_own_that_returns_something_else(what, name):
+    run, error, message = WRONG_RESULTS[what]
+    q, k, v = qkv()
+    assert (*q.shape[:3], v.shape[3]) == OUT
+    with pytest.raises(error, match=message):
+        ga.attend(q, k, v, patterns.causal(9), backend=Backend(name, run))
+
+
+def test_a_backend_of_your_own_may_tell_lse():
+    mine = Backend("mine", lambda call: (torch.ones(OUT), torch.zeros(LSE)))
+    _, info = ga.attend(*qkv(), patterns.causal(9), backend=mine, return_info=True)
+    assert torch.equal(info.lse, torch.zeros(LSE))
+
+
 def test_explain_prints_the_choice_and_counts():
     """Flops of dense and of edges by hand: 4 H D times pairs, half of them where the graph is causal."""
     text = ga.explain(patterns.window(64, 4), heads=2, dim=8)
