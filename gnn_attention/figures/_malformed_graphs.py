@@ -258,7 +258,7 @@ def _of_texts() -> list[Case]:
         of.value("too few arguments", "^column 1", "'w'.*window", lambda _: e("window(4)")),
         of.value("a huge number", "^column 8", "add up to at most", lambda _: e("causal(99999999999)")),
         of.value("a value", "is .*, an int|is 3", "expected a graph", lambda _: e("3")),
-        of.value("deep brackets", "^column 1", "inside one another", lambda _: e("~" * 4000 + "causal(2)")),
+        of.value("deep brackets", r"^column \d+", "inside one another", lambda _: e("~" * 4000 + "causal(2)")),
         of.value("a long text", "the expression has", "at most", lambda _: e("causal(2) | " * 20000 + "causal(2)")),
         files.value("an unknown ending", "graph.png", r"\.edges", lambda o: f.read(o.path / "graph.png")),
         files.value("a word for a token", "bad.edges .*line 2", "'x'", lambda o: f.read(o.path / "bad.edges")),

@@ -43,6 +43,7 @@ from gnn_attention.model import Config, LanguageModel, generate
 __all__ = ["ALLOWED", "FIGURE", "measure", "quarters", "soak"]
 
 ALLOWED = 0.02  # of the memory in the second quarter
+FEWEST = 4  # samples of the memory: one for each quarter
 EVERY = 0.02  # seconds between two samples at most, of a short soak; a thousandth of a long one
 HEADS = 4
 Work = Callable[[random.Random], str | None]  # what is wrong, if anything is
@@ -80,7 +81,7 @@ def quarters(memory: list[float]) -> tuple[float, float]:
 
 
 def _growth(memory: list[float]) -> list[str]:
-    if len(memory) < 4:
+    if len(memory) < FEWEST:
         return [f"only {len(memory)} samples of the memory"]
     second, last = quarters(memory)
     return [f"memory grew from {second:.1f} to {last:.1f} MB"] if not last <= (1 + ALLOWED) * second else []
@@ -113,7 +114,10 @@ def child(seconds: float) -> None:
 
 
 def soak(seconds: float, works: dict[str, Work] | None = None) -> Iterator[dict[str, Any]]:
-    """Rounds of all works until the time is over, what is known after each; everything is loaded and run once before."""
+    """Rounds of all works until the time is over and there are the FEWEST samples, with what is known after each.
+
+    Everything is loaded and run once before.
+    """
     draws = _draws(min(LARGEST_POOL, int(seconds) // 10 + 2))
     works = {"equality": partial(_equality, draws), **WORKS} if works is None else works
     state: dict[str, Any] = {"operations": 0, "judged": 0, "memory": [], "wrong": [], "ended": False, "seconds": 0.0}
@@ -121,7 +125,7 @@ def soak(seconds: float, works: dict[str, Work] | None = None) -> Iterator[dict[
     for number in range(WARM + 2 * len(draws)):
         _round(works, number, state)
     began, sampled, every = time.monotonic(), 0.0, max(EVERY, seconds / 1000)
-    while (now := time.monotonic() - began) < seconds:
+    while (now := time.monotonic() - began) < seconds or len(state["memory"]) < FEWEST:
         number += 1
         _round(works, number, state)
         if now >= sampled + every or not state["memory"]:
