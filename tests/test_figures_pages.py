@@ -35,8 +35,10 @@ def test_the_figure_holds():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
-def test_every_text_in_every_place(surface):
-    assert {text: found for text in TEXTS if (found := pages.complaints(surface, text))} == {}
+def test_texts_in_every_place(surface):
+    """A fifth of them in each, every one in some; the figure tries all."""
+    some = TEXTS[SURFACES.index(surface) % 5 :: 5]
+    assert {text: found for text in some if (found := pages.complaints(surface, text))} == {}
 
 
 def test_there_are_forty_texts_and_the_full_count_is_every_pair():
