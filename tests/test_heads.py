@@ -758,6 +758,14 @@ class TestModules:
             if name.split(".")[-1].startswith("b_"):
                 assert not drawn[0][name].any()
 
+    def test_merged_matrices_are_drawn_by_their_rows(self):
+        """``x W_P`` and the sum over heads of ``x W_M`` have about the size of ``x``, or the heads would drown in it."""
+        torch.manual_seed(3)
+        heads = MergedHeads(width=64, num_heads=9, head_dim=4, source_width=256)
+        x, source = torch.randn(100, 64), torch.randn(100, 256)
+        assert 0.9 < (x @ heads.pattern).std() < 1.1
+        assert 0.9 < (source @ heads.message).sum(0).std() < 1.1
+
     def test_reset_parameters_of_normed_heads(self):
         heads = StandardHeads(8, 2, qk_norm=True)
         nn.init.zeros_(heads.q_norm.weight)
