@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -259,7 +260,8 @@ class TestMeasureProblem:
         some = [*methods.ours(["dense"]), Method("sleeps", lambda posed: Prepared(partial(_sleeping, posed.graph)))]
         _, cases = self.run(problem(patterns.window(40, 8)), some, monkeypatch, slowest=0.2)
         found = cases["sleeps", "forward"]
-        assert (found["status"], found["reason"]) == ("too slow by estimate", "a call took 0.3 s, the limit is 0.2")
+        assert found["status"] == "too slow by estimate"
+        assert re.fullmatch(r"a call took (0\.[3-9]|[1-9])[\d.]* s, the limit is 0\.2", found["reason"]), found["reason"]
         assert found["output_error"] <= 2.0
         assert "seconds" not in found
         assert cases["dense", "forward"]["status"] == "measured"
