@@ -39,12 +39,17 @@ def serve(main: Callable[[list[str]], int]) -> None:
         main(["generate", "a", "--tokens", "2"])  # what is loaded when it is first needed
     for line in sys.stdin:
         case = json.loads(line)
+        begins, tells = os.pipe()
         child = os.fork()
         if child == 0:
             _become(case)
+            os.close(tells)  # only now it has a group, and hears an interrupt
             code = main(case["arguments"])
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # how an interpreter ends is for those that begin, too
             sys.exit(code)
+        os.close(tells)
+        os.read(begins, 1)  # until the other end is closed
+        os.close(begins)
         print(json.dumps(_interrupted(child, case)), flush=True)
 
 
