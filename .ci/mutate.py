@@ -60,6 +60,22 @@ class Mutant:
     caught_by: str | None = None
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the project, and the process that runs commands in it."""
+
+    folder: Path
+    server: subprocess.Popen[str]
+
+    def run(self, step: tuple[str, ...], limit: float) -> int:
+        """Exit code of a step; 1 where it takes too long."""
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(json.dumps([step, str(self.folder), limit]) + "\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline())
+
+
 def main() -> int:
     """Survey the modules of the command line; exit code 1 if a share is not above 90 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -72,9 +88,9 @@ def main() -> int:
     found: list[Mutant] = []
     shares = []
     with tempfile.TemporaryDirectory() as folder:
-        copies = Queue[Path]()
+        copies = Queue[Copy]()
         for number in range(args.jobs):
-            copies.put(copy_to(Path(folder) / str(number)))
+            copies.put(serve(Path(folder) / str(number)))
         for module in args.modules:
             mutants = survey(module, args.count, args.seed, copies, args.jobs)
             shares.append(report(module, mutants))
@@ -94,12 +110,12 @@ def copy_to(folder: Path) -> Path:
     return folder
 
 
-def survey(module: str, count: int, seed: int, copies: Queue[Path], jobs: int) -> list[Mutant]:
+def survey(module: str, count: int, seed: int, copies: Queue[Copy], jobs: int) -> list[Mutant]:
     """Draw mutants of a module and test each, after the tests have passed unchanged."""
     drawn = draw(module, count, seed)
-    folder = copies.get()
-    limits = {step: limit for step in steps(module) if (limit := unchanged(step, folder)) is not None}
-    copies.put(folder)
+    copy = copies.get()
+    limits = {step: limit for step in steps(module) if (limit := unchanged(step, copy)) is not None}
+    copies.put(copy)
     dropped = [step[-1] for step in steps(module) if step not in limits]
     told = f", without {', '.join(dropped)}: nothing to run, or it fails unchanged" if dropped else ""
     print(f"{module}: {len(limits)} steps{told}", file=sys.stderr, flush=True)
@@ -114,40 +130,33 @@ def steps(module: str) -> list[tuple[str, ...]]:
     return [(*pytest, f"gnn_attention/{module}.py"), *((*pytest, file) for file in files), ("-c", DRAWS)]
 
 
-def unchanged(step: tuple[str, ...], folder: Path) -> float | None:
+def unchanged(step: tuple[str, ...], copy: Copy) -> float | None:
     """Three times the seconds that a step takes, and ten; None where it does not pass (without doctests, say)."""
     began = time.time()
-    passed = run(step, folder, 1800) == 0
+    passed = copy.run(step, 1800) == 0
     return 3 * (time.time() - began) + 10 if passed else None
 
 
-def tested(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[Path]) -> Mutant:
+def tested(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[Copy]) -> Mutant:
     """The mutant, with the first step that notices it."""
-    folder = copies.get()
-    place = folder / "gnn_attention" / f"{mutant.module}.py"
+    copy = copies.get()
+    place = copy.folder / "gnn_attention" / f"{mutant.module}.py"
     original = place.read_text(encoding="utf-8")
     try:
         place.write_text(mutant.source, encoding="utf-8")
-        caught = next((step[-1] for step, limit in limits.items() if run(step, folder, limit) != 0), None)
+        caught = next((step[-1] for step, limit in limits.items() if copy.run(step, limit) != 0), None)
     finally:
         place.write_text(original, encoding="utf-8")
-        copies.put(folder)
+        copies.put(copy)
     print("." if caught else "S", end="", file=sys.stderr, flush=True)
     return Mutant(mutant.module, mutant.line, mutant.diff, caught_by="random draws" if caught == DRAWS else caught)
 
 
-def run(step: tuple[str, ...], folder: Path, limit: float) -> int:
-    """Exit code of a step in a folder; 1 where it takes too long."""
-    env = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *step], cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        return 1
+def serve(folder: Path) -> Copy:
+    """A copy with the process that runs commands in it."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    warm = [sys.executable, str(ROOT / ".ci" / "warm.py")]
+    return Copy(copy_to(folder), subprocess.Popen(warm, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
 
 def draw(module: str, count: int, seed: int) -> list[Mutant]:

@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _interrupts.deliverable():
             return _run(_parser().parse_args(arguments))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as told:
+        print(": ".join(["interrupted", *map(str, told.args)]), file=sys.stderr)
         return 130
 
 

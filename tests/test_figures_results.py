@@ -152,6 +152,23 @@ def test_the_command_writes_each_figure_and_carries_on(planted, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
+    ("measured", "said"),
+    [((), "no figure was written"), ((GOOD, BAD), "F1, F2 are in {place}, --resume {place} carries on")],
+    ids=["nothing", "two"],
+)
+def test_an_interrupted_command_says_what_it_left(measured, said, monkeypatch, tmp_path, capsys):
+    def run(*_):
+        yield from measured
+        raise KeyboardInterrupt
+
+    place = tmp_path / "f.json"
+    monkeypatch.setattr(_running, "run", run)
+    assert main(["verify", "--figures", "--json", str(place)]) == 130
+    assert f"interrupted: {said.format(place=place)}" in capsys.readouterr().err
+    assert place.exists() == bool(measured)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--count", "3"], "--count belongs to --figures"),

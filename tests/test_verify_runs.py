@@ -178,6 +178,23 @@ def test_the_command_carries_on(tmp_path, capsys):
     assert f"--resume {file}: expected a record" in capsys.readouterr().err
 
 
+def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    """And what it says is there: the checks of before."""
+
+    def interrupted(make, missing, jobs, deadline):
+        yield next(iter(missing)), next(make())()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "results", interrupted)
+    few = ["verify", "--device", "cpu", "--graph", "one token", "--no-trained"]
+    assert main(few) == 130
+    assert "interrupted: nothing was written" in capsys.readouterr().err
+    file = tmp_path / "record.json"
+    assert main([*few, "--json", str(file)]) == 130
+    assert f"the checks so far are in {file}, --resume {file} carries on" in capsys.readouterr().err
+    assert len(Report.from_file(file).results) == 1
+
+
 def test_settings_name_the_usual_backends():
     """On a CPU neither what is compiled nor what runs on GPUs alone."""
     assert {check.backend for check in verify.checks(device="cpu", trained=False)}.isdisjoint({"flex", "varlen", "triton"})

@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from gnn_attention import _files, _json_files
+from gnn_attention import _files
 from gnn_attention.figures import _running, equality
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.draws import Draw
@@ -50,13 +50,23 @@ def run(args: argparse.Namespace) -> int:
     found = Results((), _versions()) if args.resume is None else _earlier(args.resume)
     wanted = [name for name in (args.figure or FIGURES) if name not in found]
     say = _say if sys.stderr.isatty() else None
-    for result in _running.run(wanted, args.count, args.jobs, say):
-        found = found.with_result(result).sorted(FIGURES)
-        print(f"{result}\n", file=sys.stderr, flush=True)
-        if place not in (None, "-"):
-            _files.write(place, found.to_json() + "\n")
+    try:
+        for result in _running.run(wanted, args.count, args.jobs, say):
+            found = found.with_result(result).sorted(FIGURES)
+            print(f"{result}\n", file=sys.stderr, flush=True)
+            if place not in (None, "-"):
+                _files.write(place, found.to_json() + "\n")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_left(found, place)) from None
     print(found.to_json() if place == "-" else found)
     return 0 if found.ok else 1
+
+
+def _left(found: Results, place: str | None) -> str:
+    """What an interrupted run leaves, and how to go on."""
+    if not found.results or place in (None, "-"):
+        return "no figure was written"
+    return f"{', '.join(result.name for result in found.results)} are in {place}, --resume {place} carries on"
 
 
 def repeat(number: int) -> int:
@@ -94,9 +104,9 @@ def _versions() -> dict[str, Any]:
 def _earlier(file: str) -> Results:
     """The figures of an earlier run, whose versions must be those of here."""
     try:
-        found, here = Results.from_json(_json_files.text(file)), _versions()
+        found, here = Results.from_file(file), _versions()
     except ValueError as error:
-        raise ValueError(f"--resume {file}: {error}") from None
+        raise ValueError(f"--resume {error}") from None
     for name in ("platform", *VERSIONS, "commit"):
         if found.environment.get(name) != here.get(name):
             was = f"{found.environment.get(name)!r:.60}, now {here.get(name)!r}"

@@ -6,7 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gnn_attention._train_checkpoints import TOLD, Checkpoints
 from gnn_attention.bench.gpu import records, table
 from gnn_attention.bench.gpu.machine import Ceilings
 from gnn_attention.bytepair import BytePair
-from gnn_attention.figures import mutations
+from gnn_attention.figures import mutations, results
 from gnn_attention.figures.mutations import Mutation
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.report import Report, Result
@@ -149,6 +149,21 @@ def _check_report(content: bytes, found: Report) -> str | None:
     return None if Report.from_json(found.to_json()).to_json() == found.to_json() else "it is written otherwise than it was read"
 
 
+def _figures(folder: Path) -> Path:
+    held = results.Result("F1", "equal", "0", 10, full=False, value="0 of 10", holds=True, date="2026-11-20T10:00:00+00:00")
+    failed = replace(held, name="F2", holds=False, failures=("case 3: NaN",), skipped=("case 4",), seconds=1.5)
+    path = folder / "figures.json"
+    path.write_text(results.Results((held, failed), {"torch": "2.13", "triton": None}).to_json(), encoding="utf-8")
+    return path
+
+
+def _check_figures(content: bytes, found: results.Results) -> str | None:
+    """They can be shown, and written as they are."""
+    str(found)
+    again = results.Results.from_json(found.to_json())
+    return None if again.to_json() == found.to_json() else "they are written otherwise than they were read"
+
+
 def _bench(folder: Path) -> Path:
     place = {"workload": "random1m", "method": "auto", "ours": True}
     about = {
@@ -267,6 +282,7 @@ FORMS = (
         "expression", _expression, lambda path: expressions.parse(_text(path)), (*mutations.ANY, *mutations.WORDS * 5), named=""
     ),
     Form("record of verify", _report, Report.from_file, _JSON, _check_report),
+    Form("record of figures", _figures, results.Results.from_file, _JSON, _check_figures),
     Form("record of bench gpu", _bench, records.read, _JSON, _check_bench),
     Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),

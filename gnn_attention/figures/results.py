@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,30 +99,49 @@ class Results:
         """
         try:
             found = _json_files.parsed(text)
-            results = tuple(_read(told) for told in found["figures"])
-            environment = dict(found["environment"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"expected figures that verify --figures --json wrote, got {str(error)[:100]!r}") from None
-        return cls(results, environment)
+            _json_files.check_fields(found, {"environment": _is(dict), "figures": _is(list)}, "the record")
+            results = tuple(_read(number, told) for number, told in enumerate(found["figures"]))
+        except ValueError as error:
+            raise ValueError(f"expected figures that verify --figures --json wrote; {str(error)[:200]}") from None
+        return cls(results, found["environment"])
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Results:
+        """The figures in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
+        try:
+            return cls.from_json(_json_files.text(path))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
-def _read(told: dict[str, Any]) -> Result:
-    """A result whose fields have the types that they were written with."""
-    result = Result(**{**told, "failures": tuple(told["failures"]), "skipped": tuple(told["skipped"])})
-    kinds: dict[str, tuple[type, ...]] = {"count": (int,), "full": (bool,), "holds": (bool,), "seconds": (int, float)}
-    for named in dataclasses.fields(Result):
-        value = getattr(result, named.name)
-        if named.name in ("failures", "skipped"):
-            value = "".join(value)
-        if not isinstance(value, kinds.get(named.name, (str,))):
-            raise TypeError(f"{named.name} {value!r:.40}")
-    return result
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **{name: _is(str) for name in ("name", "promise", "bar", "value", "date")},
+    **{name: _is(bool) for name in ("full", "holds")},
+    **dict.fromkeys(("failures", "skipped"), _texts),
+    "count": _is(int),
+    "seconds": _is(int, float),
+}
+
+
+def _read(number: int, told: Any) -> Result:
+    """A result whose fields, all there, have the types that they were written with; what else is there is left out."""
+    _json_files.check_fields(told, _FIELDS, f"figures[{number}]")
+    fields = {name: told[name] for name in _FIELDS}
+    return Result(**{**fields, "failures": tuple(told["failures"]), "skipped": tuple(told["skipped"])})
 
 
 def newest(folder: Path) -> tuple[Path, Results] | None:
     """The newest record of figures in a folder (``<date>-figures.json``), None if there is none."""
     found = sorted(folder.glob(RECORDS))
-    return (found[-1], Results.from_json(found[-1].read_text(encoding="utf-8"))) if found else None
+    return (found[-1], Results.from_file(found[-1])) if found else None
 
 
 def readme(folder: Path) -> str:

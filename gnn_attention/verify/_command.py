@@ -51,25 +51,36 @@ def _verify(args: argparse.Namespace) -> int:
     place = args.json or args.resume
     _files.check_place("--json", place)
     resumed = None if args.resume is None else _earlier(args.resume)
-    report = verify.run(
-        device=args.device,
-        dtypes=args.dtype,
-        backends=args.backend,
-        graphs=args.graph,
-        trained=not args.no_trained,
-        seed=args.seed,
-        progress=_show_progress if sys.stderr.isatty() else None,
-        jobs=args.jobs,
-        budget=args.budget,
-        resumed=resumed,
-        keep=None if place in (None, "-") else functools.partial(_write, place),
-    )
+    try:
+        report = verify.run(
+            device=args.device,
+            dtypes=args.dtype,
+            backends=args.backend,
+            graphs=args.graph,
+            trained=not args.no_trained,
+            seed=args.seed,
+            progress=_show_progress if sys.stderr.isatty() else None,
+            jobs=args.jobs,
+            budget=args.budget,
+            resumed=resumed,
+            keep=None if place in (None, "-") else functools.partial(_write, place),
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_left(place)) from None
     if place == "-":
         print(report.to_json())
     elif place is not None:
         _write(place, report)
     print(report, file=sys.stderr if place == "-" else sys.stdout)
     return 0 if report.ok else 1
+
+
+def _left(place: str | None) -> str:
+    """What an interrupted run leaves, and how to go on."""
+    kept = place not in (None, "-")
+    return (
+        f"the checks so far are in {place}, --resume {place} carries on" if kept else "nothing was written (--json FILE would be)"
+    )
 
 
 def _write(place: str, report: Report) -> None:
