@@ -527,9 +527,13 @@ class TestFromArrays:
         assert heads.b_O.shape == (6, 7)
         assert close(heads.collect(torch.zeros(1, 6, 2, 4).double()), arrays["b_O"].sum(0).expand(1, 2, 7))
 
-    def test_rotary_comes_along(self):
-        heads = StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3, rotary=Rotary())
+    @pytest.mark.parametrize("width", [7, 8])
+    def test_rotary_comes_along(self, width):
+        """It turns pairs of a head's channels, whatever the width of a state."""
+        heads = StandardHeads.from_arrays(*(seeded(2, width, 4),) * 3, rotary=Rotary())
         assert heads.rotary == Rotary()
+        with pytest.raises(ValueError, match="head_dim must be even, got 3"):
+            StandardHeads.from_arrays(*(seeded(2, width, 3),) * 3, rotary=Rotary())
 
     @pytest.mark.parametrize("layout", ["row", "column"])
     def test_without_an_output_matrix(self, layout):
@@ -544,6 +548,8 @@ class TestFromArrays:
         assert out.shape == (2, DST, 24)
         for h in range(6):
             assert close(out[..., 4 * h : 4 * h + 4], z[:, h])
+        assert close(heads.collect(z[0]), out[0])
+        assert close(heads.collect(z[None]), out[None])
 
     @pytest.mark.parametrize(
         ("changes", "error", "match"),
@@ -570,6 +576,7 @@ class TestFromArrays:
             ({"b_Q": [[1, 2, 3]] * 6}, TypeError, "b_Q must hold floating point numbers, got torch.int64"),
             ({"W_K": seeded(2, 5, 3).float()}, (ValueError, TypeError), "W_K .*float32"),
             ({"num_heads": 3}, ValueError, "num_heads.*3.*6|W_Q.*6.*3"),
+            ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1, got 0"),
             ({"num_kv_heads": 6}, ValueError, "num_kv_heads.*6.*2|W_K.*2.*6"),
         ],
     )
