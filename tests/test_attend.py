@@ -423,8 +423,31 @@ def test_a_backend_of_your_own():
     with pytest.raises(NotImplementedError, match="returned no lse"):
         _ = info.lse
     picky = Backend("picky", mine.run, refusal=lambda call: "it is Friday")
-    with pytest.raises(NotImplementedError, match=r"backend .picky. cannot hold this call on .*causal.*: it is Friday"):
+    with pytest.raises(ga.RefusalError, match=r"backend .picky. cannot hold this call on .*causal.*: it is Friday") as refused:
         ga.attend(*qkv(), patterns.causal(9), backend=picky)
+    assert refused.value.reason == "it is Friday"
+
+
+def test_what_a_backend_of_your_own_must_be():
+    Backend("mine", max, bytes_needed=None)
+    for given, said in (
+        (("mine", 3), r"run of a Backend must be a function \(call\) -> \(out, lse or None\), got 3 of type int"),
+        (("mine", max, "", "no"), r"refusal of a Backend must be a function \(call\) -> str or None, got 'no' of type str"),
+        (("mine", max, "", max, 7), r"bytes_needed of a Backend must be a function \(call\) -> int, or None, got 7 of type int"),
+        ((3, max), "name of a Backend must be a string, got 3 of type int"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            Backend(*given)
+
+
+def test_who_computes_weights_again_for_gradients():
+    """All but those that keep them: what ``verify`` then asks of them is more than of these."""
+    assert {name for name, backend in BACKENDS.items() if not backend.recomputes} == {"dense", "reference"}
+    assert {name for name, backend in BACKENDS.items() if backend.compiled} == {
+        "flex",
+        *(name for name in BACKENDS if name.startswith("triton")),
+    }
+    assert not Backend("mine", max).recomputes
 
 
 OUT, LSE = (2, 4, 9, 6), (2, 4, 9)  # of qkv(), with lse where there is any
