@@ -5,9 +5,11 @@ SDPA's error on a problem of a few numbers is luck: it may be exactly 0. Beside 
 * when every input is moved by up to a rounding of float32, in which everyone sums (its conditioning);
 * and to the gradients, when ``delta = sum(grad_out * out)`` is: that is subtracted from ``grad_out . v``, which may be nearly the
   same number. A kernel that computes weights again takes delta from the output as it stored it, so that for those it is a
-  rounding of the dtype. A change of delta by e is a gradient of -e for lse.
+  rounding of the dtype. A change of delta by e is a gradient of -e for lse;
+* and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e makes all weights
+  of a row ``exp(-e)`` times as large, and so what comes back through it.
 
-Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, line 4, for delta.
+Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, line 4, for delta; line 11 for lse.
 """
 
 from __future__ import annotations
@@ -29,28 +31,30 @@ Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]]  # inp
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings of float32, and for fused kernels of the dtype, do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    tried = {
-        eps: worst_errors(
-            (_moved(formula, leaves, direction, n, eps) for n in range(1, 1 + MOVES)), *_moved(formula, leaves, direction)
-        )
-        for eps in {single, own}
-    }
-    plain = {name: max(error, tried[single][name]) for name, error in truth.yardstick.items()}
-    fused = {name: max(truth.fused.get(name, 0.0), tried[own][name]) for name in plain}
+
+    def worst(delta: float, lse: float) -> dict[str, float]:
+        moved = (_moved(formula, leaves, direction, n, delta, lse) for n in range(1, 1 + MOVES))
+        return worst_errors(moved, *_moved(formula, leaves, direction))
+
+    anybody, recomputing = worst(single, 0.0), worst(own, single)
+    plain = {name: max(error, anybody[name]) for name, error in truth.yardstick.items()}
+    fused = {name: max(truth.fused.get(name, 0.0), recomputing[name]) for name in plain}
     return replace(truth, yardstick=plain, fused=fused)
 
 
 def _moved(
-    formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor, number: int = 0, eps: float = 0.0
+    formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor, number: int = 0, delta: float = 0.0, lse: float = 0.0
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Output and gradients of the formula with inputs moved by a rounding of float32, and delta by ``eps``; of 0 as they are."""
+    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by so much; of 0 as they are."""
     rng = torch.Generator().manual_seed(number)
     single = torch.finfo(torch.float32).eps if number else 0.0
     inputs = {name: (x.double() * (1 + single * _signs(x, rng))).requires_grad_() for name, x in leaves.items()}
-    out, heard, lse = formula(inputs)
+    out, heard, mass = formula(inputs)
     (grad_heard,) = torch.autograd.grad(out, heard, direction.double(), retain_graph=True)
-    delta = (grad_heard.abs() * heard.detach().abs()).sum(-1) * _signs(lse, rng) * eps
-    found = torch.autograd.grad((out, lse), list(inputs.values()), (direction.double(), delta), allow_unused=True)
+    by_delta = (grad_heard.abs() * heard.detach().abs()).sum(-1) * _signs(mass, rng) * delta
+    by_lse = grad_heard * (mass.detach().abs() * _signs(mass, rng) * lse).unsqueeze(-1)
+    told = (direction.double(), by_lse, by_delta)
+    found = torch.autograd.grad((out, heard, mass), list(inputs.values()), told, allow_unused=True)
     gradients = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(inputs.items(), found, strict=True)}
     return out.detach(), gradients
 
