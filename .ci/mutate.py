@@ -36,7 +36,7 @@ TESTS = {
     "standard_heads": ("test_heads", "test_lazy_heads", "test_layer"),
     "attend": ("test_attend", "test_heard", "test_choosing"),
     "backends/__init__": ("test_attend", "test_choosing", "test_exports"),
-    "backends/reference": ("test_attend", "test_pieces", *BACKEND),
+    "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
     "backends/flex": ("test_flex", *BACKEND),
     "backends/mixed": ("test_split", "test_parts", "test_tile_parts", *BACKEND),

@@ -5,12 +5,11 @@ import math
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, Backend, dense, reference
+from gnn_attention.backends import BACKENDS, Backend, dense
 
 NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
 FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
@@ -355,32 +354,7 @@ def test_weights_of_a_graph_that_varies_are_refused_by_name():
         info.weights()
 
 
-# -- the reference's memory -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("most", [1, 7, 10_000])
-def test_chunks_do_not_change_the_reference(monkeypatch, most):
-    """One edge at a time, a few, or all: the same output and gradients."""
-    q, k, v = (x.requires_grad_() for x in qkv())
-    graph = patterns.causal(9)
-    whole = ga.attend(q, k, v, graph, backend="reference")
-    wanted = torch.autograd.grad(whole.sum(), [q, k, v], retain_graph=True)
-    monkeypatch.setattr(reference, "_most_edges", lambda call: most)
-    found = ga.attend(q, k, v, graph, backend="reference")
-    assert torch.allclose(found, whole, rtol=0, atol=1e-14)
-    gradients = torch.autograd.grad(found.sum(), [q, k, v])
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(gradients, wanted, strict=True))
-
-
-def test_reference_refuses_with_the_estimate(monkeypatch):
-    """Beyond its limit it names the bytes, and falls back on nobody. The next call works."""
-    q, k, v = qkv()
-    with monkeypatch.context() as patched:
-        patched.setattr(reference, "MEMORY_LIMIT", 1000)
-        with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
-            ga.attend(q, k, v, patterns.causal(9), backend="reference")
-    found = ga.attend(q, k, v, patterns.causal(9), backend="reference")
-    assert torch.allclose(found, ga.attend(q, k, v, patterns.causal(9), backend="dense"), rtol=0, atol=1e-12)
+# -- choosing, explaining ---------------------------------------------------------------------------------------------
 
 
 def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
@@ -391,28 +365,6 @@ def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
     assert ga.explain(graph, 4, 8).choice == "rows"
     q, k, v = qkv(dst=128, src=128)
     assert torch.allclose(ga.attend(q, k, v, graph), ga.attend(q, k, v, graph, backend="dense"), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_reference_stays_below_two_gigabytes_at_causal_2048():
-    """DESIGN section 2.9: forward and backward, 8 heads of 64, measured as the peak of the process in a fresh one."""
-    import subprocess
-    import sys
-
-    program = """
-import resource, torch, gnn_attention as ga
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-q, k, v = (torch.randn(1, 8, 2048, 64, requires_grad=True) for _ in range(3))
-graph = ga.patterns.causal(2048); graph.edge_index
-before = peak()
-ga.attend(q, k, v, graph, backend="reference").sum().backward()
-print(peak() - before)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 2 * 2**30
-
-
-# -- choosing, explaining ---------------------------------------------------------------------------------------------
 
 
 def test_a_backend_of_your_own():
@@ -701,16 +653,3 @@ def test_a_scale_need_not_be_positive(scale, backend):
     past = torch.ones(7, 7).tril().bool()
     expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
     torch.testing.assert_close(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)
-
-
-@quiet
-def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
-    """How many edges fit at once depends on it: of a symbol, the program asks between which powers of two it is."""
-    torch.compiler.reset()
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**13)
-    graph, counted = patterns.causal(9), CompileCounter()
-    compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, backend="reference"), fullgraph=True, backend=counted)
-    for samples in (2, 3, 4, 5, 6, 7):
-        x = torch.randn(samples, 1, 9, 3, dtype=torch.float64)
-        assert torch.allclose(compiled(x), ga.attend(x, x, x, graph), rtol=0, atol=1e-12)
-    assert counted.frame_count <= 5
