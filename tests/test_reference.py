@@ -80,7 +80,7 @@ def test_the_refusal_tells_gigabytes():
     """Of a receiver of 2^24 senders: four times what is gathered of each edge, and 64 bytes for its lists."""
     size = 2**24
     q, k = torch.zeros(1, 1, 1, 1).expand(1, 4, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 4, size, 1)
-    call = Call(q, k, k.expand(1, 4, size, 8), patterns.full(1, size), 1.0)
+    call = Call(q, k, k.expand(1, 4, size, 8), patterns.full(size).rows(0, 1), 1.0)
     assert reference._bytes_per_edge(call) == 4 * 2 * (1 + 8 + 4) * 8
     needed = size * (64 + 4 * 832) / 2**30
     assert reference.refusal(call) == f"the reference would need about {needed:.1f} GiB, its limit is 2 GiB"
