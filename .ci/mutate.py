@@ -28,7 +28,7 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parent.parent
 NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr RShift_LShift LShift_RShift"
-BACKEND = ("test_attend", "test_score_mods", "test_edge_dropout", "test_verify")
+BACKEND = ("test_estimates", "test_attend", "test_score_mods", "test_edge_dropout", "test_verify", "test_figures_memory")
 TESTS = {
     "edges": ("test_edges", "test_merging", "test_layer"),
     "graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),

@@ -18,6 +18,7 @@ __all__ = ["VERSIONS", "Result", "Results", "newest", "readme"]
 VERSIONS = ("python", "torch", "torch_geometric", "networkx", "transformers", "triton", "numpy")
 SHOWN = 20  # failures and skipped cases of one figure in the table; JSON holds all
 RECORDS = "*-figures.json"
+LONGEST_CELL = 400  # characters, in the README
 
 
 @dataclass(frozen=True)
@@ -159,4 +160,4 @@ def readme(folder: Path) -> str:
 
 
 def _cell(text: str) -> str:
-    return textwrap.shorten(text.replace("|", "/"), 240)
+    return textwrap.shorten(text.replace("|", "/"), LONGEST_CELL)
