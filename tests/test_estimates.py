@@ -7,7 +7,7 @@ import torch
 
 from gnn_attention import _lowering, _memory, patterns
 from gnn_attention._call import Call
-from gnn_attention.backends import BACKENDS, dense, mixed, rows, split, tiles, varlen
+from gnn_attention.backends import BACKENDS, dense, mixed, rows, split, tiles, triton, varlen
 from gnn_attention.graph import TokenGraph
 
 GIB = 2**30
@@ -96,6 +96,17 @@ def test_varlen_lays_four_tensors_side_by_side():
     assert varlen.bytes_needed(call) == 4 * B * H * T * V * 2
 
 
+@pytest.mark.parametrize("dtype", WIDE)
+def test_triton_keeps_rows_and_gives_each_edge_its_numbers(dtype):
+    """Two int32 for each edge and one for each bound of a row, both ways; with a bias its place and two numbers; 64 MiB."""
+    graph = patterns.window(T, 4).rows(0, 20)
+    rows_of = graph.num_edges * 8 + (20 + T + 2) * 4
+    assert triton.bytes_needed(call_of(graph, dtype)) == rows_of + 64 * 2**20
+    numbers = graph.num_edges * (4 + 2 * WIDE[dtype] * B * H)
+    biased = call_of(graph, dtype, bias=torch.zeros(1, 1, graph.num_edges))
+    assert triton.bytes_needed(biased) == rows_of + numbers + 64 * 2**20
+
+
 @pytest.mark.parametrize("name", [name for name, backend in BACKENDS.items() if backend.bytes_needed is not None])
 def test_every_estimate_is_a_whole_number(name):
     for graph in (patterns.causal(T), patterns.window(0, 4), patterns.window(T, 4).rows(3, 3)):
@@ -182,3 +193,13 @@ def test_what_is_left_is_asked_for_on_a_cpu(monkeypatch, backend):
     there = type("Tensor", (), {"device": torch.device("cuda"), "shape": call.q.shape, "dtype": call.q.dtype})()
     object.__setattr__(call, "q", there)
     assert backend.refusal(call) is None
+
+
+def test_triton_holds_as_many_rows_as_a_grid(monkeypatch):
+    """Receivers times the query heads of a group, or senders: int32."""
+    assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
+    for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 2))):  # of two query heads in a group
+        monkeypatch.setattr(triton, "MOST_PROGRAMS", most)
+        assert triton._too_much(call_of(graph), "rows") is None
+        monkeypatch.setattr(triton, "MOST_PROGRAMS", most - 1)
+        told(rf"at most {most - 1} receivers times query heads of a group", triton._too_much(call_of(graph), "rows"))
