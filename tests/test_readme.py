@@ -26,8 +26,8 @@ def test_its_code_runs():
 
 
 def test_it_is_short_and_holds_two_commands():
-    """Under 220 lines; .ci/run reads the commands from here."""
-    assert len(TEXT.splitlines()) < 220
+    """Under 230 lines; .ci/run reads the commands from here."""
+    assert len(TEXT.splitlines()) < 230
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
     assert [line.split()[0] for line in block.splitlines()] == ["pip", "pytest"]
     assert block.splitlines()[0].endswith("&& gnn-attention verify")
