@@ -78,6 +78,19 @@ def test_dot_products_beyond_fp16_are_fine(backend):
     assert ga.attend(q, k, v, patterns.cross(1, 2), backend=backend).item() == 1.0
 
 
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("sinks", [None, torch.tensor([1.0, -2.0], dtype=torch.float64)], ids=["plain", "sinks"])
+def test_lse_of_nobody_is_minus_infinity(backend, sinks):
+    """Log of a sum of nothing, and the output is 0: a sink is for those who hear somebody."""
+    q, k, v = qkv(dst=4, src=3, heads=2, kv_heads=1, batch=1)
+    graph = ga.TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 4, 3)
+    out, info = ga.attend(q, k, v, graph, sink_logits=sinks, backend=backend, return_info=True)
+    deaf = torch.tensor([True, False, True, True])
+    assert torch.equal(info.lse == -torch.inf, deaf.expand(1, 2, 4))
+    assert info.lse[..., 1].isfinite().all()
+    assert torch.equal((out == 0).all(-1), deaf.expand(1, 2, 4))
+
+
 @pytest.mark.parametrize("backend", FULL)
 def test_lse_with_sinks_and_bias(backend):
     """Lse = log(sum exp(logit) + exp(sink)), written out."""
