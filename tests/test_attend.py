@@ -395,7 +395,7 @@ def test_a_backend_of_your_own():
     assert refused.value.reason == "it is Friday"
 
 
-def test_what_a_backend_of_your_own_must_be():
+def test_a_wrong_backend_of_your_own_is_refused():
     Backend("mine", max, bytes_needed=None)
     for given, said in (
         (("mine", 3), r"run of a Backend must be a function \(call\) -> \(out, lse or None\), got 3 of type int"),
