@@ -339,7 +339,6 @@ def test_the_fused_stick_is_for_gradients_of_backends_that_recompute():
     """And for nothing else: outputs, the walk and all other backends keep the plain one."""
     true = torch.ones(3, dtype=torch.float64)
     truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {"out": 9e-3, "x": 9e-3})
-    for recomputing in (BACKENDS["tiles"], BACKENDS["dense"]):
-        assert truth.for_backend(recomputing).yardstick == {"out": 1e-3, "x": 9e-3}
-    for other in (None, BACKENDS["reference"], Backend("mine", BACKENDS["tiles"].run)):
+    assert truth.for_backend(BACKENDS["tiles"]).yardstick == {"out": 1e-3, "x": 9e-3}
+    for other in (None, BACKENDS["dense"], BACKENDS["reference"], Backend("mine", BACKENDS["tiles"].run)):
         assert truth.for_backend(other).yardstick == {"out": 1e-3, "x": 1e-3}

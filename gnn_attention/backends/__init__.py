@@ -39,8 +39,8 @@ class Backend:
     ``refusal(call)`` names the reason why it cannot hold a call, or returns None. An object of this class can be passed to
     ``attend(..., backend=...)`` and to ``verify.run(backends=[...])``: that is how to try, and check, one of your own.
     ``compiled`` says that a first call takes seconds: on a CPU, ``verify`` leaves it out unless it is named.
-    ``recomputes`` says that gradients may come from weights computed again from lse, as in every fused kernel, SDPA's own in
-    ``dense`` included: ``verify`` then holds them against the errors of SDPA's fused kernel, too.
+    ``recomputes`` says that gradients come from weights computed again from lse, as in every fused kernel: ``verify`` then holds
+    them against the errors of SDPA's fused kernel, too.
     """
 
     name: str
@@ -77,7 +77,6 @@ BACKENDS = {
             "every graph and option; SDPA on full and causal graphs without a mask, else time and memory of dst x src",
             dense.refusal,
             dense.bytes_needed,
-            recomputes=True,
         ),
         Backend(
             "tiles",

@@ -9,7 +9,7 @@ SDPA's error on a problem of a few numbers is luck: it may be exactly 0. Beside 
 * and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e makes all weights
   of a row ``exp(-e)`` times as large, and so what comes back through it.
 
-Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, line 4, for delta; line 11 for lse.
+Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was stored.
 """
 
 from __future__ import annotations

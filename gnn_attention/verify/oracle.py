@@ -151,6 +151,7 @@ def sdpa(
     deaf = ~mask.any(-1, keepdim=True)
     additive = torch.where(deaf, torch.zeros_like(additive), additive)  # no kernel is asked about an empty row
     grouped = q.shape[1] != k.shape[1]
+    q, k, v = (x.contiguous() for x in (q, k, v))  # SDPA leaves its fused kernels where channels are not side by side
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
     return torch.where(deaf, torch.zeros_like(out), out)[..., :value_dim]
 
