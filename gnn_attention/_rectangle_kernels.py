@@ -32,10 +32,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, ou
     mask = _Additive(piece.masks, q.dtype)
     for sample, part in _parts(piece, q, k):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
-        result, result_lse = _attention(*ends, mask.of(part.masks), part.causal, scale)
-        if part.silent:
-            hidden = _silent(part.masks) & ~result_lse.isnan()  # a NaN is to be seen: out holds it too
-            result_lse = result_lse.masked_fill(hidden, -torch.inf)
+        additive = mask.of(part.masks)
+        result, result_lse = _attention(*ends, additive, part.causal, scale)
+        result_lse = _silence_told(result_lse, ends[0], ends[1], part, additive, scale)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
             result, result_lse = edges.merge(*before, result[..., : out.shape[-1]].to(out.dtype), result_lse)
@@ -85,10 +84,27 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
+def _silence_told(lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float) -> Tensor:
+    """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
+    if part.silent:
+        hidden = _silent(part.masks) & ~lse.isnan()  # a NaN is to be seen: out holds it too
+        lse = lse.masked_fill(hidden, -torch.inf)
+    if lse.device.type != "cpu" or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
+        return lse
+    sums, _ = _attention(q, k, torch.ones_like(k), mask, part.causal, scale)  # of the weights
+    return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
+
+
 def _silent(masks: Masks | None) -> Tensor:
-    """``[groups, 1, M]``: who hears nobody in a rectangle. The kernel gives them out 0, but lse 0 where -inf is due."""
+    """``[groups, 1, M]``: who hears nobody in a rectangle."""
     assert masks is not None
     return ~masks.table.any(-1).index_select(0, masks.which).unsqueeze(1)
+
+
+def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether some logit of finite q and k may be infinite."""
+    largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
+    return not largest < torch.finfo(edges.accumulation_dtype(q.dtype)).max
 
 
 def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:

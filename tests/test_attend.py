@@ -91,6 +91,33 @@ def test_lse_of_nobody_is_minus_infinity(backend, sinks):
     assert torch.equal((out == 0).all(-1), deaf.expand(1, 2, 4))
 
 
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0], dtype=torch.float64)], ids=["plain", "sinks"])
+@pytest.mark.parametrize(
+    "graph", [patterns.causal(3), patterns.window(300, 40), patterns.erdos_renyi(90, 0.05)], ids=lambda g: g.name
+)
+def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
+    """They equal no edges; where all of them do, the output is 0 and lse that of the sink alone."""
+    n = graph.num_dst
+    q, k, v = qkv(dst=n, src=n, heads=2, kv_heads=1, batch=1)
+    loud, low = (torch.arange(n) % 3 == 1).view(n, 1), (torch.arange(n) < n / 2).view(n, 1)
+    q, k = torch.zeros_like(q).masked_fill(loud, 1e200), (k * 1e-200).masked_fill(low, -1e200)
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, info = ga.attend(*given, graph, sink_logits=sinks, backend=backend, return_info=True)
+    heard = graph.mask() & ~(loud & low.T)
+    logits = (q @ k.mT * 8**-0.5).masked_fill(~heard, -torch.inf)
+    silent = ~heard.any(-1) & graph.mask().any(-1)
+    extra = torch.full((2,), -torch.inf, dtype=torch.float64) if sinks is None else sinks
+    lse = torch.cat([logits, extra.view(1, 2, 1, 1).expand(1, 2, n, 1)], -1).logsumexp(-1).detach()
+    lse = lse.masked_fill(~graph.mask().any(-1), -torch.inf)
+    assert silent.any()
+    assert (out[:, :, silent] == 0).all()
+    assert torch.allclose(info.lse, lse, rtol=0, atol=1e-12)
+    weights = (logits - lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)).exp()
+    assert torch.allclose(out, weights @ v, rtol=0, atol=1e-12)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), given))
+
+
 @pytest.mark.parametrize("backend", FULL)
 def test_lse_with_sinks_and_bias(backend):
     """Lse = log(sum exp(logit) + exp(sink)), written out."""
