@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -39,7 +40,12 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).valu
 
 
 class Writer(FileSystemWriter):
-    """torch's, but for the index."""
+    """torch's, but for the index, and for what it says when it is cut short."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """The tensors of one rank. KeyboardInterrupt and OSError, of a full disk say, come as themselves."""
+        with _what_came_first():
+            return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write what is where, when all ranks have written."""
@@ -100,7 +106,8 @@ class Planner(DefaultLoadPlanner):
         if None not in (read, there) and (type(read) is not type(there) or (isinstance(read, list) and read != there)):
             raise ValueError(f"{name} is damaged: it is {read!r:.80}, expected something like {there!r:.80}")
         found = io.BytesIO()
-        torch.save(read, found)
+        with _what_came_first():
+            torch.save(read, found)
         found.seek(0)
         super().load_bytes(read_item, found)
 
@@ -110,6 +117,18 @@ class Planner(DefaultLoadPlanner):
         for key in self.mappings[name]:
             found = found[key]
         return found
+
+
+@contextmanager
+def _what_came_first() -> Iterator[None]:
+    """torch.save, cut short, closes its file, which fails once more: what is raised is an interrupt, or a full disk's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = error.__context__
+        if isinstance(first, (KeyboardInterrupt, OSError)):
+            raise first from None
+        raise
 
 
 def _loaded(content: io.BytesIO, where: object) -> Any:

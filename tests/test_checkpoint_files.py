@@ -1,5 +1,7 @@
 """Checkpoints hold no pickle of ours, and one from a stranger is refused or read, never run."""
 
+import io
+import itertools
 import json
 import pickle
 import zipfile
@@ -7,6 +9,7 @@ import zipfile
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import filesystem
 
 from gnn_attention._checkpoint_files import INDEX
 from gnn_attention.training import Checkpoints
@@ -27,6 +30,36 @@ def training(seed=0):
 def kept(tmp_path):
     Checkpoints(tmp_path).save(7, *training(), TOLD)
     return tmp_path / "step-00000007"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "^$"),
+        (OSError(28, "No space left on device"), "the checkpoint failed, rank 0: OSError: .*No space left"),
+    ],
+    ids=["interrupt", "full disk"],
+)
+def test_a_write_that_is_cut_short_says_why(tmp_path, monkeypatch, error, said):
+    """Wherever it is cut; torch.save raises 'unexpected pos' in its place, from closing its file."""
+    left = itertools.count()
+
+    class Stream(io.FileIO):
+        def write(self, data):
+            if next(left) == 0:
+                raise error
+            return super().write(data)
+
+    monkeypatch.setattr(filesystem.FileSystem, "create_stream", lambda _, path, mode: Stream(path, mode))
+    left = itertools.count(1)
+    Checkpoints(tmp_path / "whole").save(7, *training(), TOLD)
+    writes = next(left) - 1
+    assert writes > 100
+    for before in range(0, writes, 7):
+        left = itertools.count(-before)
+        with pytest.raises(type(error), match=said):
+            Checkpoints(tmp_path / "cut").save(7, *training(), TOLD)
+        assert not list((tmp_path / "cut").iterdir())
 
 
 def test_everything_comes_back(kept):
