@@ -1,6 +1,10 @@
 """What holds for all tests."""
 
 import gc
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other share the processors: one thread for each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish(session):

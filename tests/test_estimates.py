@@ -164,7 +164,7 @@ def test_mixed_refuses_more_edges_than_a_list_holds(monkeypatch, edges_left):
         ({"sink_logits": torch.zeros(H)}, None),
         ({}, None),
     ],
-    ids=str,
+    ids=["score_mod", "bias", "dropout", "sinks", "plain"],
 )
 def test_mixed_holds_plain_calls_and_sinks(option, said):
     found = mixed.refusal(call_of(patterns.window(T, 4), **option))

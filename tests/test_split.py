@@ -1,6 +1,7 @@
 """The backend made of others: every option on graphs of several parts, the plan it prints, and which kernel takes which part."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention._call import Call
+from gnn_attention._gpu_costs import Sizes
 from gnn_attention._parts import parts
 from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, rows, split, tiles
 from gnn_attention.verify import oracle
@@ -188,11 +190,17 @@ def test_the_plan_is_printed():
     assert {row[4] for row in plan.rows} <= set(split.KERNELS)
 
 
+def test_the_plan_tells_first_and_last_tokens_and_cuts_long_words():
+    plan = split.Plan("a graph", (("x" * 40, (3, 8), (0, 5), 12, "tiles"),))
+    assert str(plan).splitlines()[-1].split() == ["x" * 31, "3", "..", "7", "0", "..", "4", "12", "tiles"]
+
+
 def test_parts_of_one_backend_are_one_call(monkeypatch):
     """Where the same kernel would take each of them; a graph of one part is that call."""
     monkeypatch.setattr(split, "JOINED", {"tiles"})
     monkeypatch.setattr(split, "_order", lambda call: ("tiles",))
-    assert [row[0] for row in split.planned(checked(SHAPES["longformer"])).rows] == ["the whole graph"]
+    graph = SHAPES["longformer"]
+    assert split.planned(checked(graph)).rows == (("the whole graph", (0, N), (0, N), graph.num_edges, "tiles"),)
     monkeypatch.setattr(split, "_order", lambda call: ("dense",))
     assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
 
@@ -223,6 +231,23 @@ def test_which_kernel_is_asked_first_on_cuda(graph, first, monkeypatch):
     order = split._order_on_cuda(Call.checked(q, k, k, graph, with_lse=True))
     assert order[0] == first
     assert order[-3:] == ("flex", "tiles", "rows")
+
+
+@pytest.mark.parametrize(("with_lse", "first"), [(False, "dense"), (True, "triton")])
+def test_estimates_on_cuda_are_asked_for_the_sizes_of_the_call(with_lse, first, monkeypatch):
+    """Heads of all samples; where logits are written out, dense takes as long as that does."""
+    seconds = {"dense": 1.0, "written out": 3.0, "rows": 2.0, "windows": 4.0, "tiles": 5.0}
+    asked = []
+
+    def estimated(graph, sizes, device):
+        asked.append(sizes)
+        return {name: SimpleNamespace(seconds=time) for name, time in seconds.items()}
+
+    monkeypatch.setattr(split, "estimates", estimated)
+    q, k, v = (torch.empty(2, heads, 96, dim, device="meta", dtype=torch.bfloat16) for heads, dim in ((6, 16), (3, 16), (3, 24)))
+    order = split._order_on_cuda(Call.checked(q, k, v, patterns.causal(N), with_lse=with_lse))
+    assert asked == [Sizes(12, 16, 24, torch.bfloat16)]
+    assert order == (first, *{"dense", "triton"} - {first}, "flex", "tiles", "rows")
 
 
 def test_on_cuda_no_part_writes_out_too_many_logits():

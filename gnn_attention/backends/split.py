@@ -91,7 +91,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     found = _assigned(call)
     if not found:
         return _nothing_heard(call)
-    if len(found) == 1 and found[0][0].graph is call.graph:
+    if len(found) == 1:
         out, lse = KERNELS[found[0][1]].run(call)
         return out, lse
     wide = _in_dtype_of_parts(call)
@@ -139,7 +139,7 @@ def _assigned(call: Call) -> list[tuple[Part, str]]:
     """The parts, each with its backend; all as one where the same backend would take each, but for calls without a mask."""
     found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
     names = {name for _, name in found}
-    if len(found) > 1 and len(names) == 1 and names <= JOINED:
+    if len(names) == 1 and names <= JOINED:
         whole = Part(call.graph, (0, call.graph.num_dst), (0, call.graph.num_src), "the whole graph")
         return [(whole, _backend_of(call, whole))]
     return found
