@@ -43,7 +43,15 @@ TESTS = {
     "backends/rows": ("test_rows", "test_edge_kernels", "test_edge_lowering", *BACKEND),
     "backends/split": ("test_split", "test_parts", *BACKEND),
     "backends/tiles": ("test_tiles", "test_fused", "test_lowering", *BACKEND),
-    "backends/triton": ("test_triton", "test_interpreted", "test_gpu_rows", "test_gpu_tiles", "test_gpu_windows"),
+    "backends/triton": (
+        "test_triton",
+        "test_estimates",
+        "test_choosing",
+        "test_interpreted",
+        "test_gpu_rows",
+        "test_gpu_tiles",
+        "test_gpu_windows",
+    ),
     "backends/varlen": ("test_varlen", "test_split"),
 }
 DRAWS = "from gnn_attention.figures import FIGURES; import sys; sys.exit(not FIGURES['F1'].measure(150, str).holds)"

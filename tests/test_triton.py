@@ -1,6 +1,7 @@
 """The backend ``triton`` where there is no GPU: what it refuses, and what it makes of a call. Its kernels: tests/interpreted."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -9,7 +10,12 @@ import torch
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention._call import Call
+from gnn_attention._gpu_costs import Form, Sizes
+from gnn_attention._gpu_forms import TILES, WINDOWS, packed
 from gnn_attention._gpu_logits import Added, added_to, added_to_edges, has_edge_numbers, reason_against
+from gnn_attention._gpu_rows import packed_rows
+from gnn_attention._gpu_tiles import tiles_of
+from gnn_attention._gpu_windows import windows_of
 from gnn_attention.backends import BACKENDS, triton
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
 
@@ -151,3 +157,95 @@ def test_bytes_needed_count_the_graph_and_the_numbers_of_edges():
     """Both from the call alone."""
     plain, biased = call(), call(bias=torch.zeros(15))
     assert triton.bytes_needed(biased) - triton.bytes_needed(plain) == 15 * 4 + 2 * 4 * 2 * 4 * 15
+
+
+# -- what the operator is given -----------------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+LOWERED = {
+    "rows": lambda numbers, size: packed_rows(GRAPH, CPU, numbers),
+    "windows": lambda numbers, size: packed(WINDOWS, windows_of(GRAPH, CPU, size, numbers)),
+    "tiles": lambda numbers, size: packed(TILES, tiles_of(GRAPH, CPU, None, numbers)),
+}
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The plans of the calls, whose results are ones, and lse 0."""
+    plans = []
+
+    def attention(problem, plan):
+        plans.append(plan)
+        return problem.q.new_ones(*problem.q.shape[:3], problem.v.shape[3]), problem.q.new_zeros(problem.q.shape[:3])
+
+    monkeypatch.setattr(triton._triton_ops, "attention", attention)
+    return plans
+
+
+def same(plan, other):
+    """The tensors and numbers of a form."""
+    return plan[1] == other[1] and all(torch.equal(x, y) for x, y in zip(plan[0], other[0], strict=True))
+
+
+def chosen(monkeypatch, name, height=None):
+    """As if the estimates were best for this form; tells what they were asked about."""
+    asked = []
+    monkeypatch.setattr(triton, "form_of", lambda *about: asked.append(about) or Form(name, height, ""))
+    return asked
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": torch.zeros(15)}, {"score_mod": relative_bias(torch.zeros(4, 7))}], ids=len)
+@pytest.mark.parametrize("form", LOWERED)
+def test_a_form_is_lowered_for_what_the_call_has(form, options, given):
+    """With the numbers of edges where there is a tensor with an entry for each; windows of 64 receivers."""
+    triton.run(call(**options), form)
+    assert same(given[0], LOWERED[form](bool(options), 64))
+    assert not same(LOWERED[form](True, 64), LOWERED[form](False, 64))
+
+
+def test_the_best_form_is_lowered_as_it_was_estimated(given, monkeypatch):
+    """For the heads of one sample, their channels and dtype."""
+    asked = chosen(monkeypatch, "windows", 16)
+    triton.run(call(patterns.window(6, 3) | GRAPH, heads=4, width=8))
+    assert same(given[0], LOWERED["windows"](False, 16))
+    assert not same(given[0], LOWERED["windows"](False, 64))
+    assert asked[0][1] == Sizes(4, 8, 8, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("best", "refused", "taken"),
+    [("tiles", "too many", "rows"), ("tiles", None, "tiles"), ("windows", "too many", "windows"), ("rows", None, "rows")],
+)
+def test_tiles_that_cannot_be_held_are_rows(best, refused, taken, interpreted, monkeypatch):
+    """Where the form was asked for by name, the reason is told; numbers of edges make rows of tiles."""
+    monkeypatch.setattr(triton._gpu_tiles, "refusal", lambda graph: refused)
+    chosen(monkeypatch, best)
+    assert triton.form_name(call(patterns.causal(6))) == taken
+    assert triton.refusal(call(), best) == (refused if best == "tiles" else None)
+    assert triton.refusal(call(bias=torch.zeros(15)), best) is None
+
+
+def test_the_first_of_several_graphs_is_asked_for_the_form(interpreted, monkeypatch):
+    """Of the first sample and head."""
+    several = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 2 * b - h, 6, batch=2, heads=4)
+    seen = []
+    asked = chosen(monkeypatch, "tiles")
+    monkeypatch.setattr(triton._gpu_tiles, "refusal", lambda graph: seen.append(graph.num_edges))
+    assert triton.form_name(call(several)) == "tiles"
+    assert asked[0][0].num_edges == 21
+    assert triton.refusal(call(several), "tiles") is None
+    assert seen == [21, 21]
+
+
+def test_a_sink_is_for_those_who_hear_somebody(given):
+    graph = ga.TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3, 3)
+    out, lse = triton.run(call(graph, sink_logits=torch.zeros(4)), "rows")
+    assert out[0, 0, :, 0].tolist() == [0.0, 0.5, 0.0]
+    assert lse[0, 0].tolist() == pytest.approx([-math.inf, math.log(2.0), -math.inf])
+
+
+def test_bytes_needed_by_hand():
+    """The rows, a workspace of 64 MiB, and two numbers of float32 for each head, sample and edge."""
+    rows = 15 * (4 + 4) + (6 + 6 + 2) * 4
+    assert triton.bytes_needed(call(heads=3)) == rows + 2**26
+    assert triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
