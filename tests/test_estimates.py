@@ -198,7 +198,7 @@ def test_what_is_left_is_asked_for_on_a_cpu(monkeypatch, backend):
 def test_triton_holds_as_many_rows_as_a_grid(monkeypatch):
     """Receivers times the query heads of a group, or senders: int32."""
     assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
-    for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 2))):  # of two query heads in a group
+    for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 4))):  # of two query heads in a group
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most)
         assert triton._too_much(call_of(graph), "rows") is None
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most - 1)
