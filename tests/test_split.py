@@ -205,6 +205,25 @@ def test_parts_of_one_backend_are_one_call(monkeypatch):
     assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
 
 
+def test_parts_of_several_backends_stay_apart(monkeypatch):
+    """Even where each of these takes many parts at once; and each is asked as it will be called, for lse."""
+    asked = []
+    monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
+    monkeypatch.setattr(split, "_order", lambda call: asked.append(call) or (("tiles", "rows")[len(asked) % 2],))
+    assert {row[4] for row in split.planned(checked(SHAPES["longformer"])).rows} == {"tiles", "rows"}
+    assert all(call.with_lse for call in asked)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_rounded_once_on_a_cpu(dtype):
+    """The parts, and their sum, are those of the same numbers in float32."""
+    graph = SHAPES["window and sinks"]
+    halves = [x.detach() for x in qkv(graph, dtype=dtype)]
+    assert len(split.planned(Call.checked(*halves, graph)).rows) > 1
+    wide = ga.attend(*(x.float() for x in halves), graph, backend="split")
+    assert torch.equal(ga.attend(*halves, graph, backend="split"), wide.to(dtype))
+
+
 def test_a_part_that_no_backend_holds_is_named(monkeypatch):
     """An explicit backend never falls back."""
     monkeypatch.setattr(split, "KERNELS", {"flex": flex})
