@@ -131,6 +131,7 @@ def _in_plain_words(path: Path) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch 2.9, in its own code
             yield
     except CheckpointException as error:
         found = {rank: failure[0] for rank, failure in error.failures.items()}

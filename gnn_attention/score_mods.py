@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from gnn_attention import _checks
 from gnn_attention._checks import quoted
@@ -37,6 +38,7 @@ __all__ = [
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _TAKEN = ("score", "b", "h", "dst", "src")
+_COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"  # of functions that are made in the compiled program
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
 
 
@@ -49,7 +51,8 @@ def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
     if isinstance(score_mod, FunctionType):
-        _check_function(score_mod)
+        if _COMPILERS_KNOW_CODE or not torch.compiler.is_compiling():
+            _check_function(score_mod)
     elif score_mod is not None and not torch.compiler.is_compiling():  # a compiler cannot ask for the signature of an object
         _check_object(score_mod)
     return score_mod

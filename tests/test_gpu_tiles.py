@@ -48,9 +48,11 @@ def test_tiles_hold_the_edges(name, size):
     for side, want in ((ahead, graph.mask()), (back, graph.mask().T)):
         mask, seen = mask_of(*side)
         assert torch.equal(mask, want)
+        if not want.numel():  # which torch before 2.11 does not pad
+            assert not seen.any()
+            continue
         edges = torch.nn.functional.pad(want, (0, -want.shape[1] % SIDE, 0, -want.shape[0] % size))
-        held = edges.view(len(seen), size, -1, SIDE).any(3).any(1) if edges.numel() else edges.new_zeros(seen.shape)
-        assert torch.equal(seen, held.long())
+        assert torch.equal(seen, edges.view(len(seen), size, -1, SIDE).any(3).any(1).long())
 
 
 @pytest.mark.parametrize("size", SIZES)
