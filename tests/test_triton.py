@@ -194,7 +194,11 @@ def chosen(monkeypatch, name, height=None):
     return asked
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": torch.zeros(15)}, {"score_mod": relative_bias(torch.zeros(4, 7))}], ids=len)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": torch.zeros(15)}, {"score_mod": relative_bias(torch.zeros(4, 7))}],
+    ids=["plain", "bias", "relative bias"],
+)
 @pytest.mark.parametrize("form", LOWERED)
 def test_a_form_is_lowered_for_what_the_call_has(form, options, given):
     """With the numbers of edges where there is a tensor with an entry for each; windows of 64 receivers."""
@@ -217,7 +221,7 @@ def test_the_best_form_is_lowered_as_it_was_estimated(given, monkeypatch):
     [("tiles", "too many", "rows"), ("tiles", None, "tiles"), ("windows", "too many", "windows"), ("rows", None, "rows")],
 )
 def test_tiles_that_cannot_be_held_are_rows(best, refused, taken, interpreted, monkeypatch):
-    """Where the form was asked for by name, the reason is told; numbers of edges make rows of tiles."""
+    """Where the form was asked for by name, the reason is told, but not to a call with numbers for each edge."""
     monkeypatch.setattr(triton._gpu_tiles, "refusal", lambda graph: refused)
     chosen(monkeypatch, best)
     assert triton.form_name(call(patterns.causal(6))) == taken
