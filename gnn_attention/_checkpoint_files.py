@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -26,12 +26,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from gnn_attention import _files, _json_files
 from gnn_attention._printable import one_line
+from gnn_attention._shapes import Tensor
 
 __all__ = ["INDEX", "Planner", "Reader", "Writer"]
 
@@ -40,12 +41,23 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).valu
 
 
 class Writer(FileSystemWriter):
-    """torch's, but for the index, and for what it says when it is cut short."""
+    """torch's, but for the index, and for how tensors come into their file.
+
+    torch would give ``torch.save`` the file. Its zip writer is C++ that calls back into Python, where an interrupt, or the error
+    of a full disk, ends the process at once (``std::terminate``) or comes out as another error. Here it writes to memory, one
+    tensor at a time, which runs nothing of Python.
+    """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """The tensors of one rank. KeyboardInterrupt and OSError, of a full disk say, come as themselves."""
-        with _what_came_first():
-            return super().write_data(plan, planner)
+        """What this rank has, one after another in a file of its own."""
+        file = Path(self.path) / f"{plan.storage_data.prefix}0.distcp"
+        with file.open("wb") as stream:
+            results = [_written(item, planner, stream) for item in plan.items]
+            stream.flush()
+            os.fsync(stream.fileno())
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write what is where, when all ranks have written."""
@@ -106,8 +118,7 @@ class Planner(DefaultLoadPlanner):
         if None not in (read, there) and (type(read) is not type(there) or (isinstance(read, list) and read != there)):
             raise ValueError(f"{name} is damaged: it is {read!r:.80}, expected something like {there!r:.80}")
         found = io.BytesIO()
-        with _what_came_first():
-            torch.save(read, found)
+        torch.save(read, found)
         found.seek(0)
         super().load_bytes(read_item, found)
 
@@ -119,16 +130,19 @@ class Planner(DefaultLoadPlanner):
         return found
 
 
-@contextmanager
-def _what_came_first() -> Iterator[None]:
-    """torch.save, cut short, closes its file, which fails once more: what is raised is an interrupt, or a full disk's error."""
-    try:
-        yield
-    except RuntimeError as error:
-        first = error.__context__
-        if isinstance(first, (KeyboardInterrupt, OSError)):
-            raise first from None
-        raise
+def _written(item: WriteItem, planner: SavePlanner, stream: BinaryIO) -> WriteResult:
+    """An item of the plan, at the end of the file."""
+    content, start = planner.resolve_data(item), stream.tell()
+    stream.write((_saved(content) if isinstance(content, torch.Tensor) else content).getbuffer())
+    length = stream.tell() - start
+    return WriteResult(item.index, length, _StorageInfo(Path(stream.name).name, start, length))
+
+
+def _saved(x: Tensor) -> io.BytesIO:
+    """The tensor as torch.save writes it, without what else is in its storage."""
+    own, found = x.detach().cpu(), io.BytesIO()
+    torch.save(own if own.untyped_storage().nbytes() == own.nbytes else own.clone(), found)
+    return found
 
 
 def _loaded(content: io.BytesIO, where: object) -> Any:

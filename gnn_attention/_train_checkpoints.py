@@ -34,6 +34,20 @@ KEPT = 2  # the newest ones
 TOLD = "training.json"
 
 
+@contextmanager
+def _interrupts_first() -> Iterator[None]:
+    """An interrupt comes as itself, though what cleans up behind it may fail (shutil.rmtree closes a folder twice)."""
+    try:
+        yield
+    except Exception as error:
+        first: BaseException | None = error
+        while first is not None and not isinstance(first, KeyboardInterrupt):
+            first = first.__context__
+        if first is not None:
+            raise first from None
+        raise
+
+
 class Checkpoints:
     """The checkpoints of one training in a folder, one after every so many steps.
 
@@ -51,6 +65,7 @@ class Checkpoints:
         found = sorted(self.folder.glob("step-" + "[0-9]" * 8))
         return found[-1] if found else None
 
+    @_interrupts_first()
     def save(
         self,
         step: int,
@@ -63,10 +78,10 @@ class Checkpoints:
         """Write one; ``told`` is what JSON can hold. Every rank calls it, with ``first`` on one of them."""
         whole = self.folder / f"step-{step:08d}"
         part = self.folder / f".{whole.name}.part"
-        if first:
-            self._remove_parts()  # of a run that was killed
-            part.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
         try:
+            if first:
+                self._remove_parts()  # of a run that was killed
+                part.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
             with _in_plain_words(part):
                 save(_state(model, optimizer, generator), storage_writer=Writer(part))
             if first:
