@@ -68,18 +68,13 @@ def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
 
 
 def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    parts = _tiles(graph, block_of(device))
+    parts = tiles(graph, block_of(device))
     return 4 * (_length(parts, parts.num_partial + _cut_tiles(parts)) + (3 if device.type == "cpu" else 5) * _slots(parts))
-
-
-def _tiles(graph: TokenGraph, block: int) -> Tiles:
-    found: Tiles = kept(tiles, graph, block)
-    return found
 
 
 def _made(graph: TokenGraph, device: torch.device) -> Plan:
     block = block_of(device)
-    full, some = _kinds(_tiles(graph, block))
+    full, some = _kinds(tiles(graph, block))
     lists = _lists(full, some, backward=False) if device.type == "cpu" else _compact(_lists(full, some, backward=True))
     return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
@@ -146,7 +141,7 @@ def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Ten
     number = int(some.sum())
     begins = torch.full(some.shape, empty_tile, dtype=torch.int64, device="cpu").masked_fill(full, full_tile)
     begins[some] = first + each * torch.arange(number, device="cpu")
-    table = torch.zeros(_length(_tiles(graph, block), number), dtype=torch.int32, device="cpu")
+    table = torch.zeros(_length(tiles(graph, block), number), dtype=torch.int32, device="cpu")
     table[:HEADER] = torch.tensor(_header(graph, some.shape), device="cpu")
     table[HEADER:empty_tile] = begins.flatten()
     table[full_tile:first] = -1

@@ -100,7 +100,7 @@ def _counted(graph: TokenGraph) -> Counts:
     members = _members(graph)
     if any(member._listed is not None for member in members):
         return _of_union([counted(member) for member in members])
-    found: Tiles = kept(_small_tiles, graph)
+    found = tiles(graph, 64)
     masks = _some_masks(graph, found)
     weight = found.num_partial / max(len(masks), 1)
     edges, unique = _edges_and_unique(graph, found, masks, weight)
@@ -121,10 +121,6 @@ def _counted(graph: TokenGraph) -> Counts:
     )
 
 
-def _small_tiles(graph: TokenGraph) -> Tiles:
-    return tiles(graph, 64)
-
-
 def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
     """``whole, causal``; asked only where the number of edges, which may be an estimate, leaves it open."""
     pairs = graph.num_dst * graph.num_src
@@ -138,7 +134,7 @@ def _could_be_packed(graph: TokenGraph) -> bool:
     """Whether the tiles of each row hang together, as they do in packed documents: most other graphs are known by that."""
     if graph._listed is not None or graph.num_dst != graph.num_src or len(_members(graph)) > 1:
         return False
-    found: Tiles = kept(_small_tiles, graph)
+    found = tiles(graph, 64)
     same = found.row[1:] == found.row[:-1]
     return bool((found.first[1:] == found.stop[:-1])[same].all())
 

@@ -21,7 +21,7 @@ from gnn_attention._shapes import Bool, Int, Tensor
 from gnn_attention._tile_parts import divided, left_over
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["Part", "packing", "parts", "positions"]
+__all__ = ["WHOLE", "Part", "packing", "parts", "positions"]
 
 BLOCK = 64  # tokens on the side of a tile of a list of edges
 LEAST_FILL = {"list": 0.25, "rule": 1 / 32}  # of a tile that is not left to a list of edges; corners of windows are no strays
@@ -30,6 +30,8 @@ MOST_PARTS = 8
 MOST_HUBS = 4  # ranges of tokens, on either side
 HUB = 2  # times the usual degree
 MOST_EDGES = 2**28  # that are listed to be set apart
+
+WHOLE = "the whole graph"
 
 Range = tuple[int, int]
 
@@ -58,12 +60,14 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
     (4, 1000) (4, 1000) the rest 48575
     """
     numbers = kept(_keep, graph)  # with the graphs where a compiled program reads them
+    if [what for _, _, what in numbers] == [WHOLE]:
+        return (Part(graph, *numbers[0]),)
     return tuple(Part(part, *number) for part, number in zip(graph._parts[0], numbers, strict=True))
 
 
 def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     """Where the edges of a part stand in ``whole.edge_index``."""
-    found: Tensor = kept(_positions, part.graph, whole, part.dst[0], part.src[0], device)
+    found: Tensor = kept(_positions, whole, part.graph, part.dst[0], part.src[0], device)
     return found
 
 
@@ -74,13 +78,14 @@ def packing(graph: TokenGraph) -> Varlen | None:
 
 
 def _keep(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
+    """A part that is the whole is not kept with it: a graph that held itself would stay in memory with all that it keeps."""
     found = _divided(graph)
-    graph._parts[:] = [[part.graph for part in found]]
+    graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
     return tuple((part.dst, part.src, part.what) for part in found)
 
 
-def _positions(graph: TokenGraph, whole: TokenGraph, dst: int, src: int, device: torch.device) -> Tensor:
-    return whole.positions_of(graph.edge_index + torch.tensor([[src], [dst]], device="cpu")).to(device)
+def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: torch.device) -> Tensor:
+    return whole.positions_of(part.edge_index + torch.tensor([[src], [dst]], device="cpu")).to(device)
 
 
 def _packing(graph: TokenGraph) -> Varlen | None:
@@ -93,7 +98,7 @@ def _packing(graph: TokenGraph) -> Varlen | None:
 
 
 def _divided(graph: TokenGraph) -> list[Part]:
-    whole = Part(graph, (0, graph.num_dst), (0, graph.num_src), "the whole graph")
+    whole = Part(graph, (0, graph.num_dst), (0, graph.num_src), WHOLE)
     if not graph.num_dst or not graph.num_src or not graph.num_edges:
         return []
     if _has_kernel(graph):

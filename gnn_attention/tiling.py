@@ -15,7 +15,7 @@ from gnn_attention import _checks, _counting
 from gnn_attention._cover import DIFFERENCE, DST, FULL, SRC, Boxes, Piece, cover, profile, ragged, root, split_evenly
 from gnn_attention._rules import Rule
 from gnn_attention._shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
 
@@ -90,8 +90,8 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """The empty, full and partial tiles of a graph, exactly.
 
     A structured graph costs about what its tiles cost, an irregular one (made from a list) ``O(E log E)``; a rule that cannot
-    be asked about ranges is visited pair by pair in bounded memory. Raises TypeError or ValueError for a ``block`` that is no
-    positive integer.
+    be asked about ranges is visited pair by pair in bounded memory. Worked out once for each graph and block. Raises TypeError
+    or ValueError for a ``block`` that is no positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
@@ -99,13 +99,17 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """
     _checks.instance("graph", graph, TokenGraph)
     block = _checks.size("block", block, 1)
-    parts = list(_listed_runs(graph, block) if graph._listed is not None else _rule_runs(graph, block))
-    nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-    row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
-    return Tiles(graph, block, *_merged(row, first, stop, full.bool()))
+    return Tiles(graph, block, *kept(_runs, graph, block))  # kept without the graph, which would then hold itself
 
 
 Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
+
+
+def _runs(graph: TokenGraph, block: int) -> Runs:
+    parts = list(_listed_runs(graph, block) if graph._listed is not None else _rule_runs(graph, block))
+    nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+    row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
+    return _merged(row, first, stop, full.bool())
 
 
 def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:

@@ -1,7 +1,10 @@
 """The verb: against SDPA and plain loops, its errors by name, its extras (lse, weights, dropout, explain), and compilation."""
 
 import copy
+import gc
+import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, Backend, dense
+from gnn_attention.backends import BACKENDS, Backend, dense, flex
+from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
 FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
@@ -695,3 +699,32 @@ def test_a_scale_need_not_be_positive(scale, backend):
     past = torch.ones(7, 7).tril().bool()
     expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
     torch.testing.assert_close(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)
+
+
+@pytest.mark.parametrize(("name", "bias"), [*((name, False) for name in (*NAMES, "flex")), *((name, True) for name in FULL)])
+def test_a_graph_is_freed_with_its_last_name(name, bias, monkeypatch):
+    """With all that is kept with it, at once: no cycle that waits for Python's collector, to which a tensor is a small thing."""
+    monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
+    held, grads = 0, name != "flex"
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(len(list(graph_cases()))):
+            graph = next(itertools.islice(graph_cases(), number, None)).graph
+            if bias and (graph.heads or graph.batch):
+                continue
+            q, k = (torch.randn(8, heads, n, 4, requires_grad=grads) for heads, n in ((4, graph.num_dst), (2, graph.num_src)))
+            options = {"bias": torch.randn(graph.num_edges, requires_grad=grads)} if bias else {}
+            try:
+                out = ga.attend(q, k, k, graph, backend=name, **options)
+            except NotImplementedError:
+                continue
+            if grads:
+                out.sum().backward()
+            seen = weakref.ref(graph)
+            del graph, out
+            assert seen() is None
+            held += 1
+    finally:
+        gc.enable()
+    assert held > 5

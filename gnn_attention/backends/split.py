@@ -17,7 +17,7 @@ from gnn_attention._call import Call, one_of
 from gnn_attention._gpu_costs import FORMS, Sizes, estimates
 from gnn_attention._gpu_devices import device_of
 from gnn_attention._lowering import WORK
-from gnn_attention._parts import Part, parts, positions
+from gnn_attention._parts import WHOLE, Part, parts, positions
 from gnn_attention._shapes import Tensor
 from gnn_attention.backends import dense, flex, rows, tiles, triton, varlen
 from gnn_attention.cost_model import Work, costs
@@ -140,7 +140,7 @@ def _assigned(call: Call) -> list[tuple[Part, str]]:
     found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
     names = {name for _, name in found}
     if len(names) == 1 and names <= JOINED:
-        whole = Part(call.graph, (0, call.graph.num_dst), (0, call.graph.num_src), "the whole graph")
+        whole = Part(call.graph, (0, call.graph.num_dst), (0, call.graph.num_src), WHOLE)
         return [(whole, _backend_of(call, whole))]
     return found
 
