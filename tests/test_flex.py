@@ -21,6 +21,14 @@ ALIKE = [name for name, case in GRAPHS.items() if not case.varies]
 needs_compiler = pytest.mark.skipif(flex._searched_compiler() is not None, reason=str(flex._searched_compiler()))
 
 
+@pytest.fixture(params=["uncompiled", pytest.param("compiled", marks=[pytest.mark.slow, needs_compiler])])
+def kernel(request, monkeypatch):
+    """The kernel for CPUs; and the same call around FlexAttention as Python runs it, for which nobody waits."""
+    if request.param == "uncompiled":
+        monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
+        monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+
+
 def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
     """q, k, v in float64 whose numbers are those of the dtype."""
     rng = torch.Generator().manual_seed(seed)
@@ -97,7 +105,7 @@ def test_the_plan_is_made_once_and_weighs_what_was_said():
 @pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph], ids=repr)
 def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
     """What a backward pass is given, against FlexAttention's own transposition."""
-    full, some = _flex_masks._kinds(_flex_masks._tiles(graph, 128))
+    full, some = _flex_masks._kinds(_flex_masks.tiles(graph, 128))
     lists = _flex_masks._lists(full, some, backward=True)
     other = BlockMask.from_kv_blocks(*lists[:4], BLOCK_SIZE=128)
     theirs = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
@@ -107,7 +115,7 @@ def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
 @pytest.mark.parametrize("graph", [patterns.window(5000, 150), patterns.causal(700), GRAPHS["by head"].graph], ids=repr)
 def test_lists_for_cuda_are_as_wide_as_the_longest_row(graph):
     """The same tiles; FlexAttention takes them as they are (uncompiled, which asks the table about every pair)."""
-    wide = _flex_masks._lists(*_flex_masks._kinds(_flex_masks._tiles(graph, 128)), backward=True)
+    wide = _flex_masks._lists(*_flex_masks._kinds(_flex_masks.tiles(graph, 128)), backward=True)
     narrow = _flex_masks._compact(wide)
     for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
         assert columns.is_contiguous()
@@ -124,7 +132,7 @@ def test_flex_attention_takes_narrow_lists():
     """Uncompiled; what the compiled kernel for CUDA does with them only a GPU can tell."""
     torch.compiler.reset()  # what uncompiled FlexAttention traced is kept, too, and its guards expect another kind of mask_mod
     graph = patterns.window(700, 150)
-    lists = _flex_masks._compact(_flex_masks._lists(*_flex_masks._kinds(_flex_masks._tiles(graph, 64)), backward=True))
+    lists = _flex_masks._compact(_flex_masks._lists(*_flex_masks._kinds(_flex_masks.tiles(graph, 64)), backward=True))
     q = torch.randn(1, 2, 700, 16, generator=torch.Generator().manual_seed(3))
     out, _ = flex._attention(q, q, q, _flex_masks.plan(graph, CPU).table, tuple(lists), None, 0.25, True)
     torch.testing.assert_close(out, functional.scaled_dot_product_attention(q, q, q, graph.mask(), scale=0.25))
@@ -180,9 +188,7 @@ def test_score_mods_are_told_absolute_positions_and_share_kernels():
     assert compiled() - before == 1
 
 
-@pytest.mark.slow
-@needs_compiler
-def test_a_token_that_is_not_finite_reaches_those_who_hear_it():
+def test_a_token_that_is_not_finite_reaches_those_who_hear_it(kernel):
     """NaN and inf in q, k and v, on a graph for all; those who hear none of them get what they would have got."""
     graph = GRAPHS["listed"].graph
     mask = graph.mask()
@@ -198,27 +204,22 @@ def test_a_token_that_is_not_finite_reaches_those_who_hear_it():
     torch.testing.assert_close(out[~bad], clean[~bad], rtol=1e-5, atol=1e-6)
 
 
-@needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types(dtype):
+def test_half_types(dtype, kernel):
     """With the error of halves."""
     for name in ("causal, 97 tokens", "listed", "no edges"):
         check(GRAPHS[name].graph, GRAPHS[name].mask, dtype)
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", ["by head", pytest.param("by sample", marks=pytest.mark.slow)])
-def test_graphs_that_differ(name):
+@pytest.mark.parametrize("name", ["by head", "by sample"])
+def test_graphs_that_differ(name, kernel):
     """By head, and by sample."""
     case = GRAPHS[name]
     check(case.graph, case.mask)
 
 
-@needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["by head", "by sample"])
-def test_tokens_that_are_not_finite_where_graphs_differ(name):
+def test_tokens_that_are_not_finite_where_graphs_differ(name, kernel):
     """Key/value head 1 serves the query heads 2 and 3."""
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
@@ -230,11 +231,9 @@ def test_tokens_that_are_not_finite_where_graphs_differ(name):
     assert torch.equal(out.isnan().any(-1), bad)
 
 
-@needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize("feature", ["scale 0.7", "alibi", "softcap", "log multiplicity", "relative bias"])
 @pytest.mark.parametrize("name", ["window, 97 tokens", "decode rows", "by head"])
-def test_features(feature, name):
+def test_features(feature, name, kernel):
     """The score_mods of the package, as they are."""
     case, kind = GRAPHS[name], FEATURES[feature]
     learned = kind.learned(case, torch.Generator().manual_seed(0))
@@ -243,9 +242,7 @@ def test_features(feature, name):
     check(case.graph, case.mask, modify=modify, **options, **({"scale": kind.scale} if kind.scale else {}))
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score():
+def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
     """Modules without gradients, closures over tensors, and a result of fewer axes than the score."""
     graph = patterns.window(97, 16)
     mask, distance = graph.mask().expand(BATCH, 1, -1, -1), torch.arange(97).view(-1, 1) - torch.arange(97)
@@ -318,14 +315,70 @@ def test_inside_a_compiled_program():
         assert torch.equal(fast(q, k, spoilt).isnan().any(-1), heard)
 
 
+def test_one_kernel_serves_with_gradients_on_and_off(monkeypatch):
+    """A kernel is compiled for the mode it is called in, which is therefore always the same on a CPU."""
+    graph, modes = patterns.causal(5), []
+
+    def noted(*args):
+        modes.append(torch.is_grad_enabled())
+        return flex._attention(*args)
+
+    monkeypatch.setattr(flex, "_compiled", lambda threads: noted)
+    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    for on in (True, False):
+        with torch.set_grad_enabled(on):
+            attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
+    assert modes == [False, False]
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(1, 3), (2, 16), (5, 20)])
+def test_what_a_kernel_is_filled_up_with(tokens, channels):
+    """A second token, unless a score_mod may not look at it; on CUDA (any device but a CPU) channels up to 16. All zeros."""
+    x = torch.randn(2, 3, tokens, channels, generator=torch.Generator().manual_seed(0))
+    filled = flex._filled(x, may_add_token=True)
+    assert filled.shape == (2, 3, max(tokens, 2), channels)
+    assert torch.equal(filled[:, :, :tokens], x)
+    assert (filled[:, :, tokens:] == 0).all()
+    assert flex._filled(x, may_add_token=False) is x
+    assert flex._filled(x.to("meta"), may_add_token=True).shape == (2, 3, max(tokens, 2), max(channels, 16))
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0)], ids=["B", "H", "dst", "src"])
+def test_a_call_of_nothing(sizes):
+    """An axis of size 0, with lse as CUDA tells it; the sum of no values has gradients, which are of nothing."""
+    batch, heads, num_dst, num_src = sizes
+    q, k = torch.randn(batch, heads, num_dst, DIM), torch.randn(batch, heads, num_src, DIM)
+    v = torch.randn(batch, heads, num_src, VALUE_DIM, requires_grad=True)
+    out, lse = flex.run(flex.Call(q, k, v, patterns.cross(num_dst, num_src), scale=1.0, with_lse=True))
+    assert out.shape == (batch, heads, num_dst, VALUE_DIM)
+    assert (out == 0).all()
+    assert out.requires_grad == (num_src == 0)
+    assert torch.equal(lse, torch.full((batch, heads, num_dst), -torch.inf))
+
+
+def test_values_without_channels_have_lse(kernel, monkeypatch):
+    """Of the logits, as with channels; nothing to add up is no reason to hear nobody."""
+    graph, told = patterns.window(13, 4), []
+    q, k, v = (x.float() for x in draw(graph))
+    for values in (v, v[..., :0]):
+        assert attend(q, k, values, graph, backend=FLEX).shape == (*q.shape[:3], values.shape[3])
+    monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
+    for values in (v, v[..., :0]):
+        told.append(flex.run(flex.Call(q, k, values, graph, scale=1.0, with_lse=True))[1])
+    assert torch.isfinite(told[0]).all()
+    torch.testing.assert_close(told[1], told[0])
+
+
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
 def test_without_receivers_or_senders(sizes):
-    """The sum of nothing is 0; nothing is compiled."""
+    """The sum of nothing is 0; nothing is compiled, and no score_mod is asked about a token that is not there."""
     graph = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, *sizes)
     q, k, v = (x.float() for x in draw(graph))
-    out = attend(q, k, v, graph, backend=FLEX)
-    assert out.shape == (BATCH, HEADS, sizes[0], VALUE_DIM)
-    assert (out == 0).all()
+    of_dst, of_src = (torch.zeros(size) for size in sizes)
+    for mod in (None, lambda score, b, h, dst, src: score + of_dst[dst] + of_src[src]):
+        out = attend(q, k, v, graph, score_mod=mod, backend=FLEX)
+        assert out.shape == (BATCH, HEADS, sizes[0], VALUE_DIM)
+        assert (out == 0).all()
 
 
 def test_shapes_without_numbers():
@@ -390,15 +443,61 @@ def test_a_machine_without_a_compiler(monkeypatch):
         flex._searched_compiler.cache_clear()
 
 
-@needs_compiler
-def test_score_mods_that_cannot_be_compiled():
-    """What is no tensor is known before; what is not pointwise is the compiler's complaint, in our words."""
+@pytest.mark.parametrize("gradients", [True, False])
+def test_score_mods_that_return_no_tensor(gradients, monkeypatch):
+    """Are known before anything is compiled."""
+    monkeypatch.setattr(flex, "_compiled", None)
+    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     graph = patterns.causal(5)
     q, k, v = (x.float() for x in draw(graph))
-    with pytest.raises(TypeError, match="score_mod must return a float tensor, the new scores, got a int"):
+    with (
+        torch.set_grad_enabled(gradients),
+        pytest.raises(TypeError, match="must return a float tensor, the new scores, got a int"),
+    ):
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: 3, backend=FLEX)
+
+
+@needs_compiler
+def test_score_mods_that_cannot_be_compiled():
+    """What is not pointwise is the compiler's complaint, in our words."""
+    graph = patterns.causal(5)
+    q, k, v = (x.float() for x in draw(graph))
     with pytest.raises(NotImplementedError, match=r"cannot compile this call .* must be made of pointwise operators"):
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: score.sort().values, backend=FLEX)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            RuntimeError("index out of bounds: 0 <= tmp3 < 3L"),
+            IndexError,
+            "the score_mod reads beyond the end of a tensor: index out",
+        ),
+        (RuntimeError("out of memory"), RuntimeError, "^out of memory$"),
+        (NotImplementedError("index out of bounds"), NotImplementedError, "^index out of bounds$"),
+        (ValueError("of the caller"), ValueError, "^of the caller$"),
+    ],
+)
+def test_errors_of_a_kernel(error, kind, message, monkeypatch):
+    """What a compiled score_mod says about an index is put in words; every other error comes as it is."""
+
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr(flex, "_compiled", lambda threads: fails)
+    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    graph = patterns.causal(5)
+    with pytest.raises(kind, match=message) as told:
+        attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
+    assert type(told.value) is kind
+
+
+def test_a_score_mod_that_reads_beyond_the_end(kernel):
+    """Is an IndexError, compiled or not."""
+    graph, table = patterns.causal(20), torch.zeros(3)
+    with pytest.raises(IndexError, match=r"reads beyond the end of a tensor: index out of bounds|index 3 is out of bounds"):
+        attend(*(x.float() for x in draw(graph)), graph, score_mod=lambda score, b, h, dst, src: score + table[dst], backend=FLEX)
 
 
 @needs_compiler

@@ -280,6 +280,7 @@ def test_compiled_without_breaks_graphs_of_equal_size_in_turn(name):
     assert counters["stats"]["unique_graphs"] == len(graphs)
 
 
+@pytest.mark.slow
 @quiet
 def test_compiled_by_inductor():
     """With its own ideas about memory."""

@@ -47,7 +47,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
     Raises NotImplementedError where the call cannot be compiled: :func:`refusal` cannot know that beforehand.
     """
-    if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2], call.v.shape[3]):
+    if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
         return _nothing(call)
     if call.score_mod is not None:
         _asked_once(call)
@@ -190,12 +190,12 @@ def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
-    """At least two tokens, since an axis of size 1 would be a kernel of its own, and on CUDA the channels that it needs.
+    """At least two tokens, since an axis of size 1 would be a kernel of its own, and the channels that a kernel needs.
 
     A score_mod knows nothing of another token: its tables may end at the last.
     """
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
-    channels = 0 if x.device.type == "cpu" else max(0, FEWEST_CHANNELS - x.shape[3])
+    channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
     return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
 
 
