@@ -701,7 +701,10 @@ def test_a_scale_need_not_be_positive(scale, backend):
     torch.testing.assert_close(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)
 
 
-@pytest.mark.parametrize(("name", "bias"), [*((name, False) for name in (*NAMES, "flex")), *((name, True) for name in FULL)])
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [*((name, False) for name in NAMES), *((name, True) for name in FULL), pytest.param("flex", False, id="eager_flex")],
+)
 def test_a_graph_is_freed_with_its_last_name(name, bias, monkeypatch):
     """With all that is kept with it, at once: no cycle that waits for Python's collector, to which a tensor is a small thing."""
     monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
