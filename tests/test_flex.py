@@ -1,6 +1,7 @@
 """FlexAttention with one mask_mod for every graph: right, compiled rarely, and refusing by name what it cannot do."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -316,19 +317,19 @@ def test_inside_a_compiled_program():
 
 
 def test_one_kernel_serves_with_gradients_on_and_off(monkeypatch):
-    """A kernel is compiled for the mode it is called in, which is therefore always the same on a CPU."""
+    """A kernel is compiled for the mode it is called in, and for tensors that learn or not: on a CPU always the same."""
     graph, modes = patterns.causal(5), []
 
-    def noted(*args):
-        modes.append(torch.is_grad_enabled())
-        return flex._attention(*args)
+    def noted(q, k, v, *others):
+        modes.append((torch.is_grad_enabled(), any(x.requires_grad for x in (q, k, v))))
+        return flex._attention(q, k, v, *others)
 
     monkeypatch.setattr(flex, "_compiled", lambda threads: noted)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
-    for on in (True, False):
+    for on, learns in ((True, False), (False, False), (False, True)):
         with torch.set_grad_enabled(on):
-            attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
-    assert modes == [False, False]
+            attend(*(x.float().requires_grad_(learns) for x in draw(graph)), graph, backend=FLEX)
+    assert modes == [(False, False)] * 3
 
 
 @pytest.mark.parametrize(("tokens", "channels"), [(1, 3), (2, 16), (5, 20)])
@@ -441,6 +442,16 @@ def test_a_machine_without_a_compiler(monkeypatch):
             attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
     finally:
         flex._searched_compiler.cache_clear()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_cuda_needs_triton(installed, monkeypatch):
+    """Asked of a call whose q says that it is there."""
+    monkeypatch.setattr(flex, "_has_triton", lambda: installed)
+    call = SimpleNamespace(q=SimpleNamespace(device=torch.device("cuda")))
+    refused = flex._refusal_of_device(call)
+    assert (refused is None) == installed
+    assert installed or "needs Triton" in refused
 
 
 @pytest.mark.parametrize("gradients", [True, False])
