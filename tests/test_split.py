@@ -190,6 +190,14 @@ def test_the_plan_is_printed():
     assert {row[4] for row in plan.rows} <= set(split.KERNELS)
 
 
+def test_the_plan_is_that_of_the_first_head_of_the_first_sample():
+    """Where they differ."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= 3 + 2 * b + h, N, batch=2, heads=4)
+    each = [graph.select(*place).num_edges for place in ((0, 0), (0, 1), (1, 0))]
+    assert sum(row[3] for row in split.planned(checked(graph)).rows) == each[0]
+    assert len(set(each)) == 3
+
+
 def test_the_plan_tells_first_and_last_tokens_and_cuts_long_words():
     plan = split.Plan("a graph", (("x" * 40, (3, 8), (0, 5), 12, "tiles"),))
     assert str(plan).splitlines()[-1].split() == ["x" * 31, "3", "..", "7", "0", "..", "4", "12", "tiles"]
