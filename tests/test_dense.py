@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _nonfinite, patterns
+from gnn_attention import _flash, _nonfinite, patterns
+from gnn_attention._call import Call
+from gnn_attention.backends import dense
 
 GRAPHS = {
     "causal": patterns.causal(7),
@@ -157,3 +159,32 @@ def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
         out = ga.attend(q, q, q, graph, backend="dense")
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
     assert torch.allclose(out, ga.attend(q, q, q, graph, backend="reference"), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value_dim", "available", "told"),
+    [
+        (torch.bfloat16, 4, True, True),
+        (torch.float32, 4, True, False),
+        (torch.bfloat16, 4, False, False),
+        (torch.bfloat16, _flash.WIDEST - 1, True, True),
+        (torch.bfloat16, _flash.WIDEST, True, False),
+    ],
+)
+def test_when_the_kernel_of_cuda_is_asked_for_its_lse(dtype, value_dim, available, told, monkeypatch):
+    """Halves, where torch has the kernel, and a channel is left for the gradient of lse; as if this were CUDA."""
+    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", {"cpu"})
+    monkeypatch.setattr(_flash, "available", lambda: available)
+    q = torch.zeros(1, 2, 7, 8, dtype=dtype)
+    assert dense._tells_lse(Call.checked(q, q, q.new_zeros(1, 2, 7, value_dim), patterns.causal(7), with_lse=True)) == told
+
+
+def test_softmax_of_a_row_of_minus_infinity():
+    """Weights 0 and lse -inf; with a sink, which takes all, lse is the sink."""
+    logits = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]]).view(1, 1, 2, 2)
+    weights, lse = dense._softmax(logits, None)
+    assert weights.tolist() == [[[[0, 0], [1, 0]]]]
+    assert lse.tolist() == [[[-torch.inf, 0]]]
+    weights, lse = dense._softmax(logits[:, :, :1], torch.tensor([0.5]))
+    assert weights.tolist() == [[[[0, 0]]]]
+    assert lse.tolist() == [[[0.5]]]
