@@ -1,7 +1,8 @@
 """The two operations over a list of edges that everything else is made of, in plain torch functions, for one head.
 
 Products (one number for each edge, of its two ends) are ``torch.sparse.sampled_addmm``; weighted sums (one row for each token, of
-the rows it gathers) are ``embedding_bag``. Both read the rows of edges only.
+the rows it gathers) are ``embedding_bag``. Both read the rows of edges only. A bag adds its rows one after the other, so that its
+error grows with their number: the rows of a hub are summed in pieces, and then the pieces.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from gnn_attention._pieces import Edges
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention._turns import accept_sparse_matrices
 
-__all__ = ["Head", "matrix_of", "row_maxima", "row_sums", "sampled_products", "weighted_sums"]
+__all__ = ["Head", "matrix_of", "pieces_of", "row_maxima", "row_sums", "sampled_products", "weighted_sums"]
+
+LONGEST = 64  # rows that are added one after the other
+
+Pieces = tuple[Int[Tensor, " pieces_and_one"], Int[Tensor, " rows_and_one"]]
 
 
 def matrix_of(edges: Edges, values: Float[Tensor, " edges"]) -> Tensor:
@@ -37,11 +42,38 @@ def weighted_sums(
     ptr: Int[Tensor, " rows_and_one"],
     weights: Float[Tensor, " edges"],
     table: Float[Tensor, "n dim"],
+    pieces: Pieces | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``; 0 over none."""
+    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``; 0 over none.
+
+    ``pieces`` are those of :func:`pieces_of` ``(ptr)``.
+    """
     if not table.numel():
         return table.new_zeros(ptr.numel() - 1, table.shape[1])
-    return functional.embedding_bag(index, table, ptr, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    bounds, rows = (ptr, None) if pieces is None else pieces
+    sums = functional.embedding_bag(index, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    if rows is None:
+        return sums
+    every = torch.arange(len(sums), device=sums.device)
+    return functional.embedding_bag(every, sums, rows, mode="sum", include_last_offset=True)
+
+
+def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
+    """Rows cut into pieces of at most ``LONGEST`` edges: the bounds of the pieces, and of each row among them.
+
+    None where no row is longer.
+
+    >>> pieces_of(torch.tensor([0, 2, 2, 5])), pieces_of(torch.tensor([0, 3, 203]))
+    (None, (tensor([  0,   3,  67, 131, 195, 203]), tensor([0, 1, 5])))
+    """
+    length = ptr.diff()
+    if not len(length) or int(length.max()) <= LONGEST:
+        return None
+    count = (length + LONGEST - 1) // LONGEST
+    rows = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    owner = torch.repeat_interleave(count)
+    place = torch.arange(len(owner), device=ptr.device) - rows[owner]
+    return torch.cat([ptr[owner] + LONGEST * place, ptr[-1:]]), rows
 
 
 def row_sums(matrix: Tensor) -> Float[Tensor, " dst"]:
@@ -83,6 +115,14 @@ class Head:
         """Which receivers have in-edges."""
         return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
+    @functools.cached_property
+    def _in_pieces(self) -> Pieces | None:
+        return pieces_of(self.edges.ptr)
+
+    @functools.cached_property
+    def _out_pieces(self) -> Pieces | None:
+        return pieces_of(self.edges.out_ptr)
+
     def buffer(self, name: str, like: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "*heads tokens dim"]:
         """The rows of this name, of the shape of ``like``, as the last head left them."""
         if name not in self._rows:
@@ -101,14 +141,14 @@ class Head:
 
     def incoming(self, weights: Float[Tensor, " edges"], table: Float[Tensor, "src dim"]) -> Float[Tensor, "dst dim"]:
         """What each receiver hears: the weighted sum over its in-edges of the senders' rows."""
-        return weighted_sums(self.edges.src, self.edges.ptr, weights, table)
+        return weighted_sums(self.edges.src, self.edges.ptr, weights, table, self._in_pieces)
 
     def outgoing(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "dst dim"], spare: Tensor
     ) -> Float[Tensor, "src dim"]:
         """The reverse: the weighted sum over each sender's out-edges of the receivers' rows. ``spare`` is written to."""
         ordered = torch.index_select(weights, 0, self.edges.out_position, out=spare)
-        return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table)
+        return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
 
     def _matrix(self) -> Tensor:
         values = torch.zeros(self.edges.src.numel(), dtype=self.dtype, device=self.edges.src.device)
