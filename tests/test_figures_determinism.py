@@ -43,7 +43,7 @@ def test_the_quick_figure_holds():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_figure_holds_on_more():
     assert FIGURE.measure(10, silent).failures == ()
 

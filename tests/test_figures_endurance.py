@@ -20,7 +20,7 @@ def test_the_quick_count_holds():
     assert "0 files left" in measured.value
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_half_a_minute_holds():
     measured = endurance.measure(30, lambda text: None)
     assert measured.holds, measured

@@ -1,6 +1,7 @@
 """F2 and F3: errors in float64, and beside SDPA's in every other dtype and in both sizes; faults are seen."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -12,12 +13,24 @@ from gnn_attention.figures import errors
 F2, F3 = errors.FIGURES
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _problems_made_once():
+    """The truth about a case is the same for every test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors, "AttendProblem", lru_cache(errors.AttendProblem))
+        patch.setattr(errors, "problem_of", lru_cache(errors.problem_of))
+        yield
+
+
 def silent(text):
     """Nobody listens."""
 
 
+SOUND = dict(BACKENDS)
+
+
 def broken(monkeypatch, name, change):
-    """A backend that returns something else."""
+    """Of all backends one that returns something else."""
     sound = BACKENDS[name]
 
     def run(call):
@@ -25,6 +38,7 @@ def broken(monkeypatch, name, change):
         return change(out), lse
 
     monkeypatch.setitem(BACKENDS, name, replace(sound, run=run))
+    monkeypatch.setattr(errors, "_usual", lambda: {key: one for key, one in BACKENDS.items() if one is not SOUND[key]})
 
 
 @pytest.mark.parametrize("figure", errors.FIGURES, ids=lambda figure: figure.name)
@@ -83,7 +97,10 @@ def test_every_dtype_is_drawn_in_every_size_whatever_the_graph():
 
 
 def unrounded(graph, dtype, backend, **options):
-    """The mean error of a result in units of the mean error of one rounding."""
+    """The mean error of a result in units of the mean error of one rounding.
+
+    A mean of 24,960 such errors is known to 0.4 % (a uniform number's deviation is 0.58 of its mean): 1.1 is one rounding.
+    """
     rng = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 130, 24, generator=rng).to(dtype) for _ in range(3))
     true = attend(q.double(), k.double(), v.double(), graph, backend="reference", **options)

@@ -27,7 +27,11 @@ def test_the_quick_count_holds():
 
 @pytest.mark.slow
 def test_more_of_them_hold():
-    """Every fifth of the full count or so."""
+    assert measure(40, silent).failures == ()
+
+
+@pytest.mark.nightly
+def test_a_fifth_of_them_holds():
     assert measure(120, silent).failures == ()
 
 

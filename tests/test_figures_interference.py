@@ -44,11 +44,30 @@ def cleaned(call):
     return BACKENDS["rows"].run(replace(call, q=q, k=k, v=v))
 
 
+def failures_of(monkeypatch, name, run, count):
+    """What the figure says of this backend alone, computing so."""
+    wrong = replace(BACKENDS[name], run=run)
+    monkeypatch.setattr(interference, "_usual", lambda: {name: wrong})
+    return FIGURE.measure(count, silent).failures
+
+
 @pytest.mark.parametrize(("fault", "word"), [(masked_sdpa, "it reached strangers"), (cleaned, "do not hold it")])
 def test_planted_faults_are_seen(fault, word, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "tiles", replace(BACKENDS["tiles"], run=fault))
-    failures = FIGURE.measure(24, silent).failures
+    failures = failures_of(monkeypatch, "tiles", fault, 24)
     assert any("F4, case" in line and "tiles: " in line and word in line for line in failures), failures[:5]
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_a_small_change_is_seen(monkeypatch, dtype, relative):
+    """Of the outputs of all, where there is poison anywhere."""
+
+    def run(call):
+        out, lse = sound.run(call)
+        poisoned = any(bool((~x.isfinite() | (x.abs() >= 9e3)).any()) for x in (call.q, call.k, call.v))
+        return out * (1 + relative * (poisoned and out.dtype == dtype)), lse
+
+    sound = BACKENDS["rows"]
+    assert any("rows: it reached strangers" in line for line in failures_of(monkeypatch, "rows", run, 24))
 
 
 def test_one_bit_in_the_reference_is_seen(monkeypatch):
@@ -57,8 +76,7 @@ def test_one_bit_in_the_reference_is_seen(monkeypatch):
         return out + 1e-12 * call.v.detach().abs().sum().to(out.dtype).nan_to_num(9.0), lse
 
     sound = BACKENDS["reference"]
-    monkeypatch.setitem(BACKENDS, "reference", replace(sound, run=run))
-    assert any("reference: it reached strangers" in line for line in FIGURE.measure(36, silent).failures)
+    assert any("reference: it reached strangers" in line for line in failures_of(monkeypatch, "reference", run, 36))
 
 
 def test_a_draw_says_where_its_poison_is():

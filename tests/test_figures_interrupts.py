@@ -128,7 +128,7 @@ def test_a_program_that_imports_the_package_keeps_its_handler(monkeypatch):
 def test_an_interrupted_verify_writes_what_there_is():
     kept = []
 
-    def stop(done, result):
+    def stop(done, due, result):
         if done == 3:
             raise KeyboardInterrupt
 
@@ -158,7 +158,7 @@ def test_processes_of_checks_do_not_hear_interrupts_and_end_with_us():
 
 
 def test_an_interrupted_bench_has_its_record_and_says_so(monkeypatch, capsys):
-    suite = bench.Suite("", frozenset(), lambda args: {"interrupted": True}, lambda record: "as far as it came")
+    suite = bench.Suite("", frozenset(), lambda args, tell: {"interrupted": True}, lambda record: "as far as it came")
     monkeypatch.setattr(bench, "SUITES", {**bench.SUITES, "graphs": suite})
     from gnn_attention.__main__ import main
 

@@ -28,6 +28,12 @@ def test_the_figure_holds():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_more_files_of_each_form(form):
+    assert mutated_files.measure(80, silent, [form]).failures == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_hundreds_of_files_of_each_form(form):
     assert mutated_files.measure(300, silent, [form]).failures == ()
 

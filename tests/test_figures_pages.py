@@ -3,9 +3,7 @@
 import json
 
 import pytest
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("transformers")
+from support.extras import needs
 
 from gnn_attention import _canvas, draw, explorer
 from gnn_attention.explorer import _html
@@ -13,6 +11,9 @@ from gnn_attention.figures import pages, surfaces
 from gnn_attention.figures.documents import html_document, svg_document
 from gnn_attention.figures.hostile_texts import TEXTS
 from gnn_attention.figures.surfaces import SURFACES
+
+needs("matplotlib")
+needs("transformers")
 
 BY_NAME = {surface.name: surface for surface in SURFACES}
 

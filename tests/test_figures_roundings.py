@@ -35,8 +35,8 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
 def test_delta_is_rounded_by_everybody():
     """It is ``grad_out . v``, and stands beside itself: of a large v nobody knows that the gradient of q is 0."""
     small, large = by_one_rounding(1.0, 1.0), by_one_rounding(1.0, 100.0)
-    assert 0 < small.yardstick["q"] <= EPS * (1 + 1e-6)
-    assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=1e-6)
+    assert 0 < small.yardstick["q"] <= EPS * (1 + EPS)  # v is moved by up to EPS, too
+    assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=2 * EPS)
 
 
 def test_the_output_has_the_roundings_of_its_inputs_alone():

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from support.extras import needs
 
 from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, _hf_use, _turns, patterns, trace
 from gnn_attention.figures import threads
@@ -30,13 +31,17 @@ def in_a_thread(work):
 
 
 def test_the_quick_count_holds():
+    """Models of Hugging Face are among them."""
+    needs("transformers")
     measured = threads.FIGURE.measure(threads.FIGURE.quick, lambda text: None)
     assert measured.holds, measured
     assert measured.value.startswith("0 differences in ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(8, 168, 40))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(8, marks=pytest.mark.slow), *(pytest.param(first, marks=pytest.mark.nightly) for first in (48, 88, 128))],
+)
 def test_more_cases_hold(first):
     for number in range(first, first + 40):
         assert threads.case(number)[1] == [], number
@@ -217,6 +222,7 @@ def test_products_of_sparse_lists_leave_the_filters_alone(monkeypatch):
 
 
 def test_every_kind_gives_numbers():
+    needs("transformers")
     for kind, make in KINDS.items():
         found = threads._caught(threads._made(make, 3), 0)
         assert not isinstance(found, str), (kind, found)

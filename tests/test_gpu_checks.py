@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 from gnn_attention.backends import BACKENDS, Backend, dense, rows
 from gnn_attention.verify.check import Settings
@@ -50,10 +51,9 @@ def test_the_truth_in_chunks_is_the_truth():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large, "CHUNK", 128)
         again, chunked = case._oracle()
-    assert torch.allclose(again, out, rtol=0, atol=1e-13)
-    for name, one in zip(inputs, whole, strict=True):
-        assert torch.allclose(chunked[name], one, rtol=0, atol=1e-11)
-        assert torch.allclose(gradients[name], one, rtol=0, atol=1e-11)
+    assert_exact(again, out)
+    assert_exact([chunked[name] for name in inputs], whole)
+    assert_exact([gradients[name] for name in inputs], whole)
 
 
 def test_right_backends_pass_on_larger_graphs():
@@ -106,7 +106,8 @@ def test_operators_are_checked():
 
     other = results(gpu_checks(settings(two_faced), TOKENS), "operators")
     caught = [r for r in other if r.name.startswith("compiled")]
-    assert [(r.passed, r.message[:7]) for r in caught] == [(False, "off by ")] * 2
+    assert [r.passed for r in caught] == [False] * 2
+    assert all("error allowed" in r.message for r in caught)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,13 @@ def test_it_is_short_and_holds_two_commands():
     """Under 230 lines; .ci/run reads the commands from here."""
     assert len(TEXT.splitlines()) < 230
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-    assert [line.split()[0] for line in block.splitlines()] == ["pip", "pytest"]
-    assert block.splitlines()[0].endswith("&& gnn-attention verify")
+    install_and_verify, test = block.splitlines()
+    assert install_and_verify == 'pip install "torch==2.13.*" -e . && gnn-attention verify'
+    assert test == 'pip install -e ".[test]" && pytest -n auto'
 
 
 def test_its_numbers_hold():
-    """The checks are counted, the model is weighed."""
-    checks = [check for check in ga.verify.checks(device="cpu") if "skip" not in check.run.__qualname__]
-    assert f"has {len(checks)} named checks" in TEXT
+    """Graphs and builders are counted, the model is weighed."""
     assert f"{len(GRAPHS)} graphs" in TEXT
     assert f"holds {len(ga.patterns.__all__)} builders" in TEXT
     model, _ = ga.model.load_trained()

@@ -107,6 +107,14 @@ def test_other_hashes_are_said(tmp_path, package, name):
     assert "kernels changed since the last GPU verification (2026-12-01, 0123456789ab)" in str(found)
 
 
+def test_a_selection_of_checks_does_not_verify(tmp_path, package):
+    """Only every check does."""
+    assert words(verify.status(kept(tmp_path / "all", package, selection="all"), package)) == (VERIFIED, VERIFIED)
+    found = verify.status(kept(tmp_path / "pairs", package, selection="pairs"), package)
+    assert words(found) == (COMPILED, UNTESTED)
+    assert "was of some checks, not --all" in str(found)
+
+
 def test_what_is_no_kernel_may_change(tmp_path, package):
     """The record still stands."""
     folder = kept(tmp_path / "records", package)

@@ -66,7 +66,7 @@ def names(report):
 def test_every_check_has_a_name_of_its_own():
     """By which it is found again in a record."""
     found = [(c.group, c.backend, c.dtype, c.name) for c in verify.checks(device="cpu", trained=False)]
-    assert len(set(found)) == len(found) > 10_000
+    assert len(set(found)) == len(found) > 5_000
 
 
 def test_a_run_within_a_budget_is_carried_on_to_the_same_report(monkeypatch):
@@ -166,7 +166,20 @@ def test_nothing_is_begun_after_the_deadline(tmp_path):
 def test_the_command_carries_on(tmp_path, capsys):
     """--resume alone writes back to its file; what is no record is named."""
     file = tmp_path / "record.json"
-    few = ["verify", "--device", "cpu", "--graph", "one token", "--dtype", "float64", "--backend", "dense", "--no-trained"]
+    few = [
+        "verify",
+        "--device",
+        "cpu",
+        "--graph",
+        "one token",
+        "--dtype",
+        "float64",
+        "--backend",
+        "dense",
+        "--no-trained",
+        "--jobs",
+        "1",
+    ]
     assert main([*few, "--json", str(file)]) == 0
     first = json.loads(file.read_text(encoding="utf-8"))
     assert main([*few, "--backend", "rows", "--resume", str(file)]) == 0
@@ -186,7 +199,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(processes, "results", interrupted)
-    few = ["verify", "--device", "cpu", "--graph", "one token", "--no-trained"]
+    few = ["verify", "--device", "cpu", "--graph", "one token", "--no-trained", "--jobs", "1"]
     assert main(few) == 130
     assert "interrupted: nothing was written" in capsys.readouterr().err
     file = tmp_path / "record.json"
@@ -220,6 +233,7 @@ def test_a_copy_without_a_repository_is_told_its_commit(tmp_path, monkeypatch):
     assert found["dirty"] is True
 
 
+@pytest.mark.slow
 def test_on_a_gpu_everything_is_checked_and_what_compiles_longest_last():
     """Every backend in every dtype, TensorFloat-32 among them, each check by a name of its own."""
     settings = Settings(device="cuda", dtypes=tuple(DTYPES), backends=tuple(BACKENDS.values()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import sys
 from typing import Any
 
 from gnn_attention import _files
+from gnn_attention._progress import Progress
 from gnn_attention.figures import _running, equality
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.draws import Draw
@@ -49,13 +49,15 @@ def run(args: argparse.Namespace) -> int:
     _files.check_place("--json", place)
     found = Results((), _versions()) if args.resume is None else _earlier(args.resume)
     wanted = [name for name in (args.figure or FIGURES) if name not in found]
-    say = _say if sys.stderr.isatty() else None
     try:
-        for result in _running.run(wanted, args.count, args.jobs, say):
-            found = found.with_result(result).sorted(FIGURES)
-            print(f"{result}\n", file=sys.stderr, flush=True)
-            if place not in (None, "-"):
-                _files.write(place, found.to_json() + "\n")
+        with Progress("verify --figures", 100, "%") as shown:
+            shares = _running.Shares(wanted, args.count, shown)
+            for result in _running.run(wanted, args.count, args.jobs, shares.say):
+                shares.say(result.name, None)
+                found = found.with_result(result).sorted(FIGURES)
+                shown.write(f"{result}\n")
+                if place not in (None, "-"):
+                    _files.write(place, found.to_json() + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_left(found, place)) from None
     print(found.to_json() if place == "-" else found)
@@ -85,10 +87,6 @@ def _told(found: Any) -> str:
     if isinstance(found, equality.Mismatch):
         return f"MISMATCH: {found.message}"
     return f"equal: output {found.output:.3g}, gradient {found.gradient:.3g} of the yardstick"
-
-
-def _say(name: str, text: str) -> None:
-    print(f"\r{name}: {text}"[:100], end="\033[K\r", file=sys.stderr, flush=True)
 
 
 def _versions() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.measure import summation_bound
 
 __all__ = ["COMPILED", "EAGER", "Case", "CommandRefusedError", "Of", "Subject", "faults", "held"]
 
@@ -190,7 +191,10 @@ def _same(given: Any, truth: Any) -> bool:
         return bool(given == truth)
     if not isinstance(given, Tensor) or given.shape != truth.shape:
         return False
-    return bool(((given.double() - truth.double()).abs() <= 1e-5).all())
+    # a chain of at most 64 sums in float32, of numbers that add up to no more than the largest, or to 1
+    largest = float(truth.abs().max()) if truth.numel() else 0.0
+    allowed = summation_bound(64, max(1.0, largest), torch.float32)
+    return bool(((given.double() - truth.double()).abs() <= allowed).all())
 
 
 # -- what a subject holds ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,21 +14,24 @@ from typing import Any
 
 import torch
 
+from gnn_attention._progress import Progress
 from gnn_attention.figures._figure import Figure, Measured
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.results import Result
 
-__all__ = ["in_turn", "run"]
+__all__ = ["Shares", "in_turn", "run"]
 
 Say = Callable[[str, str], None]
 FIRST = ("soak",)  # an hour on any machine: all others are measured beside it
+USUAL = 130.0  # seconds that a whole figure takes on two cores, but for these
+SECONDS = {"F1": 1900.0, "F9": 16.0, "F11": 210.0, "soak": 3600.0, "interrupts": 760.0}
 
 
 def run(names: Sequence[str], count: int | None = None, jobs: int = 1, say: Say | None = None) -> Iterator[Result]:
     """Measure the figures of these names and yield each result as it comes.
 
-    ``count`` cases each, None for as many as the figure asks for; ``jobs`` processes at once; ``say(name, text)`` hears what they
-    are at. A process that dies is a failure of its figure. A caller that stops early (Ctrl-C too) ends the processes.
+    ``count`` cases each, None for as many as the figure asks for; ``jobs`` processes at once; ``say(name, text)`` is called with
+    what they are at. A process that dies is a failure of its figure. A caller that stops early (Ctrl-C too) ends the processes.
     """
     processes: list[multiprocessing.process.BaseProcess] = []
     pool = ThreadPoolExecutor(jobs)
@@ -49,6 +53,46 @@ def in_turn(names: Sequence[str]) -> list[str]:
     ['soak', 'F1', 'threads']
     """
     return sorted(names, key=lambda name: name not in FIRST)
+
+
+class Shares:
+    """How much of all figures is done, in percent: each weighs what it usually takes.
+
+    >>> shares = Shares(["F2", "F3"], None, Progress("figures", 100, "%"))
+    >>> shares.say("F2", "case 5 of 10")
+    >>> shares.shown.done, shares.shown.note
+    (25, 'F2: case 5 of 10')
+    """
+
+    def __init__(self, names: Sequence[str], count: int | None, shown: Progress) -> None:
+        self.weights = {name: _usual_seconds(name, count) for name in names}
+        self.done, self.began, self.shown = dict.fromkeys(names, 0.0), dict[str, float](), shown
+
+    def say(self, name: str, text: str | None) -> None:
+        """A figure is at ``text``, or done where that is None."""
+        passed = time.monotonic() - self.began.setdefault(name, time.monotonic())
+        self.done[name] = 1.0 if text is None else _share(text, passed / self.weights[name])
+        done = sum(self.weights[one] * share for one, share in self.done.items()) / sum(self.weights.values())
+        self.shown.reach(int(100 * done), 100)
+        self.shown.advance(0, self.shown.note if text is None else f"{name}: {text}")
+
+
+def _usual_seconds(name: str, count: int | None) -> float:
+    full = SECONDS.get(name, USUAL)
+    return full if count is None else full * max(min(count / FIGURES[name].full, 1.0), 0.01)
+
+
+def _share(text: str, of_time: float) -> float:
+    """How much of a figure is done, by what it says it is at, or else by its time.
+
+    >>> _share("case 1,200 of 10,000", 0.5), _share("12 s, 345 operations", 0.25)
+    (0.12, 0.25)
+    """
+    found = re.search(r"([\d,]+) of ([\d,]+)", text)
+    if found is None:
+        return min(of_time, 0.99)
+    done, count = (int(number.replace(",", "") or 0) for number in found.groups())
+    return done / count if 0 <= done < count else 0.99
 
 
 def _one(figure: Figure, count: int | None, jobs: int, say: Say | None, processes: list[Any]) -> Result:

@@ -22,9 +22,9 @@ from gnn_attention.latent_heads import LatentHeads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
-from gnn_attention.verify.check import ORDERS
 from gnn_attention.verify.layer_checks import layer_truth
 from gnn_attention.verify.measure import Outcome, Truth, judge, worst_errors
+from gnn_attention.verify.truth import ORDERS
 
 __all__ = ["CELLS", "CHUNKS", "FAMILIES", "WAYS", "Cell", "judged"]
 

@@ -102,7 +102,7 @@ FIGURE = Figure(
         "8 families x chunks of 1, 3 and 7, through every cache, within the rule of verify; greedy tokens of 5 Hugging Face "
         "architectures x 3 caches x 4 paddings all those of eager attention"
     ),
-    quick=40,
+    quick=24,
     full=len(CELLS),
     measure=measure,
 )

@@ -1,14 +1,14 @@
 """A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights.
 
-The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype, and what a single rounding
-does to it (``roundings``).
+The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype and of its neighbours, and
+what a single rounding does to it (``roundings``).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,14 +21,14 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.figures.draws import DTYPES, Draw
-from gnn_attention.figures.roundings import lse_of, rounded
+from gnn_attention.figures.roundings import NEIGHBOURS, lse_of, nearby, rounded, with_neighbours
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify import oracle
-from gnn_attention.verify.check import FUSED_ORDERS, ORDERS
 from gnn_attention.verify.layer_checks import layer_truth, plain_names
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 
@@ -46,9 +46,10 @@ FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class AttendProblem:
-    """A draw as a call of ``attend``."""
+    """A draw as a call of ``attend``; or, numbered from 1, a neighbour of it, whose inputs are some roundings away."""
 
     draw: Draw
+    neighbour: int = 0
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ class AttendProblem:
             drawn["bias"] = torch.randn(*lead[numbers.bias], len(self.draw.edges), generator=rng, dtype=torch.float64)
         if numbers.sinks:
             drawn["sink_logits"] = torch.randn(numbers.heads, generator=rng, dtype=torch.float64)
-        return {name: x.to(DTYPES[numbers.dtype]) for name, x in drawn.items()}
+        return {name: nearby(x.to(DTYPES[numbers.dtype]), self.neighbour) for name, x in drawn.items()}
 
     @cached_property
     def direction(self) -> Tensor:
@@ -140,6 +141,15 @@ class AttendProblem:
     @cached_property
     def truth(self) -> Truth:
         """The formula in float64, and what anybody makes of it in the dtype: SDPA, or whoever rounds once."""
+        if self.draw.numbers.dtype == "float64":
+            return self._alone
+        with torch.enable_grad():
+            truth = rounded(self._alone, self._dense_with_lse, self._leaves, self.direction)
+        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+
+    @cached_property
+    def _alone(self) -> Truth:
+        """By SDPA's errors on this problem and no other."""
         with torch.enable_grad():
             inputs = self._inputs(torch.float64)
             out = self._dense(inputs)
@@ -147,7 +157,7 @@ class AttendProblem:
             if self.draw.numbers.dtype == "float64":
                 return Truth(out, gradients, {}, {})
             plain, fused = (worst_errors(found, out, gradients) for found in self.attempts)
-            return rounded(Truth(out, gradients, plain, fused), self._dense_with_lse, self._leaves, self.direction)
+            return Truth(out, gradients, plain, fused)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
@@ -208,9 +218,10 @@ class AttendProblem:
 
 @dataclass(frozen=True, eq=False)
 class LayerProblem:
-    """A draw as a layer in one form of its weights."""
+    """A draw as a layer in one form of its weights; or, numbered from 1, a neighbour of it."""
 
     draw: Draw
+    neighbour: int = 0
 
     @cached_property
     def _heads(self) -> Any:
@@ -220,7 +231,10 @@ class LayerProblem:
         ).double()
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
-        return FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
+        made = FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
+        for parameter in made.parameters():
+            parameter.data = nearby(parameter.data, self.neighbour)
+        return made
 
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,18 +247,23 @@ class LayerProblem:
             for n, size in zip(tokens, sizes, strict=True)
         )
         x_src, x_dst, direction = (x.to(DTYPES[numbers.dtype]) for x in drawn)
-        return x_src, x_dst, direction
+        return nearby(x_src, self.neighbour), nearby(x_dst, self.neighbour), direction
 
     @cached_property
     def truth(self) -> Truth:
         """The seeds' formula in float64; SDPA between the layer's own projections, or whoever rounds once."""
-        x_src, x_dst, direction = self._drawn
-        truth = layer_truth(self._heads, x_src, x_dst, direction, self.draw.mask)
         if self.draw.numbers.dtype == "float64":
-            return truth
+            return self._alone
+        x_src, x_dst, direction = self._drawn
         leaves = {"x_src": x_src, "x_dst": x_dst} | {name: p.detach() for name, p in plain_names(self._heads).items()}
         with torch.enable_grad():
-            return rounded(truth, self._dense_with_lse, leaves, direction)
+            truth = rounded(self._alone, self._dense_with_lse, leaves, direction)
+        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+
+    @cached_property
+    def _alone(self) -> Truth:
+        """By SDPA's errors on this problem and no other."""
+        return layer_truth(self._heads, *self._drawn, self.draw.mask)
 
     def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The layer by its own projections, what its heads heard, and lse."""

@@ -1,8 +1,11 @@
 """Equal to dense attention, on your machine: named public checks against a float64 formula, and their report.
 
-``gnn-attention verify`` runs them all and prints a table; :func:`run` does so from Python, and with
-``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks` yields them one by one, for pytest:
+``gnn-attention verify`` runs a selection that covers every pair of backend, graph, dtype, option, form and direction, in about a
+minute; ``--all`` runs every check. :func:`run` does so from Python, and with ``backends=[Backend("mine", my_run)]`` it checks a
+backend of your own. :func:`checks` yields them one by one, for pytest:
 ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), ids=lambda c: c.name)``.
+
+The rule by which all are judged stands in :mod:`gnn_attention.verify.measure`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +35,7 @@ from gnn_attention.verify.layer_checks import form_checks, layer_checks
 from gnn_attention.verify.record import status
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.rule_checks import rule_checks
+from gnn_attention.verify.selection import SELECTIONS, pairs
 from gnn_attention.verify.trained_checks import trained_checks
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run", "status"]
@@ -48,33 +53,41 @@ def run(
     sizes: Sequence[float] = (1.0, 5.0),
     trained: bool = True,
     seed: int = 0,
-    progress: Callable[[int, Result], None] | None = None,
+    progress: Callable[[int, int, Result], None] | None = None,
     jobs: int = 1,
     budget: float | None = None,
     resumed: Report | None = None,
     keep: Callable[[Report], None] | None = None,
+    selection: str = "pairs",
+    only: str | None = None,
 ) -> Report:
     """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
 
     On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
 
-    ``progress(number_so_far, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C.
-    ``jobs`` processes run checks at once (backends by name then). ``budget`` seconds later no more are begun; ``resumed`` is the
-    report of an earlier run, whose results stay and are not run again, whatever they were. ValueError for an unknown name, a
-    device that is not there, or an earlier report from elsewhere.
+    ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only`` takes those whose
+    label, ``group: name [backend, dtype]``, holds a text, whatever the selection. ``progress(done, due, result)`` is called after
+    each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once (backends by name
+    then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more are begun; ``resumed`` is the
+    report of an earlier run, whose results stay and are not run again, whatever they were.
+
+    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that no label holds.
     """
     given = (_device(device), dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed)
     _check_amounts(jobs, budget, backends)
     began = time.time()
     make = functools.partial(checks, *given)
-    book = record.Book(environment(given[0]) | {"seed": seed}, resumed, began)
-    missing = [number for number, check in enumerate(make()) if not book.holds(check)]
+    every = list(make())
+    chosen = _chosen(every, _checks.choice("selection", selection, SELECTIONS), only)
+    described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
+    book = record.Book(environment(given[0]) | described, resumed, began)
+    missing = [number for number in chosen if not book.holds(every[number])]
     kept_at = began
     try:
         for number, result in processes.results(make, missing, jobs, math.inf if budget is None else began + budget):
             book.add(number, result)
             if progress is not None:
-                progress(book.new, result)
+                progress(book.new, len(missing), result)
             if keep is not None and time.time() > kept_at + KEPT_EVERY:
                 keep(book.report(len(missing)))
                 kept_at = time.time()
@@ -83,6 +96,26 @@ def run(
             keep(book.report(len(missing)))
         raise
     return book.report(len(missing))
+
+
+def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
+    """Numbers of the checks to run, ascending."""
+    if only is None:
+        return pairs(every) if selection == "pairs" else range(len(every))
+    found = [number for number, check in enumerate(every) if only in check.label]
+    if not found:
+        example = every[0].label if every else "attend: causal, plain, inputs x1 [dense, float32]"
+        raise ValueError(f"only: no check holds {_checks.quoted(only)} in its label; a label is like {example!r}")
+    return found
+
+
+def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
+    """How many values of each factor the chosen checks have."""
+    values = defaultdict[str, set[str]](set)
+    for number in chosen:
+        for name, value in {"backend": every[number].backend, **every[number].factors}.items():
+            values[name].add(value)
+    return {name: len(values[name]) for name in ("graph", "option", "form", "backend", "rule")}
 
 
 def checks(
@@ -96,7 +129,7 @@ def checks(
     trained: bool = True,
     seed: int = 0,
 ) -> Iterator[Check]:
-    """The checks that :func:`run` would run, one by one; arguments as there.
+    """All checks of which :func:`run` chooses, one by one; arguments as there.
 
     >>> next(checks(device="cpu", trained=False)).name
     'full, plain, inputs x1'

@@ -1,12 +1,16 @@
-"""The command ``gnn-attention verify``: all checks, or some, and the record of them; or the figures of trust."""
+"""The command ``gnn-attention verify``: some checks or all, and the record of them; or the figures of trust."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 
+import torch
+
 from gnn_attention import _files, verify
+from gnn_attention._progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import _command as _figures_command
 from gnn_attention.verify.cases import GRAPHS
@@ -19,6 +23,8 @@ __all__ = ["add_verify"]
 def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention verify``."""
     command = added.add_parser("verify", help="check every form and backend against dense attention in float64")
+    command.add_argument("--all", action="store_true", help="every check (default: few, which cover every pair of values)")
+    command.add_argument("--only", metavar="LABEL", help="only checks whose label holds this text, as a failure prints it")
     command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
     command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
@@ -27,7 +33,9 @@ def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
     command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
-    command.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that check at once (default 1)")
+    command.add_argument(
+        "--jobs", type=int, metavar="N", help="processes that check at once (default: one for each processor, on a GPU 1)"
+    )
     command.add_argument("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
     command.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON, as it comes (without FILE: to stdout)"
@@ -41,10 +49,9 @@ def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if args.case is not None:
-        return _figures_command.repeat(args.case)
-    if _figures_command.asked_for(args):
-        return _figures_command.run(args)
+    if args.case is not None or _figures_command.asked_for(args):
+        args.jobs = 1 if args.jobs is None else args.jobs
+        return _figures_command.run(args) if args.case is None else _figures_command.repeat(args.case)
     if args.status:
         print(verify.status())
         return 0
@@ -52,27 +59,48 @@ def _verify(args: argparse.Namespace) -> int:
     _files.check_place("--json", place)
     resumed = None if args.resume is None else _earlier(args.resume)
     try:
-        report = verify.run(
-            device=args.device,
-            dtypes=args.dtype,
-            backends=args.backend,
-            graphs=args.graph,
-            trained=not args.no_trained,
-            seed=args.seed,
-            progress=_show_progress if sys.stderr.isatty() else None,
-            jobs=args.jobs,
-            budget=args.budget,
-            resumed=resumed,
-            keep=None if place in (None, "-") else functools.partial(_write, place),
-        )
+        report = _run(args, place, resumed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_left(place)) from None
     if place == "-":
         print(report.to_json())
     elif place is not None:
         _write(place, report)
-    print(report, file=sys.stderr if place == "-" else sys.stdout)
+    output = sys.stderr if place == "-" else sys.stdout
+    print(f"{report.table()}\n\n{report}" if args.all else report, file=output)
     return 0 if report.ok else 1
+
+
+def _run(args: argparse.Namespace, place: str | None, resumed: Report | None) -> Report:
+    with Progress("verify", unit="checks") as progress:
+
+        def show(done: int, due: int, result: Result) -> None:
+            if progress.total is None:
+                progress.expect(due)
+            progress.advance(1, note=f"{result.group}, {result.dtype}")
+
+        return verify.run(
+            device=args.device,
+            dtypes=args.dtype,
+            backends=args.backend,
+            graphs=args.graph,
+            trained=not args.no_trained,
+            seed=args.seed,
+            progress=show,
+            jobs=_processors(args.device) if args.jobs is None else args.jobs,
+            budget=args.budget,
+            resumed=resumed,
+            keep=None if place in (None, "-") else functools.partial(_write, place),
+            selection="all" if args.all else "pairs",
+            only=args.only,
+        )
+
+
+def _processors(device: str | None) -> int:
+    """Processes of a CPU's checks; on a GPU, which they would share, one."""
+    if (device is None and torch.cuda.is_available()) or str(device).startswith("cuda"):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _left(place: str | None) -> str:
@@ -92,8 +120,3 @@ def _earlier(file: str) -> Report:
         return Report.from_file(file)
     except ValueError as error:
         raise ValueError(f"--resume {error}") from None
-
-
-def _show_progress(done: int, result: Result) -> None:
-    if done % 50 == 0:
-        print(f"\r{done} checks, now {result.group} {result.dtype} ...", end="\033[K\r", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,12 +13,16 @@ import torch
 from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.verify import oracle
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase
-from gnn_attention.verify.check import DIM, DTYPES, FUSED_ORDERS, ORDERS, VALUE_DIM, Check, Settings, bound, skip, verdict
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase, unordered
+from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, alone, bound, verdict
+from gnn_attention.verify.measure import Truth, gradients_of
+from gnn_attention.verify.refusals import refused
+from gnn_attention.verify.selection import covering
+from gnn_attention.verify.truth import attention_truth
 
 __all__ = ["attend_checks"]
+
+BOTH, FORWARD = "forward and gradients", "forward alone"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,67 +54,61 @@ class _AttendCase:
         return self._drawn["direction"]
 
     @property
-    def scale(self) -> float:
-        return self.feature.scale or DIM**-0.5
-
-    def inputs(self, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-        """Fresh leaves holding the rounded inputs."""
-        names = [name for name in self._drawn if name != "direction"]
-        return {name: self._drawn[name].to(device, dtype, copy=True).requires_grad_() for name in names}
+    def _inputs(self) -> dict[str, Tensor]:
+        return {name: x for name, x in self._drawn.items() if name != "direction"}
 
     @cached_property
-    @torch.enable_grad()
     def truth(self) -> Truth:
-        out, gradients = self._oracle()
-        if self.dtype == torch.float64:
-            return Truth(out, gradients, {}, {})
-        plain = worst_errors((self._yardstick(n, widened=False) for n in range(ORDERS)), out, gradients)
-        fused = worst_errors((self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)), out, gradients)
-        return Truth(out, gradients, plain, fused)
-
-    def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """SDPA in the dtype under test, computed in the given order; the plain formula where SDPA cannot express the feature."""
-        device, graph = self.settings.device, self.graph_case.graph
-        inputs = self.inputs(self.dtype, device)
-        order = oracle.Order.draw(number, BATCH, graph.num_dst, graph.num_src, DIM, device, widened)
-        q, k, v, mask = inputs["q"], inputs["k"], inputs["v"], self.graph_case.mask.to(device)
-        sinks, modify = inputs.get("sink_logits"), partial(self.feature.dense, self.graph_case, inputs)
-        if self.feature.additive:
-            added = modify(q.new_zeros(BATCH, HEADS, graph.num_dst, graph.num_src))
-            out = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
-        else:
-            out = oracle.reordered_attention(order, q, k, v, mask, self.scale, modify, sinks)
-        learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
-        return out, gradients_of(out, self.direction.to(device), learners)
-
-    def _oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs = self.inputs(torch.float64, "cpu")
-        modify = partial(self.feature.dense, self.graph_case, inputs)
-        q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
-        out = oracle.attention(q, k, v, self.graph_case.mask, self.scale, modify, sinks)
-        return out, gradients_of(out, self.direction.double(), inputs)
+        dense, scale = partial(self.feature.dense, self.graph_case), self.feature.scale or DIM**-0.5
+        given = (self._inputs, self.graph_case.mask, self.direction, scale, dense, self.feature.additive)
+        return attention_truth(*given, device=self.settings.device)
 
     def run(self, backend: Backend) -> Mapping[str, Any]:
-        inputs = self.inputs(self.dtype, self.settings.device)
+        device = self.settings.device
+        inputs = {name: x.to(device, copy=True).requires_grad_() for name, x in self._inputs.items()}
         options = self.feature.options({name: x for name, x in inputs.items() if name not in "qkv"})
         out = attend(
             inputs["q"], inputs["k"], inputs["v"], self.graph_case.graph, scale=self.feature.scale, backend=backend, **options
         )
-        gradients = gradients_of(out, self.direction.to(self.settings.device), inputs)
+        gradients = gradients_of(out, self.direction.to(device), inputs)
         return verdict(out, gradients, self.truth.for_backend(backend))
 
 
 def attend_checks(settings: Settings) -> Iterator[Check]:
-    """The verb over graphs x features x dtypes x input sizes x backends."""
-    for dtype in settings.dtypes:
-        for graph in settings.graphs:
-            for feature in settings.features:
-                for size in settings.sizes:
-                    case = _AttendCase(settings, GRAPHS[graph], FEATURES[feature], DTYPES[dtype], size)
-                    for backend in settings.backends:
-                        run = skip("a per-edge bias has no order on a graph that differs by head or sample")
-                        if not (case.feature.needs_edge_order and case.graph_case.varies):
-                            run = bound(case.run, backend)
-                        yield Check(
-                            "attend", backend.name, dtype, f"{graph}, {feature}, inputs x{size:g}", run, with_gradients=True
-                        )
+    """The verb over graphs x features x dtypes x backends, sizes in turn; pairs of them without gradients, too."""
+    rows = _rows(settings.dtypes, settings.graphs, settings.features, settings.sizes)
+    several = [{**row, "backend": backend.name} for row in rows for backend in settings.backends]
+    forward = set(covering(several, 2))
+    for number, row in enumerate(rows):
+        case = _case(settings, row)
+        for turn, backend in enumerate(settings.backends):
+            yield _check(case, row, backend, BOTH)
+            if number * len(settings.backends) + turn in forward:
+                yield _check(case, row, backend, FORWARD)
+
+
+@functools.lru_cache(maxsize=16)
+def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
+    """The values of each problem: all triples."""
+    dtypes, graphs, features, sizes = values
+    rows = [
+        {"dtype": dtype, "graph": graph, "option": feature, "size": f"x{size:g}"}
+        for dtype in dtypes
+        for graph in graphs
+        for feature in features
+        for size in sizes
+    ]
+    return [rows[number] for number in covering(rows, 3)]
+
+
+def _case(settings: Settings, row: Mapping[str, str]) -> _AttendCase:
+    graph, feature, size = GRAPHS[row["graph"]], FEATURES[row["option"]], float(row["size"][1:])
+    return _AttendCase(settings, graph, feature, DTYPES[row["dtype"]], size)
+
+
+def _check(case: _AttendCase, row: Mapping[str, str], backend: Backend, direction: str) -> Check:
+    name = f"{row['graph']}, {row['option']}, inputs {row['size']}" + (f", {FORWARD}" if direction == FORWARD else "")
+    run = bound(case.run, backend) if direction == BOTH else alone(bound(case.run, backend))
+    factors = {"graph": row["graph"], "option": row["option"], "size": row["size"], "direction": direction}
+    skipped = unordered(case.feature, case.graph_case) or refused(backend, case.settings.device, case.dtype, row["option"])
+    return Check("attend", backend.name, row["dtype"], name, run, direction == BOTH, factors, skipped)

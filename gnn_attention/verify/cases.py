@@ -13,7 +13,7 @@ from gnn_attention import convert, patterns, score_mods
 from gnn_attention._shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FEATURES", "GRAPHS", "Feature", "GraphCase", "graph_cases"]
+__all__ = ["FEATURES", "GRAPHS", "Feature", "GraphCase", "graph_cases", "unordered"]
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 REACH = 3  # of the relative bias
@@ -134,6 +134,13 @@ class Feature:
     additive: bool = True
     scale: float | None = None
     needs_edge_order: bool = False
+
+
+def unordered(feature: Feature, case: GraphCase) -> str | None:
+    """Why a feature cannot be on a graph: a bias for each edge needs an order of edges."""
+    if feature.needs_edge_order and case.varies:
+        return "a per-edge bias has no order on a graph that differs by head or sample"
+    return None
 
 
 def _alibi(case: GraphCase, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:

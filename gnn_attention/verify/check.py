@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,23 +13,22 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.measure import Truth, judge
+from gnn_attention.verify.measure import Outcome, Truth, judge
 from gnn_attention.verify.report import Result
 
 __all__ = [
     "DIM",
     "DTYPES",
     "FORMS",
-    "FUSED_ORDERS",
     "GPU_ONLY",
-    "ORDERS",
     "VALUE_DIM",
     "WIDTH",
     "Check",
     "Settings",
+    "alone",
     "bound",
-    "skip",
     "verdict",
+    "worst",
 ]
 
 DTYPES = {
@@ -50,8 +49,6 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 }
 
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
-ORDERS = 8  # in which the yardstick is taken
-FUSED_ORDERS = 4  # in which that of the fused kernel is taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +56,8 @@ class Check:
     """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message, not an exception.
 
     A call that the backend cannot hold, and says so, is skipped with that reason. If the check is of an output and gradients
-    (``with_gradients``), it is first tried on the output alone: a backend may have no backward pass on a device.
+    (``with_gradients``), it is then tried on the output alone: a backend may have no backward pass on a device. ``factors`` are
+    the values, beside backend and dtype, by which a covering selection chooses; ``skipped`` says why it cannot be run.
     """
 
     group: str
@@ -68,9 +66,18 @@ class Check:
     name: str
     run: Callable[[], Mapping[str, Any]]
     with_gradients: bool = False
+    factors: Mapping[str, str] = field(default_factory=dict)
+    skipped: str | None = None
+
+    @property
+    def label(self) -> str:
+        """By which it is told from all others, and run alone: ``--only LABEL``."""
+        return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
     def __call__(self) -> Result:
         """Run it."""
+        if self.skipped is not None:
+            return Result(self.group, self.backend, self.dtype, self.name, passed=False, skipped=self.skipped)
         try:
             with _products_in(self.dtype):
                 found = dict(self._found())
@@ -119,14 +126,30 @@ def _products_in(dtype: str) -> Iterator[None]:
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
     """What becomes of a check; without gradients, as under ``no_grad``, the output alone is judged."""
     found = judge(out, gradients, truth)
-    message = "" if found.passed else f"output {found.output:.3g}, gradient {found.gradient:.3g} of the yardstick"
-    measured = {"output": found.output, "error": found.error, "unit": found.unit}
-    return {"passed": found.passed, "message": message, **measured} | ({"gradient": found.gradient} if gradients else {})
+    measured = {"output": found.output, "error": found.error, "unit": found.unit, "share": found.share}
+    result = {"passed": found.passed, "message": "" if found.passed else found.where, **measured}
+    return result | ({"gradient": found.gradient} if gradients else {})
+
+
+def worst(outcomes: Iterable[tuple[str, Outcome]]) -> Mapping[str, Any]:
+    """What becomes of a check of several comparisons, each named: the worst share of what is allowed, the first that fails."""
+    share = 0.0
+    for name, outcome in outcomes:
+        if not outcome.passed:
+            return {"passed": False, "share": outcome.share, "message": f"{name}: {outcome.where}"}
+        share = max(share, outcome.share)
+    return {"passed": True, "share": share}
+
+
+def alone(function: Callable[[], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
+    """The check without gradients: the path that a kernel takes when nothing is to be learned."""
+
+    def run() -> Mapping[str, Any]:
+        with torch.no_grad():
+            return function()
+
+    return run
 
 
 def bound(function: Callable[..., Mapping[str, Any]], *arguments: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: function(*arguments)
-
-
-def skip(reason: str) -> Callable[[], Mapping[str, Any]]:
-    return lambda: {"passed": False, "skipped": reason}

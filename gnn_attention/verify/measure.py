@@ -18,9 +18,23 @@ import torch
 from gnn_attention._shapes import Tensor
 from gnn_attention.backends import Backend
 
-__all__ = ["ALLOWED_GRADIENT", "ALLOWED_OUTPUT", "Outcome", "Truth", "gradients_of", "judge", "worst_errors"]
+__all__ = [
+    "ALLOWED_GRADIENT",
+    "ALLOWED_OUTPUT",
+    "EXACT",
+    "Outcome",
+    "Truth",
+    "described",
+    "exactly",
+    "gradients_of",
+    "judge",
+    "summation_bound",
+    "within",
+    "worst_errors",
+]
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
+EXACT = 1e-12  # of the largest number: what float64 is allowed
 VANISHED, ROUNDINGS = 1e-9, 128
 
 
@@ -43,6 +57,11 @@ class Truth:
             return self
         return replace(self, yardstick={name: self._stick(name) for name in self.yardstick})
 
+    def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
+        """About the output of some receivers and the gradients of some senders alone (axis 2 of each)."""
+        gradients = {name: g[:, :, senders.cpu()] for name, g in self.gradients.items()}
+        return replace(self, out=self.out[:, :, receivers.cpu()], gradients=gradients)
+
     def _stick(self, name: str) -> float:
         plain = self.yardstick[name]
         return plain if name == "out" else max(plain, self.fused.get(name, 0.0))
@@ -61,13 +80,23 @@ def worst_errors(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors in units of the yardstick, whether they are allowed, and for the output both numbers as they are."""
+    """The worst errors of an output and of its gradients, in units of the yardstick, and beside what is allowed.
+
+    ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of output and
+    gradients; ``where`` says of that number what was expected and what came.
+    """
 
     output: float
     gradient: float
-    passed: bool
     error: float
     unit: float
+    share: float
+    where: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True if no error is larger than allowed; a NaN is."""
+        return self.share <= 1.0
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -82,13 +111,57 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
     """Compare an output and gradients with the truth."""
+    exact = out.dtype == torch.float64
     error, unit = _measured(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
+    limit, slope = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
     output = _ratio(error, unit)
     largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
-    ratios = [_ratio(*_measured(g, truth.gradients[name], truth.yardstick.get(name), largest)) for name, g in gradients.items()]
-    worst = max(ratios, default=0.0, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
-    limits = (1.0, 1.0) if out.dtype == torch.float64 else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
-    return Outcome(output, worst, bool(output <= limits[0] and worst <= limits[1]), error, unit)
+    shares, parts = [output / limit], [("output", out, truth.out, limit * unit)]
+    for name, g in gradients.items():
+        off, own = _measured(g, truth.gradients[name], truth.yardstick.get(name), largest)
+        shares.append(_ratio(off, own) / slope)
+        parts.append((f"gradient of {name}", g, truth.gradients[name], slope * own))
+    gradient = slope * max(shares[1:], default=0.0, key=_rank)
+    worst = max(range(len(shares)), key=lambda number: _rank(shares[number]))
+    return Outcome(output, gradient, error, unit, shares[worst], described(*parts[worst]))
+
+
+def within(name: str, found: Tensor, true: Tensor, allowed: float) -> Outcome:
+    """Compare a result with the truth by a bound on the absolute error that follows from the arithmetic."""
+    error = _distance(found, true) if found.shape == true.shape else math.inf
+    share = _ratio(error, allowed)
+    return Outcome(share, 0.0, error, allowed, share, described(name, found, true, allowed))
+
+
+def exactly(name: str, found: Tensor, true: Tensor) -> Outcome:
+    """Compare a float64 result with the truth: 1e-12 of the largest number is allowed."""
+    return within(name, found, true, EXACT * _largest(true))
+
+
+def described(name: str, found: Tensor, true: Tensor, allowed: float) -> str:
+    """Of the number that is off most: what was expected, what came, the error allowed and found."""
+    if found.shape != true.shape:
+        return f"{name}: expected the shape {list(true.shape)}, came {list(found.shape)}"
+    if not found.numel():
+        return f"{name}: empty"
+    off = (found.detach().to("cpu", torch.float64) - true.detach().to("cpu", torch.float64)).abs()
+    place = int(off.nan_to_num(math.inf).argmax())
+    wanted, came = float(true.detach().flatten()[place]), float(found.detach().flatten()[place])
+    index = [int(i) for i in torch.unravel_index(torch.tensor(place), off.shape)]
+    error = float(off.flatten()[place])
+    return f"{name}{index}: expected {wanted:.9g}, came {came:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
+
+
+def summation_bound(terms: int, magnitude: float, dtype: torch.dtype) -> float:
+    """How far a sum of ``terms`` terms in ``dtype`` may be off in any order: ``n u / (1 - n u) sum |term|``, ``u = eps / 2``.
+
+    ``magnitude`` is the sum of absolute values. Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
+
+    >>> summation_bound(1024, 1.0, torch.float32) == 2.0**-14 / (1 - 2.0**-14)
+    True
+    """
+    share = terms * torch.finfo(dtype).eps / 2
+    return share / (1 - share) * magnitude if share < 1 else math.inf
 
 
 def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
@@ -100,11 +173,16 @@ def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: flo
     if found.shape != true.shape:
         return math.inf, 0.0
     if found.dtype == torch.float64:
-        return _distance(found, true), 1e-12 * largest
+        return _distance(found, true), EXACT * largest
     unit = max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
     if _largest(true) <= VANISHED * largest:
         unit = max(unit, ROUNDINGS * torch.finfo(torch.float32).eps * largest)
     return _distance(found, true), unit
+
+
+def _rank(ratio: float) -> float:
+    """By which the worst is found: a NaN is worse than any number."""
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def _ratio(error: float, unit: float) -> float:

@@ -40,12 +40,15 @@ def attention(
     scale: float,
     modify: Modify | None = None,
     sink_logits: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """Dense attention ``[B, Hq, dst, Dv]``; key/value head ``h // g`` serves query head h."""
+    """Dense attention ``[B, Hq, dst, Dv]``; key/value head ``h // g`` serves query head h; ``factors`` multiply the weights."""
     serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
     logits = torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * scale
     logits = logits if modify is None else modify(logits)
-    return torch.einsum("bhij,bhjv->bhiv", masked_softmax(logits, mask, sink_logits), v[:, serving])
+    weights = masked_softmax(logits, mask, sink_logits)
+    weights = weights if factors is None else weights * factors.to(weights.dtype)
+    return torch.einsum("bhij,bhjv->bhiv", weights, v[:, serving])
 
 
 def layer(
@@ -141,8 +144,10 @@ def sdpa(
     additive = additive.expand(*q.shape[:3], k.shape[2])
     additive = additive if added is None else additive + added.to(q.dtype)
     if sink_logits is not None:
-        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        if widened:
+            q, k, column = _with_sink_channel(q, k, column / scale)
         additive = torch.cat([additive, column], dim=-1)
     value_dim, wide = v.shape[3], max(k.shape[3], v.shape[3])
     if widened:
@@ -154,6 +159,15 @@ def sdpa(
     q, k, v = (x.contiguous() for x in (q, k, v))  # SDPA leaves its fused kernels where channels are not side by side
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
     return torch.where(deaf, torch.zeros_like(out), out)[..., :value_dim]
+
+
+def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The logit of the sink, the last key, moved from the mask into one more channel: in q its logit, in k 1 for that key alone.
+
+    So the fused kernel, which gives a mask no gradient, gives one to the sinks.
+    """
+    channel = functional.pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
+    return torch.cat([q, column], dim=-1), torch.cat([k, channel], dim=-1), torch.zeros_like(column)
 
 
 def reordered_sdpa(
@@ -183,6 +197,7 @@ def reordered_attention(
     scale: float,
     modify: Modify,
     sink_logits: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
     """:func:`attention` with samples and channels in another order (``modify`` knows positions: tokens stay)."""
     sample, back = order.sample, order.sample.argsort()
@@ -191,4 +206,5 @@ def reordered_attention(
         return modify(logits[back])[sample]
 
     q, k, v = q[sample][..., order.dim], k[sample][..., order.dim], v[sample]
-    return attention(q, k, v, mask[sample], scale, moved, sink_logits)[back]
+    factors = None if factors is None else factors[sample]
+    return attention(q, k, v, mask[sample], scale, moved, sink_logits, factors)[back]

@@ -1,12 +1,15 @@
-"""Checks run one after another, or by several processes at once: on a GPU most of their time is compilation, by one core each.
+"""Checks run one after another, or by several processes at once.
 
-A process takes all checks of one backend in one dtype, so that no two compile the same kernels, and writes every result to a file
-at once. A check that kills its process has failed, and no other: what ran beside it runs again, each alone. A process whose GPU
-is lost to it (after an illegal access every call fails) ends, and others carry on.
+On a GPU a process takes all checks of one backend in one dtype, so that no two compile the same kernels; on a CPU some checks
+that follow each other, which share what they are held against, with one thread: threads that wait for each other beside other
+work cost twenty times as much. Every result is written to a file at once. A check that kills its process has failed, and no
+other: what ran beside it runs again, each alone. A process whose GPU is lost to it (after an illegal access every call fails)
+ends, and others carry on.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -15,7 +18,7 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -35,6 +38,7 @@ Make = Callable[[], Iterator[Check]]
 LOST = ("CUDA error", "AcceleratorError")
 NOWHERE = -1
 EVERY = 1.0  # seconds, after which files are looked into
+TOGETHER = 12  # checks that a process takes at a time
 
 
 def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> Iterator[tuple[int, Result]]:
@@ -115,12 +119,32 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _groups(make: Make, numbers: Sequence[int]) -> list[list[int]]:
-    """The numbers by backend and dtype, in the order of their first."""
-    wanted, groups = set(numbers), defaultdict[tuple[str, str], list[int]](list)
-    for number, check in enumerate(make()):
-        if number in wanted:
-            groups[check.backend, check.dtype].append(number)
-    return list(groups.values())
+    """The numbers in groups, each for one process at a time, in the order of their first."""
+    wanted, groups = set(numbers), defaultdict[Hashable, list[int]](list)
+    chosen = [(number, check) for number, check in enumerate(make()) if number in wanted]
+    for number, check in chosen if torch.cuda.is_available() else ():
+        groups[check.backend, check.dtype].append(number)
+    if groups:
+        return list(groups.values())
+    sharing = [[number for number, _ in found] for _, found in itertools.groupby(chosen, lambda entry: _problem(entry[1]))]
+    return [list(itertools.chain(*part)) for part in _batches(sharing, TOGETHER)]
+
+
+def _problem(check: Check) -> tuple[str, str, str]:
+    """Checks of one problem follow each other, and share the truth about it."""
+    return check.group, check.dtype, check.name.removesuffix(", forward alone")
+
+
+def _batches(parts: Sequence[Sequence[int]], least: int) -> Iterator[list[Sequence[int]]]:
+    """Whole parts together, until they hold ``least`` numbers."""
+    batch: list[Sequence[int]] = []
+    for part in parts:
+        batch.append(part)
+        if sum(map(len, batch)) >= least:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _written(folder: Path, read: dict[Path, int]) -> Iterator[tuple[int, Result]]:
@@ -147,29 +171,29 @@ def _alone(make: Make, number: int) -> Result:
 class _Worker:
     """What a process is told once: how to make the checks, where to say what it is at, where to write."""
 
-    make: Make
+    checks: dict[int, Check]
     at: Any
     slot: int
     file: Path
 
 
 def _start(make: Make, threads: int, at: Any, born: Any, folder: str) -> None:
-    torch.set_num_threads(threads)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     with born.get_lock():
         slot = born.value
         born.value += 1
-    _Worker.make, _Worker.at, _Worker.slot, _Worker.file = make, at, slot, Path(folder) / f"{slot}.jsonl"
+    _Worker.checks, _Worker.at, _Worker.slot, _Worker.file = dict(enumerate(make())), at, slot, Path(folder) / f"{slot}.jsonl"
 
 
 def _some(numbers: Sequence[int], deadline: float) -> None:
     """A group of checks, ascending."""
-    checks, position = _Worker.make(), 0
     for number in numbers:
         if time.time() > deadline:
             return
-        check = next(islice(checks, number - position, None))
-        position, _Worker.at[_Worker.slot] = number + 1, number
+        check = _Worker.checks.pop(number)
+        _Worker.at[_Worker.slot] = number
         result = check()
         with _Worker.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps([number, asdict(result)]) + "\n")

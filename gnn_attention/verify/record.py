@@ -159,6 +159,8 @@ def status(folder: Path = RECORDS, package: Path = PACKAGE) -> Status:
     if not report.ok:
         counts = f"{len(report.failures)} failed, {report.not_started} not started"
         return Status(COMPILED, UNTESTED, _unverified(f"its last verification ({when}) does not stand: {counts}"), file)
+    if env.get("selection", "all") != "all":
+        return Status(COMPILED, UNTESTED, _unverified(f"its last verification ({when}) was of some checks, not --all"), file)
     if env.get("sources") != sources(package):
         return Status(COMPILED, UNTESTED, _unverified(f"kernels changed since the last GPU verification ({when})"), file)
     ran = len(report.results) - len(report.skipped)
@@ -172,7 +174,7 @@ def status(folder: Path = RECORDS, package: Path = PACKAGE) -> Status:
 def _unverified(why: str) -> str:
     return (
         f"On a GPU it is **{UNTESTED}**: {why}; its kernels are **{COMPILED}**; "
-        "`gnn-attention verify --device cuda --json FILE` is ready."
+        "`gnn-attention verify --all --device cuda --json FILE` is ready."
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gnn_attention import _json_files
+from gnn_attention import _json_files, patterns
 
 __all__ = ["Report", "Result"]
 
-NUMBERS = ("output", "gradient", "error", "unit")
+SHOWN = 20  # failures
+NUMBERS = ("output", "gradient", "error", "unit", "share")
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Result:
 
     ``output`` and ``gradient`` are errors in units of the yardstick (SDPA's own error in the same dtype, or one rounding of the
     largest number where that is more); allowed are 2 and 3. In float64 the unit is 1e-12 of the largest number, allowed 1.
-    ``error`` and ``unit`` are the output's two numbers themselves. None where the check measures no error. ``skipped`` gives the
-    reason why it was not run; a skipped check has not passed.
+    ``error`` and ``unit`` are the output's two numbers themselves; ``share`` is the worst error of all over what is allowed for
+    it. None where the check measures no error. ``skipped`` gives the reason why it was not run; a skipped check has not passed.
     """
 
     group: str
@@ -36,6 +38,7 @@ class Result:
     gradient: float | None = None
     error: float | None = None
     unit: float | None = None
+    share: float | None = None
     skipped: str | None = None
     message: str = ""
 
@@ -70,13 +73,46 @@ class Report:
         return [r for r in self.results if r.skipped is not None]
 
     def __str__(self) -> str:
-        """The table, then what failed, then what was skipped and why, then one sentence."""
+        """A graph, what was compared along such graphs and how near it came, what failed, and one sentence."""
+        return "\n".join([*self._picture(), *self._comparison(), *self._failure_lines(), self._verdict()])
+
+    def _picture(self) -> list[str]:
+        example = patterns.window(4, 2) | patterns.sinks(4, 1)
+        return [*str(example).splitlines(), ""]
+
+    def _comparison(self) -> list[str]:
+        """What was compared, and the worst error of each dtype."""
+        counts = self.environment.get("covered", {})
+        shares = {dtype: self._worst_share(dtype) for dtype in dict.fromkeys(r.dtype for r in self.results)}
+        exact, others = shares.pop("float64", None), {dtype: share for dtype, share in shares.items() if share is not None}
+        lines = ["Attention along the edges of such graphs, compared with dense attention written out in float64:"]
+        if counts:
+            found = "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends".format(**counts)
+            pairs = ": every pair of them" if self.environment.get("selection") == "pairs" else ""
+            lines.append(f"  {found}, forward and gradients{pairs}")
+        if exact is not None:
+            lines.append(f"  float64: the worst error is {exact:.2f} of what is allowed, 1e-12 of the largest number")
+        if others:
+            worst = ", ".join(f"{dtype} {share:.2f}" for dtype, share in others.items())
+            lines.append(f"  {worst} of what is allowed: 2 times the error of torch's attention, 3 for gradients")
+        return lines
+
+    def _worst_share(self, dtype: str) -> float | None:
+        shares = [r.share for r in self.results if r.dtype == dtype and r.share is not None]
+        return max(shares, key=_badness, default=None)
+
+    def _verdict(self) -> str:
         ran = len(self.results) - len(self.skipped)
-        lines = [*self._table(), *self._failure_lines(), *self._skip_lines(), ""]
-        verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all held"
+        verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
         verdict += f", {self.not_started} NOT STARTED for want of time" if self.not_started else ""
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         where = ", ".join(f"{key} {value}" for key, value in self.environment.items() if key in ("device", "torch"))
-        return "\n".join([*lines, f"{ran} checks, {verdict}, {len(self.skipped)} skipped ({where})"])
+        every = "; every check: gnn-attention verify --all" if self.environment.get("selection") == "pairs" else ""
+        return f"{ran} checks, {verdict}{skipped} ({where}){every}"
+
+    def table(self) -> str:
+        """Errors by group, backend and dtype, then what was skipped and why."""
+        return "\n".join([*self._table(), *self._skip_lines()])
 
     def _table(self) -> list[str]:
         head = (
@@ -97,9 +133,9 @@ class Report:
         return lines + [_row(*key, rows) for key, rows in groups.items()]
 
     def _failure_lines(self) -> list[str]:
-        shown = [f"FAILED {r.group}: {r.name} [{r.backend}, {r.dtype}] {r.message}" for r in self.failures[:20]]
-        more = len(self.failures) - len(shown)
-        return ["", *shown, *([f"... and {more} more"] if more else [])] if shown else []
+        shown = [line for r in self.failures[:SHOWN] for line in _failure(r)]
+        more = len(self.failures) - SHOWN
+        return ["", *shown, *([f"... and {more} more"] if more > 0 else [])] if shown else []
 
     def _skip_lines(self) -> list[str]:
         reasons: dict[str, int] = defaultdict(int)
@@ -133,6 +169,16 @@ class Report:
             return cls.from_json(_json_files.text(path))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: expected a record that verify --json wrote; {error}") from None
+
+
+def _failure(result: Result) -> list[str]:
+    """What was expected and what came, and how to run that check alone."""
+    label = f"{result.group}: {result.name} [{result.backend}, {result.dtype}]"
+    return [
+        f"FAILED {label}",
+        f"  {result.message or 'it does not hold'}",
+        f"  alone: gnn-attention verify --only {shlex.quote(label)}",
+    ]
 
 
 def _told(result: Result) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""stdout and stderr of a command: they take every text, whatever their encoding, and may be closed or end in a closed pipe.
+
+Under ``LANG=C``, or where ``PYTHONIOENCODING`` says so, a stream may hold ASCII alone: the pictures of masks are then drawn in
+``#`` and ``.``, and what has no such form is a ``?``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+__all__ = ["finish", "plain", "prepare"]
+
+PLAIN = {"■": "#", "·": ".", "±": "+-", "→": "->", "—": "-"}
+
+
+def plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """An error handler: ASCII forms of what a stream cannot hold; bytes of a file name that are no text stay as they are.
+
+    >>> codecs.register_error("plain", plain)
+    >>> "■ · ö".encode("ascii", "plain"), "a\\udcffb".encode("utf-8", "plain")
+    (b'# . ?', b'a\\xffb')
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return b"".join(map(_bytes_of, letters)), error.end
+
+
+def _bytes_of(letter: str) -> bytes:
+    if "\udc80" <= letter <= "\udcff":
+        return bytes([ord(letter) - 0xDC00])
+    return PLAIN.get(letter, "?").encode("ascii")
+
+
+def prepare() -> None:
+    """Before a command writes: a stream that is closed leads nowhere, one that cannot hold a text replaces what it cannot."""
+    codecs.register_error("plain", plain)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="plain")
+
+
+def finish() -> bool:
+    """Write what is left; False if the reader of stdout, a pager for example, has seen enough. What comes later leads nowhere."""
+    _flushed(sys.stderr)
+    return _flushed(sys.stdout)
+
+
+def _flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # a stream that is no file cannot be led elsewhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    except ValueError:  # it is closed
+        return True
+    return True

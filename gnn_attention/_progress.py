@@ -1,0 +1,177 @@
+"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere, nothing for what is quick.
+
+``verify: 123 of 410 checks, 0:21 elapsed, about 0:40 left (attend, float32)``. A thread of its own shows it, so that a step of
+any length is followed; what cannot be written (a closed or broken stderr) is left out, and never an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["EVERY", "Progress", "line", "on_terminal"]
+
+EVERY = 5.0  # seconds between lines
+DELAY = 1.0  # seconds before the bar of a terminal
+REFRESH = 0.2  # seconds between its pictures
+
+
+def line(name: str, done: int, total: int | None, unit: str, elapsed: float, left: float | None = None, note: str = "") -> str:
+    """What is shown: how many are done, the time it took, about how much is left, and what comes now.
+
+    >>> line("verify", 123, 410, "checks", 21.4, 49.9, "attend, float32")
+    'verify: 123 of 410 checks, 0:21 elapsed, about 0:50 left (attend, float32)'
+    >>> line("generate", 5, None, "tokens", 3723), line("explore", 0, None, "steps", 5, note="reading")
+    ('generate: 5 tokens, 1:02:03 elapsed', 'explore: 0:05 elapsed (reading)')
+    """
+    count = f"{done} {unit}, " if done else ""
+    text = f"{name}: {count if total is None else f'{done} of {total} {unit}, '}{_minutes(elapsed)} elapsed"
+    text += "" if left is None else f", about {_minutes(left)} left"
+    return f"{text} ({note})" if note else text
+
+
+def _minutes(seconds: float) -> str:
+    """Hours, if there are any, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal; no if it is closed."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+class Progress:
+    """A context that shows how many of ``total`` steps are done; from any thread, :meth:`advance` counts them.
+
+    ``total`` may be None for as long as it is unknown, ``before`` steps were done by an earlier run, ``shown=False`` is silent.
+
+    >>> with Progress("verify", total=2, unit="checks") as progress:
+    ...     progress.advance(note="attend, float32")
+    ...     progress.advance()
+    >>> progress.done
+    2
+    """
+
+    def __init__(self, name: str, total: int | None = None, unit: str = "steps", *, before: int = 0, shown: bool = True) -> None:
+        self.name, self.unit, self.shown, self.note = name, unit, shown, ""
+        self._count, self._output, self._over = threading.Lock(), threading.Lock(), threading.Event()
+        self._poll: Callable[[], int] | None = None
+        self._bar: Any = None
+        self._thread: threading.Thread | None = None
+        self._begun = False
+        self.expect(total, before)
+        self.began = self.since
+
+    def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
+        """``total`` steps are to come, ``before`` of which were done earlier; what is left is estimated from here on."""
+        self.total, self.done, self.before, self.note, self.since = total, before, before, note, time.monotonic()
+
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
+        """``steps`` more are done, 0 if only the ``note`` changes: what comes now."""
+        with self._count:
+            self.done += steps
+            self.note = self.note if note is None else note
+
+    def reach(self, done: int, total: int) -> None:
+        """``done`` steps of ``total`` are done."""
+        self.done, self.total = done, total
+
+    def begin(self, note: str) -> None:
+        """A step begins; the one before it, if there is one, is done."""
+        self.advance(int(self._begun), note)
+        self._begun = True
+
+    def follow(self, done: Callable[[], int]) -> None:
+        """From here on ``done()`` says how many steps are done, whenever that is shown."""
+        self._poll = done
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left as the steps so far went, None while nothing is known."""
+        if self.total is None or not self.before < self.done < self.total:
+            return None
+        return (time.monotonic() - self.since) / (self.done - self.before) * (self.total - self.done)
+
+    def write(self, text: str) -> None:
+        """A line on stderr, above the bar if there is one; also where progress itself is not shown."""
+        with self._output:
+            self._attempt(self._clear)
+            self._attempt(lambda: _write(text))
+
+    def __str__(self) -> str:
+        self.done = self.done if self._poll is None else self._poll()
+        return line(self.name, self.done, self.total, self.unit, time.monotonic() - self.began, self.left, self.note)
+
+    def __enter__(self) -> Self:
+        self.began = self.since = time.monotonic()
+        if self.shown and sys.stderr is not None:
+            self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(1.0)  # not for ever: a pipe that is full and not read blocks the thread
+
+    def _follow(self) -> None:
+        """In the thread: show, wait, and in the end leave a clean line."""
+        terminal = on_terminal()
+        wait = DELAY if terminal else EVERY
+        while not self._over.wait(wait):
+            with self._output:
+                if not self._attempt(self._draw if terminal else self._print):
+                    break
+            wait = REFRESH if terminal else EVERY
+        with self._output:
+            self._attempt(self._close)
+
+    def _attempt(self, write: Callable[[], object]) -> bool:
+        """Whether it could be written: stderr may be closed, broken or replaced at any time."""
+        try:
+            write()
+        except (OSError, ValueError, AttributeError):
+            return False
+        return True
+
+    def _print(self) -> None:
+        _write(str(self))
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            self._bar = _bar()
+        text = str(self)
+        self._bar.n, self._bar.total = self.done, self.total
+        self._bar.bar_format = "|{bar:10}| {desc}" if self.total else "{desc}"
+        self._bar.set_description_str(text)
+
+    def _clear(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _write(text: str) -> None:
+    """A line on stderr. Where that is closed it is None, for which ``print`` would write to stdout."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _bar() -> Any:
+    """tqdm's bar without its thread and its lock between processes: both are there already, or not needed."""
+    from tqdm import tqdm
+
+    bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
+    return bar(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True)

@@ -1,0 +1,63 @@
+"""Which checks a run takes: few that cover every pair of values, or all of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gnn_attention.verify.check import Check
+
+__all__ = ["SELECTIONS", "covering", "pairs"]
+
+SELECTIONS = ("pairs", "all")
+
+Row = Mapping[str, Any]
+
+
+def pairs(checks: Sequence[Check]) -> list[int]:
+    """Numbers of few checks, ascending, that cover in each group every pair of values that its checks have.
+
+    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it.
+
+    Factors are the backend, the dtype and those of the group: graph, option, form, direction, size and so on.
+    """
+    groups = defaultdict[str, list[int]](list)
+    for number, check in enumerate(checks):
+        if check.skipped is None:
+            groups[check.group].append(number)
+    chosen = list({check.skipped: number for number, check in reversed(list(enumerate(checks))) if check.skipped}.values())
+    for numbers in groups.values():
+        rows = [{"backend": checks[n].backend, "dtype": checks[n].dtype, **checks[n].factors} for n in numbers]
+        chosen += [numbers[row] for row in covering(rows, 2)]
+    return sorted(chosen)
+
+
+def covering(rows: Sequence[Row], strength: int) -> list[int]:
+    """Numbers of rows, ascending, in which all values occur that occur together in any row, ``strength`` at a time.
+
+    A greedy choice: the row that adds most comes first, of equal ones the earliest.
+
+    >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
+    [0, 3, 5, 6]
+    """
+    combinations = [list(_combinations(row, strength)) for row in rows]
+    missing = set(itertools.chain.from_iterable(combinations))
+    queue = [(-len(found), number) for number, found in enumerate(combinations)]
+    heapq.heapify(queue)
+    chosen = []
+    while missing:
+        promised, number = heapq.heappop(queue)
+        gain = sum(combination in missing for combination in combinations[number])
+        if gain == -promised:
+            chosen.append(number)
+            missing.difference_update(combinations[number])
+        elif gain:
+            heapq.heappush(queue, (-gain, number))
+    return sorted(chosen)
+
+
+def _combinations(row: Row, strength: int) -> Iterator[Iterable[tuple[str, Any]]]:
+    return itertools.combinations(row.items(), min(strength, len(row)))

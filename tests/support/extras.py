@@ -1,0 +1,38 @@
+"""Optional packages: a test asks for one by name and is skipped with the reason where it is absent, but never under CI."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+
+__all__ = ["needs"]
+
+EXTRAS = {
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "triton": "triton",
+    "pymetis": "metis",
+    "attn_gym": "peers",
+    "safetensors": "hf",
+    "matplotlib": "notebooks",
+    "jupytext": "notebooks",
+    "nbclient": "notebooks",
+}
+
+
+def needs(module):
+    """The module; without it the test (or, at the top of a file, all of the file) is skipped, under CI an error.
+
+    >>> needs("json").__name__
+    'json'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        package = module.split(".")[0]
+        if "CI" in os.environ or missing.name not in (module, package):
+            raise
+        reason = f'{package} is not installed: pip install -e ".[{EXTRAS[package]}]" brings it'
+        pytest.skip(reason, allow_module_level=True)

@@ -1,0 +1,189 @@
+"""Known faults: backends that compute something else, and changes of the source, planted in this process or in a copy of it.
+
+``PLANTED`` says of each fault in which file what stands there and what is put in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnn_attention
+from gnn_attention import convert, patterns
+from gnn_attention.backends import dense, reference
+
+__all__ = ["PLANTED", "WRONG_BACKENDS", "changed_sources", "planted_here"]
+
+PACKAGE = Path(gnn_attention.__file__).parent
+
+
+# -- backends ---------------------------------------------------------------------------------------------------------
+
+
+def _tiled_groups(call):
+    group = call.q.shape[1] // call.k.shape[1]
+    return dense.run(replace(call, k=call.k.repeat(1, group, 1, 1), v=call.v.repeat(1, group, 1, 1)))
+
+
+def _from_the_left(call):
+    """Decoding as if the first of the rows were token 0."""
+    graph = call.graph
+    shifted = convert.from_mask(graph.mask().roll(-graph.dst_offset, -1)) if graph.dst_offset and call.bias is None else graph
+    return dense.run(replace(call, graph=shifted))
+
+
+def _isolated_receive_one(call):
+    out, lse = dense.run(call)
+    return torch.where(call.heard.unsqueeze(-1), out, out + 1), lse
+
+
+def _all_pairs(call):
+    graph = call.graph
+    whole = patterns.cross(graph.num_dst, graph.num_src)
+    return dense.run(replace(call, graph=whole if call.bias is None else graph))
+
+
+def _off_by(relative):
+    """Every output off by this share, where the dtype can say so."""
+
+    def run(call):
+        out, lse = reference.run(call)
+        return out * (1 + relative[out.dtype]), lse
+
+    return run
+
+
+WRONG_BACKENDS = {
+    "scale dropped": lambda call: dense.run(replace(call, scale=1.0)),
+    "groups tiled": _tiled_groups,
+    "graph ignored": _all_pairs,
+    "rows from the left": _from_the_left,
+    "isolated receive": _isolated_receive_one,
+    "mod ignored": lambda call: dense.run(replace(call, score_mod=None)),
+    "bias ignored": lambda call: dense.run(replace(call, bias=None)),
+    "bias reversed": lambda call: dense.run(replace(call, bias=None if call.bias is None else call.bias.flip(-1))),
+    "sinks ignored": lambda call: dense.run(replace(call, sink_logits=None)),
+    "half sums": lambda call: tuple(x.bfloat16().to(x.dtype) for x in reference.run(call)),
+    "gradient of k lost": lambda call: dense.run(replace(call, k=call.k.detach())),
+    "off by 1e-9 in float64": _off_by({torch.float64: 1e-9, torch.float32: 0, torch.bfloat16: 0, torch.float16: 0}),
+    "off by 1e-4 in float32": _off_by({torch.float64: 0, torch.float32: 1e-4, torch.bfloat16: 0, torch.float16: 0}),
+}
+
+
+# -- changes of the source --------------------------------------------------------------------------------------------
+
+PLANTED = {
+    "mask transposed": [
+        (
+            "graph.py",
+            "self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device))",
+            "self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device)).mT.contiguous()",
+        )
+    ],
+    "scale dropped": [("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")],
+    "grouped heads tiled instead of repeated": [
+        (
+            "edges.py",
+            "x.repeat_interleave(num_heads // x.shape[1], dim=1)",
+            "x.repeat(1, num_heads // x.shape[1], *[1] * (x.dim() - 2))",
+        )
+    ],
+    "b_Q dropped in the merged form": [
+        (
+            "heads.py",
+            "near, far = (factor.double() for factor in _pattern_factors(standard))",
+            "near, far = (factor.double() for factor in _pattern_factors(standard))\n"
+            "            near = near.clone()\n"
+            "            near[:, standard.width :] = 0",
+        )
+    ],
+    "b_V added to receivers without in-edges": [
+        (
+            "standard_heads.py",
+            'torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)',
+            'torch.einsum("...htv,hvw->...tw", z + 0 if self.b_V is None else torch.where((z == 0).all(-1, keepdim=True), '
+            "self.b_V.repeat_interleave(z.shape[-3] // len(self.b_V), 0).unsqueeze(1), z), self.W_O)",
+        )
+    ],
+    # Two mistakes, because the rule of a list is a set by itself: the list is left as it came.
+    "duplicate edges counted twice": [
+        ("graph.py", "if not coalesce:", "if False:"),
+        ("graph.py", "            edges = edges[:, order]\n", "            pass\n"),
+    ],
+    "decode rows aligned top-left": [
+        ("graph.py", "partial(_rules.shifted, self.rule, start)", "partial(_rules.shifted, self.rule, 0)")
+    ],
+    "the graph ignored": [
+        (
+            "_call.py",
+            "            graph=graph,\n",
+            "            graph=TokenGraph.from_rule(lambda b, h, i, j: (i >= 0) & (j >= 0), graph.num_dst, graph.num_src),\n",
+        )
+    ],
+}
+
+
+def changed_sources(fault: str) -> dict[str, str]:
+    """The sources, by name of file, with the fault in them. AssertionError where its place has moved."""
+    found: dict[str, str] = {}
+    for name, old, new in PLANTED[fault]:
+        source = found.get(name) or (PACKAGE / name).read_text(encoding="utf-8")
+        assert old in source, f"the place for {fault!r} has moved"
+        found[name] = source.replace(old, new, 1)
+    return found
+
+
+@contextlib.contextmanager
+def planted_here(fault: str) -> Iterator[None]:
+    """In the block every function of this process is that of the changed source: what has imported it has the fault, too."""
+    changes = [change for name, source in changed_sources(fault).items() for change in _changes(name, source)]
+    assert changes, fault
+    before = [(function, function.__code__) for function, _ in changes]
+    try:
+        for function, code in changes:
+            function.__code__ = code
+        yield
+    finally:
+        for function, code in before:
+            function.__code__ = code
+
+
+def _changes(name: str, source: str) -> list[tuple[types.FunctionType, types.CodeType]]:
+    """Functions of the module whose code the changed source changes, each with its new code."""
+    module = importlib.import_module(f"gnn_attention.{Path(name).stem}")
+    codes = dict(_codes(compile(source, str(PACKAGE / name), "exec", dont_inherit=True)))
+    found = [(f, codes[f.__code__.co_qualname]) for f in _functions(vars(module)) if f.__code__.co_qualname in codes]
+    return [(f, code) for f, code in found if _differs(f.__code__, code) and f.__code__.co_freevars == code.co_freevars]
+
+
+def _functions(names: Mapping[str, Any]) -> Iterator[types.FunctionType]:
+    """Those of a module and of its classes, without what is wrapped around them."""
+    for x in [*names.values()]:
+        x = getattr(x, "__func__", getattr(x, "fget", getattr(x, "func", x)))
+        if isinstance(x, type) and x.__module__ == names.get("__name__"):
+            yield from _functions(vars(x))
+        elif callable(x) and isinstance(inspect.unwrap(x), types.FunctionType):
+            yield inspect.unwrap(x)
+
+
+def _codes(code: types.CodeType) -> Iterator[tuple[str, types.CodeType]]:
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield inner.co_qualname, inner
+            yield from _codes(inner)
+
+
+def _differs(one: types.CodeType, other: types.CodeType) -> bool:
+    """Apart from the numbers of lines."""
+    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+        return True
+    pairs = zip(one.co_consts, other.co_consts, strict=True)
+    return any(_differs(a, b) if isinstance(a, types.CodeType) else a != b for a, b in pairs)

@@ -1,0 +1,259 @@
+"""Properties: ``attend`` and the layer are the float64 formula, on whatever graph, options, sizes and dtype are put together.
+
+The same problems, yardsticks and rule as those of figure F1; here they are composed of strategies, so that a failure shrinks to
+few tokens and few options. Faults are planted, and the properties must fail on each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.faults import PLANTED, WRONG_BACKENDS, planted_here
+
+from gnn_attention import Backend, TokenGraph, convert
+from gnn_attention.backends import BACKENDS, RefusalError
+from gnn_attention.figures.draws import DTYPES, Draw, Numbers
+from gnn_attention.figures.families import FAMILIES, OPERATIONS
+from gnn_attention.figures.problems import LayerProblem, problem_of
+from gnn_attention.verify.measure import judge
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def few(count):
+    """As many examples, the same each time."""
+    return settings(derandomize=True, deadline=None, max_examples=count, suppress_health_check=CHECKS, print_blob=True)
+
+
+NIGHT = settings(few(500), derandomize=False, database=None)
+HUNT = settings(few(200), phases=[Phase.generate], report_multiple_bugs=False)
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Example(Draw):
+    """A draw composed by hypothesis: ``number`` is the seed of its numbers alone."""
+
+    composed: Numbers
+    made: tuple[Any, ...]  # graph, definition, edges in the order of a bias where they were listed, kind
+
+    @cached_property
+    def numbers(self):
+        """Sizes and options."""
+        return self.composed
+
+    @cached_property
+    def _made(self):
+        return self.made
+
+    def __repr__(self):
+        return str(self)
+
+
+def families(n, batch, heads_):
+    """A family with its definition."""
+    names = [name for name in FAMILIES if batch or name != "by sample"]
+    chance = st.randoms(note_method_calls=False, use_true_random=False)
+    return st.tuples(st.sampled_from(names), chance).map(lambda drawn: FAMILIES[drawn[0]](drawn[1], n, batch, heads_))
+
+
+def joined(parts):
+    """Two graphs by ``| & - ^``, and their definitions by the words."""
+    operation, (one, first), (other, second) = parts
+    graphs, words = OPERATIONS[operation]
+    return graphs(one, other), lambda b, h, i, j: words(first(b, h, i, j), second(b, h, i, j))
+
+
+def with_isolated(made):
+    """Some receivers are left without in-edges: every ``step``-th."""
+    (one, definition), step = made
+    rule = TokenGraph.from_rule(lambda b, h, dst, src: dst % step == 0, one.num_dst, one.num_src)
+    return one - rule, lambda b, h, i, j: i % step != 0 and definition(b, h, i, j)
+
+
+@st.composite
+def rows(draw, expressions):
+    """Some receivers: definitions are of absolute ones."""
+    made, definition = draw(expressions)
+    start = draw(st.integers(0, made.num_dst))
+    return made.rows(start, draw(st.integers(start, made.num_dst))), definition
+
+
+@st.composite
+def tables(draw, n):
+    """A mask with more or fewer receivers than senders."""
+    num_dst = draw(st.integers(0, n + 3))
+    table = draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=num_dst, max_size=num_dst))
+    mask = torch.tensor(table, dtype=torch.bool).reshape(num_dst, n)
+    return convert.from_mask(mask), lambda b, h, i, j: table[i][j]
+
+
+@st.composite
+def lists(draw, n):
+    """Edges in no order, some of them twice, with the list of them once."""
+    num_dst = draw(st.integers(0, n))
+    pairs = st.tuples(st.integers(0, max(0, n - 1)), st.integers(0, max(0, num_dst - 1)))
+    listed = draw(st.lists(pairs, max_size=3 * n if num_dst else 0))
+    edge_index = torch.tensor(listed, dtype=torch.int64).reshape(-1, 2).t()
+    once = list(dict.fromkeys(listed))
+    return convert.from_edge_index(edge_index, num_dst, n, coalesce=len(once) < len(listed)), once
+
+
+KINDS = ("family", "expression", "isolated", "rows", "table", "list")
+
+
+@st.composite
+def graphs(draw, kind, n, batch, heads_):
+    """A graph of that kind, its definition, its list of edges where there is one, and the kind."""
+    if kind == "list":
+        made, listed = draw(lists(n))
+        known = set(listed)
+        return made, lambda b, h, i, j: (j, i) in known, listed, kind
+    family = families(n, batch, heads_)
+    expressions = st.recursive(
+        family, lambda part: st.tuples(st.sampled_from(sorted(OPERATIONS)), part, part).map(joined), max_leaves=3
+    )
+    isolated = st.tuples(expressions, st.integers(1, 3)).map(with_isolated)
+    made = {"family": family, "expression": expressions, "isolated": isolated, "rows": rows(expressions), "table": tables(n)}
+    return *draw(made[kind]), None, kind
+
+
+OPTIONS = {
+    "batch": st.integers(0, 7).map(lambda n: (1, 1, 1, 1, 2, 2, 2, 0)[n]),
+    "kv_heads": st.integers(1, 2),
+    "group": st.integers(1, 3),
+    "dim": st.integers(1, 9),
+    "value_dim": st.integers(1, 9),
+    "dtype": st.sampled_from(["float64", *DTYPES]),
+    "size": st.sampled_from([1.0, 5.0]),
+    "scale": st.sampled_from([None, 0.7, 0.05]),
+    "mod": st.sampled_from(["none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap", "relative, multiplicity"]),
+    "bias": st.sampled_from(["none", "none", "none", "one for all", "by head", "by sample and head"]),
+    "sinks": st.booleans(),
+    "layout": st.sampled_from(["as made", "tokens first", "every second channel", "one sample for all"]),
+}
+
+
+@st.composite
+def examples(draw, kind, *forms):
+    """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens, or of a few lengths beyond a tile."""
+    composed = Numbers(form=draw(st.sampled_from(forms)), **{name: draw(option) for name, option in OPTIONS.items()})
+    n = draw(st.integers(0, 16).map(lambda n: {14: 21, 15: 34, 16: 65}.get(n, n)))
+    made = draw(graphs(kind, n, composed.batch, composed.heads))
+    return Example(draw(st.integers(0, 9)), composed, made)
+
+
+# -- the properties ---------------------------------------------------------------------------------------------------
+
+
+def usual():
+    """The backends of a CPU that compile nothing."""
+    return [backend for backend in BACKENDS.values() if not backend.compiled and backend.name != "varlen"]
+
+
+def check(example, backends):
+    """Output and every gradient by the rule, on each of the backends that holds the problem (None: the walk)."""
+    problem = problem_of(example)
+    for backend in backends:
+        if backend is None and not (isinstance(problem, LayerProblem) and example.edges is not None):
+            continue
+        try:
+            found = judge(*problem.run(backend), problem.truth.for_backend(backend))
+        except RefusalError:
+            continue
+        assert found.passed, f"{'walk' if backend is None else backend.name}: {found.where}"
+
+
+def check_conversion(example):
+    """A form made of standard heads, beside the formula on the weights of those: in float64, output and gradients of states."""
+    numbers = replace(example.numbers, dtype="float64")
+    standard = LayerProblem(replace(example, composed=replace(numbers, form="standard")))
+    out, gradients = LayerProblem(replace(example, composed=numbers)).run(BACKENDS["dense"])
+    found = judge(out, {name: gradients[name] for name in ("x_src", "x_dst")}, standard.truth)
+    assert found.passed, found.where
+
+
+def calls(kind, backends):
+    """The property of ``attend`` as a function without arguments, which raises the AssertionError of a failing example."""
+    return given(examples(kind, "attend"))(lambda example: check(example, backends))
+
+
+def layers(kind, backends, forms=("standard", "factored", "merged")):
+    """That of a layer, in each form of its weights."""
+    return given(examples(kind, *forms))(lambda example: check(example, backends))
+
+
+def conversions(kind):
+    """That of forms made of standard heads."""
+    return given(examples(kind, "factored", "merged"))(check_conversion)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attend_is_the_formula(kind):
+    few(15)(calls(kind, usual()))()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_the_formula(kind):
+    few(10)(layers(kind, [*usual(), None]))()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forms_are_one_formula(kind):
+    few(8)(conversions(kind))()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_thousands_of_new_examples(kind):
+    """Others each night; a failure prints how to repeat it."""
+    for examined in (calls(kind, usual()), layers(kind, [*usual(), None]), conversions(kind)):
+        NIGHT(examined)()
+
+
+# -- they can fail ----------------------------------------------------------------------------------------------------
+
+SOUGHT = {"rows from the left": "rows", "decode rows aligned top-left": "rows", "duplicate edges counted twice": "list"}
+SOUGHT |= dict.fromkeys(["isolated receive", "b_V added to receivers without in-edges"], "isolated")
+
+
+@pytest.mark.parametrize("fault", WRONG_BACKENDS)
+def test_a_wrong_backend_is_found(fault):
+    with pytest.raises(AssertionError, match=f"^{fault}: "):
+        HUNT(calls(SOUGHT.get(fault, "family"), [Backend(fault, WRONG_BACKENDS[fault])]))()
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_the_source_is_found(fault):
+    """Whatever is raised: a property that ends in another error has failed too."""
+    kind = SOUGHT.get(fault, "family")
+    examined = conversions(kind) if "merged" in fault else calls(kind, usual())
+    if "b_V" in fault:
+        examined = layers(kind, [BACKENDS["dense"]], ["standard"])
+    with planted_here(fault), pytest.raises(Exception):  # noqa: B017, PT011
+        HUNT(examined)()
+
+
+def test_a_failure_is_small():
+    """Of a dropped scale: what is left of the example shows nothing but that."""
+    wrong, failed = Backend("scale dropped", WRONG_BACKENDS["scale dropped"]), []
+
+    @given(examples("family", "attend"))
+    def equal(example):
+        failed.append(example)
+        check(example, [wrong])
+
+    with pytest.raises(AssertionError):
+        settings(few(50), phases=[Phase.generate, Phase.shrink])(equal)()
+    numbers, made = failed[-1].numbers, failed[-1].graph
+    assert made.num_src <= 3
+    assert (numbers.batch, numbers.kv_heads, numbers.group) == (1, 1, 1)
+    assert (numbers.dtype, numbers.mod, numbers.bias) == ("float64", "none", "none")
