@@ -6,15 +6,16 @@ Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gnn_attention import (
     __version__,
     _audit_command,
     _cost_command,
     _interrupts,
+    _output,
     bench,
     commands,
     experiment,
@@ -30,6 +31,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _output.prepare()
     try:
         with _interrupts.deliverable():
             return _run(_parser().parse_args(arguments))
@@ -41,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
     except BrokenPipeError:  # the reader, a pager for example, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _output.finish()
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
+        with suppress(OSError):  # a stderr without a reader
+            print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2
-    return code
+    return code if _output.finish() else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from gnn_attention import _files, auditor, expressions, model
+from gnn_attention._progress import Progress
 
 __all__ = ["add_audit"]
 
@@ -31,9 +32,11 @@ def _audit(args: argparse.Namespace) -> int:
         raise ValueError(f"{graph!r} is too long for an audit of a model: take at most {LONGEST} tokens, the rule is the same")
     given = graph if args.run_over is None else expressions.parse(args.run_over)
     audited, _, _ = model.load(model.TRAINED if args.model is None else args.model)
-    verdict = auditor.audit(
-        audited, graph, (graph.num_src,), args.layers, call=lambda module, ids: module(ids, given), seed=args.seed
-    )
+    with Progress("audit", unit="passes") as shown:
+        size, watch = (graph.num_src,), shown.reach
+        verdict = auditor.audit(
+            audited, graph, size, args.layers, call=lambda module, ids: module(ids, given), seed=args.seed, watch=watch
+        )
     if args.json == "-":
         print(verdict.to_json())
     elif args.json:

@@ -45,7 +45,8 @@ class Runner:
     """Runs a copy of a module in one dtype: the same weights, mode and random numbers in every pass.
 
     ``samples`` is how many samples a pass holds: 1 where the module mixes them (``crosses_samples``) or draws random numbers
-    (dropout in training), since copies of one input would then not be run alike. ``forwards`` and ``backwards`` count passes.
+    (dropout in training), since copies of one input would then not be run alike. ``forwards`` and ``backwards`` count passes,
+    and ``watch(forwards, expected)`` is called after each: ``expected`` is about how many there will be.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Runner:
         samples: int,
         seed: int,
         dtype: torch.dtype = torch.float64,
+        watch: Callable[[int, int], None] | None = None,
     ) -> None:
         self.module, self.dtype = _copied(module, dtype), dtype
         self.call, self.shape, self.num_dst, self.seed = call, tuple(input_shape), num_dst, seed
-        self.forwards = self.backwards = 0
+        self.forwards = self.backwards = self.expected = 0
+        self.watch = watch
         self.device = next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
         name = _name_of(embedding, module)
         self.embedding = embedding_of(self.module, name, call, self.shape[0]) if len(self.shape) == 1 else None
@@ -112,6 +115,8 @@ class Runner:
         torch.manual_seed(self.seed)  # inside :func:`undisturbed`: the caller's random numbers are not touched
         with self._placed(sample, by_ids):
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
+        if self.watch is not None:
+            self.watch(self.forwards, max(self.forwards, self.expected))
         return self._checked(output, len(sample.states))
 
     def gradients(self, sample: Sample, asked: Bool[Tensor, "groups dst"], number: int) -> Float[Tensor, "groups src"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class Seen:
         """Hear the witnesses; who is not named has seen nothing."""
         changed = poisoned = torch.zeros_like(allowed)
         sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
+        of_senders = 2 * ROUNDS * ("perturbation" in witnesses) + ("nan" in witnesses)
+        runner.expected = runner.forwards + of_senders * math.ceil(allowed.shape[1] / runner.samples)
         if "jacobian" in witnesses:
             sizes, probes = _gradient_sizes(runner, allowed, tolerance)
         if "perturbation" in witnesses:
@@ -67,6 +70,7 @@ def _gradient_sizes(runner: Runner, allowed: Tensor, tolerance: float) -> tuple[
     groups = _audit_cover.groups(allowed)
     alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")
     sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
+    runner.expected += ROUNDS * math.ceil(len(groups) / runner.samples)
     for number in range(ROUNDS):
         answers, probes = runner.gradients(runner.draw(number), groups, number), probes + len(groups)
         strangers = groups.float() @ allowed.float() == 0

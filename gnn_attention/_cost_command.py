@@ -15,6 +15,7 @@ from gnn_attention._checks import quoted
 from gnn_attention._cost_configs import CONFIGS, ModelSizes, config, given
 from gnn_attention._cost_rates import Sizes
 from gnn_attention._cost_table import Compared
+from gnn_attention._progress import Progress
 from gnn_attention._rank_plan import PARTITIONS
 from gnn_attention._rank_rates import DEVICES, LINKS
 from gnn_attention.cost import FormCost
@@ -52,12 +53,13 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _cost(args: argparse.Namespace) -> int:
     _files.check_place("--json", args.json)
     how = _how(args)
-    model, graph = _model(args), _graph(args.graph, args.tokens)
-    tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
-    if args.ranks is None:
-        said, report = _of_forms(args, model, graph, tokens)
-    else:
-        said, report = _of_ranks(args, model, graph, tokens, how)
+    with Progress("cost"):
+        model, graph = _model(args), _graph(args.graph, args.tokens)
+        tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
+        if args.ranks is None:
+            said, report = _of_forms(args, model, graph, tokens)
+        else:
+            said, report = _of_ranks(args, model, graph, tokens, how)
     text = json.dumps(said | {"tokens": tokens, "dtype": args.dtype}, indent=2)
     if args.json not in (None, "-"):
         _files.write(args.json, text + "\n")

@@ -21,9 +21,9 @@ class Subspace:
 
     Source: seeds S1.24 and S1.25 (a cloud of words, a line of sentiment in it, a second line: a plane).
 
-    >>> plane = Subspace.spanned_by(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
-    >>> word = torch.tensor([3.0, 4.0, 5.0])
-    >>> plane, torch.allclose(plane.project(word), torch.tensor([3.0, 4.0, 0.0]))
+    >>> plane = Subspace.spanned_by(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]).double())
+    >>> word, below = torch.tensor([[3.0, 4.0, 5.0], [3.0, 4.0, 0.0]]).double()
+    >>> plane, torch.allclose(plane.project(word), below, rtol=0, atol=1e-12)
     (Subspace(dim 2 of 3), True)
     """
 

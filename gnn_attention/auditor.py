@@ -64,6 +64,7 @@ def audit(
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Along which pairs ``(src, dst)`` of tokens information really flows in ``module``, beside where ``graph`` lets it.
 
@@ -87,6 +88,7 @@ def audit(
         dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts; transformers'
             eager attention where padding leaves a receiver nobody), at the price that a flow too small for it counts as unused.
         seed: of inputs and cotangents.
+        watch: called after each forward pass with how many there were, and about how many there will be.
 
     Raises:
         ValueError, TypeError: arguments that do not fit one another or the module; NotImplementedError: no copy can be made.
@@ -111,7 +113,7 @@ def audit(
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: in less, small flows are lost")
     with undisturbed(module):
-        runner = Runner(module, call, shape, graphs[0].num_dst, embedding, samples, seed, dtype)
+        runner = Runner(module, call, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch)
         layers = attention_calls(runner) or len(graphs) if layers is None else _checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
         return _verdict(graphs, bounds, Seen.by(runner, bounds.after[-1], heard, float(tolerance)), runner)

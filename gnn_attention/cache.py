@@ -161,11 +161,11 @@ class PatternMessageCache(TokenCache):
     with the patterns on the sender's side.
 
     >>> from gnn_attention import patterns
-    >>> heads, x = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender"), torch.randn(1, 5, 8)
+    >>> heads, x = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double(), torch.randn(1, 5, 8).double()
     >>> cache = PatternMessageCache(heads, patterns.causal(100))
     >>> y = [cache.update(token) for token in x.split(1, dim=1)]
     >>> P, M = cache.senders()
-    >>> torch.allclose(P, heads.patterns(x), atol=1e-5), P.shape, M.shape
+    >>> torch.allclose(P, heads.patterns(x), rtol=0, atol=1e-12), P.shape, M.shape
     (True, torch.Size([1, 2, 5, 8]), torch.Size([1, 2, 5, 8]))
     """
 

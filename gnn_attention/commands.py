@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnn_attention import _files, catalogue, draw, expressions
+from gnn_attention._progress import Progress
 from gnn_attention.graph import LARGEST_PICTURE, TokenGraph
 
 if TYPE_CHECKING:
@@ -76,9 +77,10 @@ def _draw(args: argparse.Namespace) -> int:
     _files.check_place("-o", args.out)
     if args.kind == "layers":
         options.setdefault("layers", 3)
-    made = picture(graph, **options)
-    with _files.written(args.out) as file:
-        made.savefig(file, format=Path(args.out).suffix[1:].lower())
+    with Progress("draw"):
+        made = picture(graph, **options)
+        with _files.written(args.out) as file:
+            made.savefig(file, format=Path(args.out).suffix[1:].lower())
     print(f"{args.out}: {graph!r}")
     return 0
 

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from gnn_attention._experiment_graphs import Contender, Graphs, contenders
 from gnn_attention._experiment_results import Mean, Outcome, Row, rows, table
 from gnn_attention._experiment_store import Store
 from gnn_attention._lifetimes import last_receivers
+from gnn_attention._progress import Progress
 from gnn_attention._shapes import Tensor
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.graph import TokenGraph
@@ -85,7 +85,7 @@ def compare(
     if tell is not None and not callable(tell):
         raise TypeError(f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}")
     place = None if out is None else _checks.path("out", out)
-    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(tell))
+    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_Told(tell)))
 
 
 def senders_held(graph: TokenGraph) -> int:
@@ -119,17 +119,23 @@ class _Comparison:
         self.text = text or corpus()
         self.store = Store(out, _plan(recipe, self.text, config))
 
-    def outcomes(self, tell: Callable[[str], None] | None) -> Iterator[Outcome]:
+    def outcomes(self, shown: Progress) -> Iterator[Outcome]:
         """What is finished comes at once, all else when it is trained and kept."""
         found = [self.store.find(one.text, one.key, seed) for seed, one in self.pairs]
-        progress = _Progress(tell, found.count(None), self.recipe.steps)
         known: Encoded | None = None
         for (seed, one), outcome in zip(self.pairs, found, strict=True):
             if outcome is None:
-                known = known or progress.before(lambda: encoded(self.text, self.recipe.pieces))
-                outcome = _trained(one, replace(self.recipe, seed=seed, graph=""), known, self.config, progress)
+                known = known or self.read(shown, found.count(None))
+                outcome = _trained(one, replace(self.recipe, seed=seed, graph=""), known, self.config, shown)
                 self.store.keep(outcome)
             yield outcome
+
+    def read(self, shown: Progress, trainings: int) -> Encoded:
+        """The text, encoded, which takes a while; the steps of so many trainings are counted from then on."""
+        shown.advance(0, "reading the text")
+        known = encoded(self.text, self.recipe.pieces)
+        shown.expect(trainings * self.recipe.steps)
+        return known
 
 
 def _plan(recipe: Recipe, text: Corpus, config: Config) -> dict[str, Any]:
@@ -144,8 +150,10 @@ def _shared(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in asdict(recipe).items() if name not in _OWN}
 
 
-def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, progress: _Progress) -> Outcome:
-    watch = progress.of(f"{one.text}, seed {recipe.seed}")
+def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, shown: Progress) -> Outcome:
+    def watch(step: int, loss: float) -> None:
+        shown.advance(1, f"{one.text}, seed {recipe.seed}, loss {loss:.3f}")
+
     model, _, report = train(recipe, known, config, progress=False, graph=one.graph, watch=watch)
     if not math.isfinite(report["held_out_loss"]):
         raise ValueError(f"{one.text}, seed {recipe.seed}: the training diverged; take a lower rate than {recipe.rate:g}")
@@ -186,39 +194,18 @@ def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) ->
     return round(best, 1)
 
 
-class _Progress:
-    """Where the trainings stand, told line by line, with the time that is left as the steps so far went."""
+class _Told(Progress):
+    """Progress that is not shown, but told to a function, about twice a second."""
 
-    def __init__(self, tell: Callable[[str], None] | None, count: int, steps: int) -> None:
-        self.tell, self.count, self.steps = tell, count, steps
-        self.number, self.began, self.told = 0, 0.0, 0.0
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        super().__init__("compare", shown=False)
+        self.tell, self.told = tell, -math.inf
 
-    def before(self, prepare: Callable[[], Encoded]) -> Encoded:
-        """Prepare the text, which takes a while."""
-        if self.tell is not None:
-            self.tell("reading the text")
-        made = prepare()
-        self.began = time.monotonic()
-        return made
-
-    def of(self, name: str) -> Callable[[int, float], None]:
-        """What watches the next training."""
-        self.number += 1
-
-        def watch(step: int, loss: float) -> None:
-            now = time.monotonic()
-            if self.tell is None or now - self.told < _SECONDS_BETWEEN_LINES:
-                return
-            self.told = now
-            done = (self.number - 1) * self.steps + step
-            left = (now - self.began) * (self.count * self.steps / done - 1)
-            self.tell(f"{self.number}/{self.count} {name}: step {step}/{self.steps}, loss {loss:.3f}, {_duration(left)} left")
-
-        return watch
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
+        super().advance(steps, note)
+        if self.tell is not None and time.monotonic() - self.told >= _SECONDS_BETWEEN_LINES:
+            self.told = time.monotonic()
+            self.tell(str(self))
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -243,16 +230,14 @@ def _run(args: argparse.Namespace) -> int:
     _check_files(args)
     comparison = _Comparison(args.graphs, recipe, args.seeds, args.out, None, Config(1))
     outcomes: list[Outcome] = []
-    tell = _tell()
     try:
-        for outcome in comparison.outcomes(tell):
-            outcomes.append(outcome)
+        with Progress("compare") as shown:
+            for outcome in comparison.outcomes(shown):
+                outcomes.append(outcome)
     except KeyboardInterrupt:
         finished = f"{len(outcomes)} of {len(comparison.pairs)} trainings are in {args.out}"
-        print(f"\ninterrupted: {finished}, the same command goes on from there", file=sys.stderr)
+        print(f"interrupted: {finished}, the same command goes on from there", file=sys.stderr)
         return 130
-    if tell is not None:
-        tell("")
     found, facts = rows(outcomes), _facts(recipe, args.seeds)
     if args.plot is not None:
         made = _experiment_plot.figure(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
@@ -284,10 +269,3 @@ def _report(file: str | None, recipe: Recipe, outcomes: Sequence[Outcome], text:
 def _facts(recipe: Recipe, seeds: int, sign: str = "±") -> str:
     counted = f"{seeds} seeds, {sign} is the standard error over them" if seeds > 1 else "1 seed"
     return f"{recipe.steps} steps of {recipe.batch} windows of {recipe.length} tokens; {counted}"
-
-
-def _tell() -> Callable[[str], None] | None:
-    if not sys.stderr.isatty():
-        return None
-    width = shutil.get_terminal_size().columns - 1
-    return lambda line: print(f"\r{line[:width]}", end="\033[K\r", file=sys.stderr, flush=True)

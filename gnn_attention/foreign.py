@@ -87,9 +87,9 @@ def layer_of(
     :class:`MessagePassingAttention`.
 
     >>> from gnn_attention import patterns
-    >>> attention, x = nn.MultiheadAttention(8, num_heads=2, batch_first=True), torch.randn(1, 5, 8)
+    >>> attention, x = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double(), torch.randn(1, 5, 8).double()
     >>> wanted, _ = attention(x, x, x, need_weights=False)
-    >>> bool(torch.dist(layer_of(attention)(x, patterns.full(5)), wanted) < 1e-5)
+    >>> torch.allclose(layer_of(attention)(x, patterns.full(5)), wanted, rtol=0, atol=1e-12)
     True
     """
     heads = heads_of(model, layer, part)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gnn_attention import _checks, _files, expressions, model, patterns
+from gnn_attention._progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
 
@@ -40,6 +41,20 @@ def continued(
     >>> said["text"].startswith("def read("), len(said["tokens"]) - said["prompt_tokens"]
     (True, 3)
     """
+    return _continued(prompt, tokens, graph, temperature, seed, file, backend, Progress("generate", shown=False))
+
+
+def _continued(
+    prompt: str,
+    tokens: int,
+    graph: str | None,
+    temperature: float,
+    seed: int,
+    file: Path | None,
+    backend: str,
+    shown: Progress,
+) -> dict[str, Any]:
+    """The same, followed by ``shown``."""
     tokens = _checks.size("tokens", tokens)
     language_model, vocabulary, _ = model.load(model.TRAINED if file is None else file)
     language_model.backend = backend
@@ -48,6 +63,8 @@ def continued(
         raise ValueError("prompt must have at least one character, got none")
     edges = patterns.causal(len(start) + tokens) if graph is None else expressions.parse(graph)
     cache = KeyValueCache(edges, language_model.config.num_layers)
+    shown.expect(tokens)
+    shown.follow(lambda: max(cache.length - len(start), 0))
     found = model.generate(language_model, torch.tensor(start), tokens, temperature, seed, cache=cache).tolist()
     return {
         "text": vocabulary.decode(found),
@@ -80,7 +97,8 @@ def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _generate(args: argparse.Namespace) -> int:
     _files.check_place("--json", args.json)
-    said = continued(args.prompt, args.tokens, args.graph, args.temperature, args.seed, args.model, args.backend)
+    with Progress("generate", unit="tokens") as shown:
+        said = _continued(args.prompt, args.tokens, args.graph, args.temperature, args.seed, args.model, args.backend, shown)
     if args.json == "-":
         print(json.dumps(said, indent=2))
         return 0

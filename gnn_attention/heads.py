@@ -177,9 +177,9 @@ class MergedHeads(_ModelSpaceHeads):
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
-    >>> standard = StandardHeads(8, 2, bias=True)
+    >>> standard = StandardHeads(8, 2, bias=True).double()
     >>> merged = MergedHeads.of(standard)
-    >>> bool(torch.dist(merged.W_P, standard.pattern_matrix().full()) < 1e-5), merged.scale == standard.scale
+    >>> torch.allclose(merged.W_P, standard.pattern_matrix().full(), rtol=0, atol=1e-12), merged.scale == standard.scale
     (True, True)
     """
 

@@ -160,10 +160,10 @@ class LanguageModel(nn.Module):
         :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError for ``backend=None`` and
         while a block or its attention is hooked (edges cut or muted, for one), since neither is called here.
 
-        >>> model, tokens = LanguageModel(Config(vocabulary_size=300)), torch.tensor([[1, 2, 3, 4]])
+        >>> model, tokens = LanguageModel(Config(vocabulary_size=300)).double(), torch.tensor([[1, 2, 3, 4]])
         >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
         >>> parts = [model.proceed(chunk, cache) for chunk in tokens.split(2, dim=1)]
-        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), atol=1e-5)
+        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), rtol=0, atol=1e-12)
         True
         """
         if not hasattr(cache, "all_or_nothing"):

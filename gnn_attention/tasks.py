@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import _checks, _files, algebra, analyse
+from gnn_attention._progress import Progress
 from gnn_attention._shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
@@ -144,11 +144,8 @@ def compare(
     is called with a line for every model that is done. ValueError for numbers below 1.
     """
     tree, seeds, steps = _tree(_checks.size("depth", depth, 1)), _checks.size("seeds", seeds, 1), _checks.size("steps", steps, 1)
-    star = algebra.tokens.extend(tree, 1, "both", "self")
-    plans = [("the tree", tree, layers) for layers in sorted({1, depth})] + [(f"the tree ** {depth}", tree**depth, 1)]
-    plans += [("with a virtual node", star, layers) for layers in (1, 2, 3)]
     outcomes = []
-    for name, graph, layers in plans:
+    for name, graph, layers in _plans(tree, depth):
         accuracies = []
         for seed in range(seeds):
             accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
@@ -156,6 +153,13 @@ def compare(
                 tell(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
         outcomes.append(Outcome(name, layers, _hears(tree, graph, layers), tuple(accuracies)))
     return outcomes
+
+
+def _plans(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
+    """The graphs to compare, by name, and the layers over each."""
+    star = algebra.tokens.extend(tree, 1, "both", "self")
+    plans = [("the tree", tree, layers) for layers in sorted({1, depth})] + [(f"the tree ** {depth}", tree**depth, 1)]
+    return plans + [("with a virtual node", star, layers) for layers in (1, 2, 3)]
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -246,13 +250,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """``gnn-attention reach``: train, print the table; 0 when it is done."""
     _files.check_place("--json", args.json)
-    outcomes = compare(args.depth, args.seeds, args.steps, tell=_tell if sys.stderr.isatty() else None)
+    with Progress("reach", unit="models") as shown:
+        shown.expect(args.seeds * len(_plans(_tree(_checks.size("depth", args.depth, 1)), args.depth)))
+        outcomes = compare(args.depth, args.seeds, args.steps, tell=lambda line: shown.advance(1, line))
     text = json.dumps([asdict(outcome) for outcome in outcomes], indent=2)
     if args.json not in (None, "-"):
         _files.write(args.json, text + "\n")
     print(text if args.json == "-" else table(outcomes))
     return 0
-
-
-def _tell(line: str) -> None:
-    print(f"\r{line} ...", end="\033[K\r", file=sys.stderr, flush=True)

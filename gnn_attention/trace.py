@@ -144,11 +144,11 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     layer walk, and as :func:`operate` does.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
-    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8)
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)).double(), torch.randn(5, 8).double()
     >>> run = record(layer, x, patterns.window(5, 2))
     >>> edges = run.layers[0].edge_index
-    >>> heard = torch.zeros(5, 8).index_add(0, edges[1], run.layers[0].carried(edges)[0].sum(1))
-    >>> bool(torch.dist(heard, run.output) < 1e-5)
+    >>> received = torch.zeros_like(x).index_add(0, edges[1], run.layers[0].carried(edges)[0].sum(1))
+    >>> torch.allclose(received, run.output, rtol=0, atol=1e-12)
     True
     """
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)

@@ -20,6 +20,7 @@ import torch
 
 from gnn_attention import _checks
 from gnn_attention._corpus import Corpus, Encoded, check_corpus, corpus, encoded
+from gnn_attention._progress import Progress, on_terminal
 from gnn_attention._rank_attention import EXCHANGES
 from gnn_attention._recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from gnn_attention._shapes import Tensor
@@ -49,7 +50,6 @@ __all__ = [
 ]
 
 _PROMPT = "def read(self, size=-1):\n"
-_SECONDS_BETWEEN_LINES = 2.0
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
 _STEPS_BETWEEN_LOOKS = 500
 _LOSSES_KEPT = 100  # of the first steps, in the report
@@ -76,7 +76,7 @@ def train(
         config: sizes of the model; its ``vocabulary_size`` is replaced by what the vocabulary has.
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
-        progress: a line on stderr every two seconds; None means only when it is a terminal.
+        progress: whether stderr shows how far it is: a bar, elsewhere a line every 5 s; None means only on a terminal.
         backend: what attends, a name of ``list_backends()``, "auto" or one of your own.
         graph: who hears whom in a window, instead of the recipe's.
         watch: called after every step with the number of steps and the loss of the last.
@@ -94,19 +94,21 @@ def train(
     if graph is not None:
         _checks.instance("graph", graph, TokenGraph)
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
-    lines = (sys.stderr.isatty() if progress is None else progress) and ranks.rank == 0
-    text, vocabulary, tokens, held_out = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
-    check_long_enough(recipe, tokens, held_out)
-    model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
-    model.backend = backend
-    told = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
-    fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints)
-    fit.go_on(told)
-    came = fit.run(tokens, held_out, lines)
-    model = ranks.whole(model)
-    model.eval().load_state_dict({name: weight.half().float() for name, weight in model.state_dict().items()})
-    report = told | came | measured(model, tokens, held_out, graph)
-    model.cpu()
+    with Progress("train", shown=(on_terminal() if progress is None else progress) and ranks.rank == 0) as shown:
+        shown.expect(None, note="reading the text")
+        text, vocabulary, tokens, held_out = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
+        check_long_enough(recipe, tokens, held_out)
+        model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
+        model.backend = backend
+        told = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
+        fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints)
+        fit.go_on(told)
+        came = fit.run(tokens, held_out, shown)
+        shown.advance(0, "measuring what was learnt")
+        model = ranks.whole(model)
+        model.eval().load_state_dict({name: weight.half().float() for name, weight in model.state_dict().items()})
+        report = told | came | measured(model, tokens, held_out, graph)
+        model.cpu()
     if out is not None and ranks.rank == 0:
         save(out, model, vocabulary, report)
     return model, vocabulary, report
@@ -153,17 +155,17 @@ class _Fit:
         self.losses: list[float] = []
         self.history: list[dict[str, float]] = []
         self.told: dict[str, Any] = {}
-        self.began = self.last_line = time.monotonic()
+        self.began = time.monotonic()
 
-    def run(self, tokens: Tensor, held_out: Tensor, lines: bool) -> dict[str, Any]:
+    def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
         """All steps, or as many as the minutes allow; tells how far it came."""
+        shown.expect(self.recipe.steps, before=len(self.losses))
         while (done := self.share_done()) < 1:
             self.step(windows(tokens, self.recipe, self.recipe.repeats * (1 - _REPEATS_FALL * done), self.generator), done)
             if len(self.losses) % _STEPS_BETWEEN_LOOKS == 0:
                 self.history.append(self.look(held_out))
             self.keep()
-            if lines:
-                self.tell()
+            self.tell(shown)
             if self.watch is not None:
                 self.watch(len(self.losses), self.losses[-1])
         seen, seconds = self.tokens_seen(), self.seconds()
@@ -211,17 +213,15 @@ class _Fit:
         recent = {"step": len(self.losses), "training_loss": rounded(self.recent_loss())}
         return recent | look(self.ranks.whole(self.model), held_out, self.graph)
 
-    def tell(self) -> None:
-        """A line of progress on stderr, if the last one is old enough."""
-        if time.monotonic() - self.last_line < _SECONDS_BETWEEN_LINES:
-            return
-        self.last_line = time.monotonic()
-        step, rate = len(self.losses), self.tokens_seen() / self.seconds()
-        line = f"step {step}/{self.recipe.steps}  loss {self.recent_loss():.3f}  {rate:,.0f} tokens/s"
+    def tell(self, shown: Progress) -> None:
+        """One more step, of as many as the minutes seem to allow; its loss, how fast it went, and the last look."""
+        note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
         if self.history:
             names = ("held_out_loss", "induction", "previous_token")
-            line += "".join(f"  {name} {self.history[-1][name]:.3f}" for name in names)
-        print(line, file=sys.stderr, flush=True)
+            note += "".join(f", {name} {self.history[-1][name]:.3f}" for name in names)
+        if self.minutes:
+            shown.total = min(self.recipe.steps, round(len(self.losses) / (self.seconds() / 60 / self.minutes)))
+        shown.advance(1, note)
 
     def share_done(self) -> float:
         """How much of the steps, or of the time if that is scarcer, is used up."""
@@ -251,7 +251,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
     parser.add_argument("--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)")
-    parser.add_argument("--progress", action="store_true", help="lines on stderr even if it is no terminal")
+    shown = "on stderr how far it is (default: yes)"
+    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True, help=shown)
     add_recipe(parser)
     folder = "keep checkpoints there, and go on from the last one"
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help=folder)
@@ -303,7 +304,7 @@ def _run(args: argparse.Namespace, recipe: Recipe, layout: Layout, checkpoints: 
             recipe,
             minutes=args.minutes,
             out=args.out,
-            progress=args.progress or None,
+            progress=args.progress,
             backend=args.backend,
             ranks=ranks,
             checkpoints=checkpoints,

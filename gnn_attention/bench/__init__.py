@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention import _checks, _files, _gpu_devices
+from gnn_attention._progress import Progress
 from gnn_attention.bench import attention, calibrate, gpu, graphs, plots, table, targets, training, workloads
 from gnn_attention.bench.attention import run_attention
 from gnn_attention.bench.graphs import run_graphs
@@ -43,14 +44,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Suite:
-    """One thing to measure: ``measure(args)`` gives the record, ``text(record)`` shows it; ``options`` are those it knows.
+    """One thing to measure: ``measure(args, shown)`` gives the record, ``text(record)`` shows it; ``options`` are those it knows.
 
+    ``shown`` expects as many cases as there are, and is told when each begins.
     ``pictures(record, folder)`` draws it, where it knows ``--plots``.
     """
 
     help: str
     options: frozenset[str]
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    measure: Callable[[argparse.Namespace, Progress], dict[str, Any]]
     text: Callable[[dict[str, Any]], str]
     pictures: Callable[[dict[str, Any], Path], list[Path]] = plots.save
 
@@ -59,7 +61,7 @@ def _names(args: argparse.Namespace) -> list[str] | None:
     return None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
 
 
-def _attention(args: argparse.Namespace) -> dict[str, Any]:
+def _attention(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     names = _names(args)
     allocators = attention.ALLOCATORS if args.allocator == "both" else (args.allocator,)
     settings = Settings.quick() if args.quick else Settings()
@@ -69,20 +71,23 @@ def _attention(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings if args.memory is None else replace(settings, memory=args.memory * 2**30)
     settings = settings if args.budget is None else replace(settings, budget=args.budget)
     settings = settings if args.slowest is None else replace(settings, slowest=args.slowest)
-    return run_attention(names, args.quick, allocators, not args.no_peers, settings, _progress())
+    shown.expect(len(attention.chosen(names, args.quick, allocators)))
+    return run_attention(names, args.quick, allocators, not args.no_peers, settings, shown.begin)
 
 
-def _graphs(args: argparse.Namespace) -> dict[str, Any]:
-    return run_graphs(graphs.MILLION if args.tokens is None else args.tokens, not args.no_peers, _progress())
+def _graphs(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(len(graphs.GRAPHS) + (0 if args.no_peers else len(graphs.PEER_SIZES)))
+    return run_graphs(graphs.MILLION if args.tokens is None else args.tokens, not args.no_peers, shown.begin)
 
 
-def _training(args: argparse.Namespace) -> dict[str, Any]:
+def _training(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(1 if args.no_peers else len(training.METHODS))
     tokens = training.LENGTH if args.tokens is None else args.tokens
     steps = training.STEPS if args.steps is None else args.steps
-    return run_training(tokens, steps, not args.no_peers, _progress())
+    return run_training(tokens, steps, not args.no_peers, shown.begin)
 
 
-def _gpu(args: argparse.Namespace) -> dict[str, Any]:
+def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     if args.budget is not None and not args.budget > 0:
         raise ValueError(f"--budget must be above 0 seconds, got {args.budget}")
     resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
@@ -91,15 +96,15 @@ def _gpu(args: argparse.Namespace) -> dict[str, Any]:
             "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and --device cpu"
         )
     keep = gpu.keeper(args.json or args.resume)
-    say = _progress() or _say
-    record = gpu.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, say)
+    record = gpu.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown)
     if args.calibrate:
-        print(f"kept in {_gpu_devices.save_device(gpu.calibrated(record))}", file=sys.stderr)
+        shown.write(f"the constants are in {_gpu_devices.save_device(gpu.calibrated(record))}")
     return record
 
 
-def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
-    return calibrate.run_calibration(progress=_progress())
+def _calibrate(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(len(calibrate.CASES))
+    return calibrate.run_calibration(progress=shown.begin)
 
 
 SUITES = {
@@ -177,7 +182,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     name = "calibrate" if args.calibrate and args.what != "gpu" else args.what
     _check(args, parser, name)
     suite = SUITES[name]
-    record = suite.measure(args)
+    with Progress(f"bench {name}", unit="cases") as shown:
+        record = suite.measure(args, shown)
     if args.json not in (None, "-"):
         _files.write(args.json, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1) if args.json == "-" else suite.text(record))
@@ -200,15 +206,3 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str)
     _files.check_place("--json", args.json)
     if args.plots is not None and not Path(args.plots).is_dir():
         raise ValueError(f"--plots {args.plots}: expected a folder that exists, make it first")
-
-
-def _progress() -> Callable[[str], None] | None:
-    return _show if sys.stderr.isatty() else None
-
-
-def _say(case: str) -> None:
-    print(case, file=sys.stderr, flush=True)
-
-
-def _show(case: str) -> None:
-    print(f"\rmeasuring {case} ...", end="\033[K\r", file=sys.stderr, flush=True)

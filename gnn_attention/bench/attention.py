@@ -40,7 +40,7 @@ from gnn_attention.bench.measure import Guard, Settings, Timing, limits, paired_
 from gnn_attention.bench.methods import AUTO, Method, Prepared, ours, peers
 from gnn_attention.bench.workloads import WORKLOADS, Problem, Workload, select, small
 
-__all__ = ["ALLOCATORS", "PASSES", "measure_problem", "measure_workload", "run_attention"]
+__all__ = ["ALLOCATORS", "PASSES", "chosen", "measure_problem", "measure_workload", "run_attention"]
 
 ALLOCATORS = ("default", "thp")
 PASSES = ("forward", "both")
@@ -59,12 +59,11 @@ def run_attention(
 
     ValueError for an unknown workload, OSError where this is not Linux.
     """
-    chosen = select(workloads, quick)
+    pairs = chosen(workloads, quick, allocators)
     process.forget_peak()  # OSError before anything is measured
     settings = settings or (Settings.quick() if quick else Settings())
     start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
     variables = {allocator: process.environment(allocator) for allocator in allocators}
-    pairs = [(a, w) for a in allocators for w in chosen if w.family != "x" or a == allocators[0]]  # the crossover once
     with tempfile.TemporaryDirectory() as kernels:  # compiled by one child, used by the next, shared with nobody else
         try:
             for allocator, workload in pairs:
@@ -87,6 +86,12 @@ def run_attention(
         "cases": [case for result in measured for case in result["cases"]],
     }
     return {**record, **summary.summary(record), "targets": targets.judged(record)}
+
+
+def chosen(workloads: Sequence[str] | None, quick: bool, allocators: Sequence[str]) -> list[tuple[str, Workload]]:
+    """Allocators and workloads that belong together; the crossover is measured once. ValueError for an unknown workload."""
+    found = select(workloads, quick)
+    return [(a, w) for a in allocators for w in found if w.family != "x" or a == allocators[0]]
 
 
 def _silent(what: str) -> None:
@@ -116,15 +121,15 @@ def _in_a_child(
 
 def measure_workload(name: str, allocator: str, settings: dict[str, Any], with_peers: bool, threads: int) -> dict[str, Any]:
     """A workload of the table, in this process, which must have started no threads yet; ``threads`` are for the measurements."""
-    workload, chosen = WORKLOADS[name], Settings(**settings)
-    process.limit_memory(int(1.3 * chosen.memory) + 3 * 2**30)
+    workload, limited = WORKLOADS[name], Settings(**settings)
+    process.limit_memory(int(1.3 * limited.memory) + 3 * 2**30)
     torch.set_num_threads(1)  # forks come first
     start = time.perf_counter()
     problem = workload.problem()
     built = {"plan_s": time.perf_counter() - start}
     methods = [*ours(), *peers(workload.peers if with_peers else ())]
     described = {"workload": name, "title": workload.title, "allocator": allocator, "tokens": workload.tokens}
-    about, cases = measure_problem(problem, methods, chosen, threads)
+    about, cases = measure_problem(problem, methods, limited, threads)
     place = {"workload": name, "allocator": allocator}
     return {"workload": {**described, **built, **about}, "cases": [{**place, **case} for case in cases]}
 

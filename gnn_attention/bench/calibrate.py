@@ -6,6 +6,7 @@ are those that come nearest to the measured times, each relative to itself. See 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.bench.measure import Guard, Settings, timed_rounds
 from gnn_attention.bench.process import record_of_the_machine
-from gnn_attention.cost_model import Costs, Work, save
+from gnn_attention.cost_model import Costs, Work, path_of_costs, save
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["fitted", "run_calibration", "text"]
@@ -44,6 +45,8 @@ PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}  # what is
 
 def run_calibration(path: Path | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Measure, fit, keep the constants in ``path`` (the file that ``auto`` reads unless given), and tell what was found."""
+    path = path_of_costs() if path is None else path
+    _check_folder(path)
     seconds, works = {}, {}
     for name, (backend, make) in CASES.items():
         if progress is not None:
@@ -61,6 +64,16 @@ def run_calibration(path: Path | None = None, progress: Callable[[str], None] | 
         "cases": cases,
         "file": str(save(found, path)),
     }
+
+
+def _check_folder(path: Path) -> None:
+    """OSError, before anything is measured in vain, where the constants cannot be written: a HOME that is read only."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({error.strerror}): set GNN_ATTENTION_COSTS to a file that can") from None
 
 
 def fitted(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from gnn_attention import _files, explorer
+from gnn_attention._progress import Progress
 from gnn_attention.explorer._html import is_ours
 
 __all__ = ["add_explore"]
@@ -37,10 +38,11 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _explore(args: argparse.Namespace) -> int:
     out = Path(args.out)
     _check_out(out, args.force)
-    shown = explorer.page(
-        _text(args.text, args.file), args.model, args.graph, room=args.room, title=args.title, layers=args.layers
-    )
-    shown.save(out)
+    text = _text(args.text, args.file)
+    with Progress("explore") as progress:
+        progress.advance(0, "the model reads the text")
+        shown = explorer.page(text, args.model, args.graph, room=args.room, title=args.title, layers=args.layers)
+        shown.save(out)
     print(f"{out}: {shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB; open it in a browser, it needs no network")
     return 0
 

@@ -30,6 +30,7 @@ import torch
 
 from gnn_attention import _files, _gpu_devices
 from gnn_attention._gpu_devices import Device
+from gnn_attention._progress import Progress
 from gnn_attention.bench.gpu import machine, targets
 from gnn_attention.bench.gpu.machine import Ceilings, Watch
 from gnn_attention.bench.gpu.measuring import Bench, LostDeviceError, Pace
@@ -52,7 +53,7 @@ def run_gpu(
     with_peers: bool = True,
     resume: Path | None = None,
     keep: Callable[[Record], None] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Record:
     """All that fits into ``budget`` seconds, after what the record in the file ``resume`` holds; ``keep`` hears of each method.
 
@@ -60,18 +61,21 @@ def run_gpu(
     made elsewhere.
     """
     began, place, chosen = time.monotonic(), machine.chosen_device(device, quick), select(workloads)
+    shown = progress or Progress("bench gpu", shown=False)
+    shown.advance(0, "the ceilings of the device")
     record = _begun(place, quick, resume)
     run = {"date": record["date"], "seconds": 0.0}
     record["runs"].append(run)
     methods = {workload.name: methods_of(workload.peers, with_peers) for workload in chosen}
     longest = 0.0
+    shown.expect(sum(len(_waiting(record, workload, methods)) for workload in chosen))
     for workload in chosen:
         bench: Bench | None = None
         for method in _waiting(record, workload, methods):
             start = time.monotonic()
             if budget is not None and start - began + longest > budget:
                 break
-            (progress or _silent)(f"{workload.title}: {method.name}")
+            shown.begin(f"{workload.title}: {method.name}")
             bench = bench or _bench(record, workload, place, quick)
             _add(record, bench, method)
             longest = max(longest, time.monotonic() - start)
@@ -152,7 +156,3 @@ def keeper(path: str | None) -> Callable[[Record], None] | None:
         _files.write(str(path), json.dumps(record, indent=1) + "\n")
 
     return keep
-
-
-def _silent(what: str) -> None:
-    pass

@@ -1,0 +1,90 @@
+"""What commands write: on streams that hold ASCII alone, that are closed, or whose reader has gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gnn_attention import _output
+from gnn_attention.__main__ import main
+
+
+def stream(encoding, errors="strict"):
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
+
+
+def written(made):
+    made.flush()
+    return made.buffer.getvalue()
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_picture_in_ascii(errors, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := stream("ascii", errors))
+    assert main(["draw", "causal(2)"]) == 0
+    assert written(out).splitlines()[1:] == [b"0 # .   0 <- 0", b"1 # #   1 <- 0 1"]
+
+
+def test_where_unicode_fits_nothing_changes(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", out := stream("utf-8"))
+    assert main(["draw", "causal(2)"]) == 0
+    assert written(out).decode().splitlines()[1].startswith("0 ■ ·")
+
+
+def test_a_name_of_a_file_that_is_no_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", err := stream("utf-8"))
+    assert main(["draw", "causal(2)", "-o", "no\udcff/such.svg"]) == 2
+    assert b"no\xff/such.svg" in written(err)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_leads_nowhere(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, name, None)
+    assert main(["draw", "causal(2)"]) == 0
+    assert main(["draw", "causal(2"]) == 2
+    getattr(sys, name).close()
+    said = capsys.readouterr()
+    assert (said.out, said.err)[name == "stdout"] != ""
+    assert (said.out, said.err)[name == "stderr"] == ""
+
+
+@pytest.fixture
+def without_reader():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as made:
+        yield made
+
+
+def test_a_stderr_without_a_reader_changes_no_exit_code(without_reader, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", without_reader)
+    assert main(["draw", "causal(2"]) == 2
+    assert main(["draw", "causal(2)"]) == 0
+    assert "0 ■ ·" in capsys.readouterr().out
+
+
+def test_what_was_printed_before_stderr_broke_is_there(without_reader, monkeypatch, capsys):
+    """The text stands on stdout, the line about it goes to a stderr that nobody reads."""
+    without_reader.reconfigure(line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", without_reader)
+    assert main(["generate", "def f(", "--tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("def f(")
+
+
+def test_other_errors_of_a_codec_are_its_own():
+    with pytest.raises(UnicodeDecodeError):
+        _output.plain(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", ["2>&-", ">&-", ">&- 2>&-", "2> >(true)", "> >(true)"])
+def test_as_a_program(streams):
+    """In particular at the end, when Python flushes what is left: no exit code 120."""
+    command = f"{sys.executable} -W ignore -m gnn_attention generate 'def f(' --tokens 2 {streams}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.startswith("def f(")) == (0, streams.startswith("2"))
+    assert "Error" not in done.stderr

@@ -1,0 +1,292 @@
+"""Progress of long commands: what is shown when, on a terminal and in a pipe, and that it never disturbs the work."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gnn_attention import _progress, _train_report, bench, experiment, training
+from gnn_attention.__main__ import main
+from gnn_attention._progress import Progress
+from gnn_attention.figures import _running
+from gnn_attention.model import Config
+from gnn_attention.training import Corpus
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands: the test sets ``clock.now``."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """What is shown every 5 s is shown at once."""
+    for name in ("EVERY", "DELAY", "REFRESH"):
+        monkeypatch.setattr(_progress, name, 0.001)
+
+
+def waited_for(found, seconds=30.0):
+    """Whether ``found()`` becomes true in this time."""
+    end = time.monotonic() + seconds
+    while not found() and time.monotonic() < end:
+        time.sleep(0.002)
+    return found()
+
+
+class TestText:
+    def test_the_estimate_is_that_of_the_steps_so_far(self, clock):
+        progress = Progress("verify", 410, "checks")
+        clock.now = 20.0
+        assert str(progress) == "verify: 0 of 410 checks, 0:20 elapsed"
+        progress.advance(100, note="attend")
+        assert str(progress) == "verify: 100 of 410 checks, 0:20 elapsed, about 1:02 left (attend)"
+        progress.advance(310)
+        assert str(progress) == "verify: 410 of 410 checks, 0:20 elapsed (attend)"
+
+    def test_steps_of_an_earlier_run_say_nothing_of_the_speed(self, clock):
+        progress = Progress("verify", 100, "checks", before=90)
+        clock.now = 10.0
+        assert progress.left is None
+        progress.advance(5)
+        assert str(progress) == "verify: 95 of 100 checks, 0:10 elapsed, about 0:10 left"
+
+    def test_the_time_before_the_steps_says_nothing_of_the_speed(self, clock):
+        progress = Progress("train")
+        progress.expect(None, note="reading the text")
+        clock.now = 60.0
+        assert str(progress) == "train: 1:00 elapsed (reading the text)"
+        progress.expect(10)
+        clock.now = 62.0
+        progress.advance(1)
+        assert str(progress) == "train: 1 of 10 steps, 1:02 elapsed, about 0:18 left"
+
+    def test_a_step_that_begins_ends_the_one_before(self):
+        progress = Progress("bench graphs", 3, "cases")
+        seen = []
+        for name in "abc":
+            progress.begin(name)
+            seen.append((progress.done, progress.note))
+        assert seen == [(0, "a"), (1, "b"), (2, "c")]
+
+    def test_what_is_followed_is_read_when_it_is_shown(self, clock):
+        progress, done = Progress("generate", 10, "tokens"), iter([2, 7])
+        progress.follow(lambda: next(done))
+        clock.now = 4.0
+        assert str(progress) == "generate: 2 of 10 tokens, 0:04 elapsed, about 0:16 left"
+        assert str(progress).startswith("generate: 7 of 10")
+
+    def test_threads_count_together(self):
+        progress = Progress("figures", 8000)
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=lambda: [progress.advance() for _ in range(1000)]) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert progress.done == 8000
+
+
+class TestPipe:
+    def test_what_is_quick_shows_nothing(self, capfd):
+        with Progress("verify", 1) as progress:
+            progress.advance()
+        assert capfd.readouterr() == ("", "")
+
+    def test_one_long_step_is_followed(self, fast, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        with Progress("verify", 410, "checks") as progress:
+            progress.advance(123, note="attend, float32")
+            assert waited_for(lambda: sys.stderr.getvalue().count("\n") >= 3)
+        form = r"verify: \d+ of 410 checks, 0:\d\d elapsed(, about 0:\d\d left)?( \(attend, float32\))?"
+        assert all(re.fullmatch(form, line) for line in sys.stderr.getvalue().splitlines())
+
+    def test_not_shown_but_for_lines(self, fast, capsys):
+        with Progress("verify", shown=False) as progress:
+            time.sleep(0.02)
+            progress.write("a line")
+        assert capsys.readouterr() == ("", "a line\n")
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+    def test_an_error_ends_it(self, error, fast, capsys):
+        def interrupted():
+            with Progress("verify"):
+                time.sleep(0.02)
+                raise error
+
+        with pytest.raises(error):
+            interrupted()
+        capsys.readouterr()
+        assert "progress" not in [thread.name for thread in threading.enumerate()]
+        time.sleep(0.01)
+        assert capsys.readouterr().err == ""
+
+
+def closed():
+    made = io.StringIO()
+    made.close()
+    return made
+
+
+class Broken(io.TextIOBase):
+    """A pipe without a reader."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def ascii_only():
+    return io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+
+
+@pytest.mark.parametrize("stream", [lambda: None, closed, Broken, ascii_only])
+def test_a_stderr_that_takes_nothing_is_no_error(stream, fast, monkeypatch, capsys):
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    given = stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", given)
+        with Progress("verify", 2) as progress:
+            progress.advance(note="window | sinks, ±, ■")
+            time.sleep(0.02)
+            progress.write("a line with ■")
+    assert (progress.done, failed, capsys.readouterr().out) == (1, [], "")
+
+
+@contextlib.contextmanager
+def terminal():
+    """stderr is a terminal of 100 columns; the value says what it was sent so far."""
+    pty, termios, fcntl, tty = (pytest.importorskip(name) for name in ("pty", "termios", "fcntl", "tty"))
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, (24).to_bytes(2, sys.byteorder) + (100).to_bytes(2, sys.byteorder) + bytes(4))
+    os.set_blocking(ours, False)
+    seen = bytearray()
+
+    def sent():
+        with contextlib.suppress(BlockingIOError):
+            seen.extend(os.read(ours, 1 << 16))
+        return seen.decode("utf-8", "ignore")
+
+    with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
+        patch.setattr(sys, "stderr", stream)
+        yield sent
+    os.close(ours)
+
+
+class TestTerminal:
+    def test_a_bar_that_leaves_a_clean_line(self, fast):
+        with terminal() as sent:
+            with Progress("verify", 410, "checks") as progress:
+                progress.advance(123, note="attend, {float32}")
+                assert waited_for(lambda: "|███       | verify: 123 of 410 checks, 0:0" in sent())
+                assert waited_for(lambda: "left (attend, {float32})" in sent())
+                progress.write("a line")
+                assert waited_for(lambda: "\ra line\n" in sent())
+                assert waited_for(lambda: "verify" in sent().split("a line\n")[1])
+            left = sent().split("\r")
+        assert "\n" not in left[-1]
+        assert (left[-1], left[-2].strip()) == ("", "")
+
+    def test_without_a_total_there_is_no_bar(self, fast):
+        with terminal() as sent:
+            with Progress("explore"):
+                assert waited_for(lambda: "explore: 0:00 elapsed" in sent())
+            assert "|" not in sent()
+
+    def test_what_is_quick_shows_nothing(self):
+        with terminal() as sent:
+            with Progress("verify", 1) as progress:
+                progress.advance()
+            assert sent() == ""
+
+    def test_a_terminal_that_goes_away_is_no_error(self, fast, monkeypatch):
+        failed = []
+        monkeypatch.setattr(threading, "excepthook", failed.append)
+        progress = Progress("verify", 2)
+        with terminal() as sent:
+            progress.__enter__()
+            assert waited_for(lambda: "verify" in sent())
+        progress.write("a line")
+        progress.__exit__(None, None, None)
+        assert failed == []
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+TEXT = Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+SMALL = ["--steps", "2", "--batch", "2", "--length", "16", "--pieces", "260"]
+LONG = {
+    "train": ["train", *SMALL, "--out", "{}/weights.safetensors"],
+    "compare": ["compare", "--graphs", "causal", "--seeds", "1", *SMALL, "--out", "{}/compared"],
+    "reach": ["reach", "--depth", "1", "--seeds", "1", "--steps", "2"],
+    "audit": ["audit", "window(8, 2)"],
+    "generate": ["generate", "def f(", "--tokens", "3"],
+    "explore": ["explore", "a b", "-o", "{}/page.html"],
+    "draw": ["draw", "causal(8)", "-o", "{}/graph.svg"],
+    "cost": ["cost", "--graph", "window(4096, 64)"],
+    "bench attention": ["bench", "attention", "--quick"],
+    "bench training": ["bench", "training"],
+    "bench graphs": ["bench", "graphs"],
+    "bench calibrate": ["bench", "calibrate"],
+    "verify --figures": ["verify", "--figures"],
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Little text, small models; a suite of the benchmark and a figure take 20 ms and do nothing."""
+    config = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
+    for module in (training, experiment):
+        monkeypatch.setattr(module, "corpus", lambda: TEXT)
+    monkeypatch.setattr(experiment, "Config", lambda _: config)
+    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", 8)
+
+    def measured(*arguments, progress=None):
+        (progress or arguments[-1])("one case")
+        time.sleep(0.02)
+        return {}
+
+    for name in ("run_attention", "run_graphs", "run_training"):
+        monkeypatch.setattr(bench, name, measured)
+    monkeypatch.setattr(bench.calibrate, "run_calibration", measured)
+    suites = {name: replace(suite, text=lambda record: "the record") for name, suite in bench.SUITES.items()}
+    monkeypatch.setattr(bench, "SUITES", suites)
+    monkeypatch.setattr(_running, "run", lambda names, count, jobs, say: iter(measured("F2", lambda text: say("F2", text))))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp_path):
+    if name == "draw":
+        pytest.importorskip("matplotlib")
+    assert main([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
+    said = capsys.readouterr()
+    lines = [line for line in said.err.splitlines() if " elapsed" in line]
+    assert lines
+    assert all(re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?0:\d\d elapsed", line) for line in lines), lines
+    assert " elapsed" not in said.out
+
+
+def test_a_home_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("GNN_ATTENTION_COSTS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["bench", "calibrate"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n" in said.err
