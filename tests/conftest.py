@@ -3,8 +3,32 @@
 import gc
 import os
 
+import pytest
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Of ``-n auto``: one for each processor that this process may use, whatever cores they are of."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A file's tests go to one process: they share what is expensive."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_progress():
+    """On a slow machine a quick command may take more than 5 s; tests of what stands on stderr do not hang on that."""
+    from gnn_attention import _progress
+
+    _progress.EVERY = 3600.0
 
 
 def pytest_collection_finish(session):

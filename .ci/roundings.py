@@ -1,0 +1,136 @@
+"""Every way in which the same wheels round differently: run verify, and with --tests the default tests, under each.
+
+    python .ci/roundings.py                       # four paths, quick: what CI runs
+    python .ci/roundings.py --every --all --tests # all paths, every check, the tests: for the night
+
+Prints for each path whether it changes numbers on this machine (against no setting at all; equal numbers are equal bits of every
+error), the worst error as a share of what is allowed, in which group, and how long it took. Exit code 1 if a path fails, or if a
+group's worst share is above 0.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADROOM = 0.8
+VALUE = "import torch; x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)); print((x @ x).exp().sum().item())"
+
+PATHS: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "ATEN_CPU_CAPABILITY=default": {},
+    "ATEN_CPU_CAPABILITY=avx2": {},
+    "ATEN_CPU_CAPABILITY=avx512": {},
+    "MKL_ENABLE_INSTRUCTIONS=SSE4_2": {},
+    "MKL_ENABLE_INSTRUCTIONS=AVX2": {},
+    "MKL_ENABLE_INSTRUCTIONS=AVX512": {},
+    "MKL_CBWR=COMPATIBLE": {},
+    "ONEDNN_MAX_CPU_ISA=SSE41": {},
+    "ONEDNN_MAX_CPU_ISA=AVX2": {},
+    "ONEDNN_MAX_CPU_ISA=AVX512_CORE": {},
+    "OMP_NUM_THREADS=2": {"GOMP_SPINCOUNT": "0"},  # threads that wait for a processor do not spin
+    "OMP_NUM_THREADS=3": {"GOMP_SPINCOUNT": "0"},
+}
+QUICK = ("ATEN_CPU_CAPABILITY=default", "ATEN_CPU_CAPABILITY=avx2", "MKL_CBWR=COMPATIBLE", "OMP_NUM_THREADS=3")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one path came to."""
+
+    path: str
+    value: str
+    code: int
+    digest: str
+    shares: dict[tuple[str, str], tuple[float, str]]
+    seconds: float
+    tests: str
+
+
+def main() -> int:
+    """Run the paths one after another, each with all processors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", action="store_true", help="every path (default: four)")
+    parser.add_argument("--all", action="store_true", help="every check (default: those that cover all pairs)")
+    parser.add_argument("--tests", action="store_true", help="the default tests, too")
+    parser.add_argument("--path", action="append", choices=list(PATHS), help="only this one; may be repeated")
+    args = parser.parse_args()
+    found = []
+    for path in args.path or (PATHS if args.every else QUICK):
+        found.append(run(path, args.all, args.tests))
+        report(found[-1], found[0])
+    worst = max((share for outcome in found for share, _ in outcome.shares.values()), default=0.0)
+    print(f"worst share of what is allowed: {worst:.2f} (at most {HEADROOM})")
+    failed = [outcome.path for outcome in found if outcome.code]
+    print(f"{len(found)} paths, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
+    return 0 if not failed and worst <= HEADROOM else 1
+
+
+def run(path: str, every: bool, tests: bool) -> Outcome:
+    """Verify, and the tests, with these variables set."""
+    setting = {} if "=" not in path else dict([path.split("=")])
+    env = {**os.environ, **setting, **PATHS[path]}
+    began = time.time()
+    value = subprocess.run([sys.executable, "-c", VALUE], env=env, capture_output=True, text=True, check=True).stdout.strip()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "record.json"
+        command = [sys.executable, "-m", "gnn_attention", "verify", "--json", str(file), *(["--all"] if every else [])]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        results = json.loads(file.read_text())["results"] if file.exists() else []
+    if done.returncode:
+        print(done.stdout[-3000:] + done.stderr[-2000:])
+    code, said = pytest(env) if tests else (0, "")
+    return Outcome(path, value, done.returncode or code, digest(results), shares(results), time.time() - began, said)
+
+
+def pytest(env: dict[str, str]) -> tuple[int, str]:
+    """The default tests; exit code and the last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines() or ["nothing"]
+    if done.returncode:
+        print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))))
+    return done.returncode, lines[-1].strip("= ")
+
+
+def digest(results: list[dict[str, Any]]) -> str:
+    """Of all measured numbers: equal where not one differs."""
+    numbers = [[r["group"], r["backend"], r["dtype"], r["name"], r.get("share"), r.get("error")] for r in results]
+    return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:8]
+
+
+def shares(results: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, str]]:
+    """The worst share of each group and dtype, and the check that has it."""
+    worst: dict[tuple[str, str], tuple[float, str]] = defaultdict(lambda: (0.0, ""))
+    for r in results:
+        if "share" in r:
+            key = r["group"], r["dtype"]
+            worst[key] = max(worst[key], (float(r["share"]), f"{r['name']} [{r['backend']}]"))
+    return dict(worst)
+
+
+def report(outcome: Outcome, first: Outcome) -> None:
+    """Some lines for one path."""
+    changed = "the first" if outcome is first else "changes numbers" if outcome.digest != first.digest else "changes nothing"
+    group, (share, name) = max(outcome.shares.items(), key=lambda entry: entry[1], default=(("-", "-"), (0.0, "")))
+    word = "FAILED" if outcome.code else "held"
+    print(f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s {outcome.tests}")
+    print(f"  worst {share:.2f} of what is allowed: {' '.join(group)}: {name}", flush=True)
+    for key, (share, name) in outcome.shares.items():
+        if share > HEADROOM:
+            print(f"  above {HEADROOM}: {' '.join(key)} {share:.2f}: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
