@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact, assert_rule, attention_truth
 
 import gnn_attention as ga
 from gnn_attention import _edge_dropout, patterns
 from gnn_attention._gpu_forms import Problem
 from gnn_attention._gpu_tiles import tiles_of
 from gnn_attention._gpu_windows import windows_of
+from gnn_attention.backends import BACKENDS
 
 
 def listed(num_dst, num_src, density, seed=0):
@@ -116,8 +118,8 @@ def backward_of(module, problem, form, out, lse, grad_out, grad_lse=None):
     return module.backward(problem, form, grad_out, delta.to(wide), lse)
 
 
-def errors(module, problem, form, graph):
-    """Largest error of out, of lse, and of the gradients of a random loss, each beside the largest number of the truth."""
+def check_exact(module, problem, form, graph):
+    """Out, lse, and the gradients of a random loss are those of the formula in float64."""
     out, lse = module.forward(problem, form)
     want, want_lse, leaves = dense(problem, graph)
     heard = want_lse != -torch.inf
@@ -126,9 +128,10 @@ def errors(module, problem, form, graph):
     got = backward_of(module, problem, form, out, lse, grad_out, grad_lse.masked_fill(~heard.to(lse.device), 0))
     truths = torch.autograd.grad(loss, [x for x in leaves if x is not None], allow_unused=True)
     assert torch.equal(lse.cpu() == -torch.inf, ~heard)
-    pairs = [(out, want), (lse.cpu()[heard], want_lse[heard])]
-    pairs += zip([x for x in got if x is not None], truths, strict=True)
-    return [_apart(x, truth) for x, truth in pairs]
+    assert_exact(out, want)
+    assert_exact(lse, want_lse)
+    got = [x for x in got if x is not None]
+    assert_exact(got, [torch.zeros_like(x) if truth is None else truth for x, truth in zip(got, truths, strict=True)])
 
 
 def cotangents(*results):
@@ -137,32 +140,18 @@ def cotangents(*results):
     return [torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.dtype).to(x.device) for x in results]
 
 
-def _apart(x, truth):
-    truth = torch.zeros_like(x, dtype=torch.float64, device="cpu") if truth is None else truth.detach()
-    assert x.shape == truth.shape
-    return ((x.cpu().double() - truth).abs().max() / truth.abs().max().clamp(min=1.0)).item() if x.numel() else 0.0
-
-
 # -- what holds for every form ----------------------------------------------------------------------------------------
 
 
 def check_no_worse_than_sdpa(module, kind, dtype, device, dim=32):
     """Twice its error at most, gradients three times: the rule of the library, on numbers of this dtype."""
     graph = SMALL
-    heard = graph.in_degree() > 0
     problem, form = problem_of(graph, dtype, device, dim=dim, value_dim=dim), form_of(kind, graph, device=device)
     out, lse = module.forward(problem, form)
     (grad_out,) = cotangents(out)
-    grad_out = grad_out * heard.to(device, dtype)[:, None]
-    got = [out, *backward_of(module, problem, form, out, lse, grad_out)[:3]]
-    want, _, leaves = dense(problem, graph)
-    truth = [want, *torch.autograd.grad(want, leaves[:3], grad_out.cpu().double())]
-    leaves = [x.detach().clone().requires_grad_() for x in problem[:3]]
-    mask = graph.mask().to(device) | ~heard.to(device)[:, None]
-    sdpa = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=problem.scale, enable_gqa=True)
-    stick = [sdpa * heard.to(device, dtype)[:, None], *torch.autograd.grad(sdpa, leaves, grad_out)]
-    for times, ours, theirs, right in zip((2, 3, 3, 3), got, stick, truth, strict=True):
-        assert _apart(ours, right) <= times * _apart(theirs, right)
+    gradients = [x.cpu() for x in backward_of(module, problem, form, out, lse, grad_out)[:3]]
+    truth = attention_truth(*(x.cpu() for x in problem[:3]), graph, grad_out.cpu(), problem.scale)
+    assert_rule(out.cpu(), dict(zip("qkv", gradients, strict=True)), truth.for_backend(BACKENDS["triton"]))
 
 
 def check_nothing_off_an_edge(module, kind, hidden, number, device):
@@ -216,7 +205,7 @@ def check_gradient_that_is_nan(module, kind, device):
 def check_minus_infinity_of_a_bias(module, kind, device):
     """Such an edge carries nothing, and a receiver all of whose edges are such hears nobody."""
     graph = SMALL
-    problem, form = problem_of(graph, torch.float32, device, bias=(1, 1)), form_of(kind, graph, True, device)
+    problem, form = problem_of(graph, device=device, bias=(1, 1)), form_of(kind, graph, True, device)
     src, dst = graph.edge_index[:, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).argsort()]
     bias = problem.bias.clone()
     off = (dst == 4) | (src == 6)
@@ -225,8 +214,8 @@ def check_minus_infinity_of_a_bias(module, kind, device):
     fewer = problem._replace(bias=problem.bias[..., ~off.to(device)])
     changed = problem._replace(bias=bias)
     (out, lse), (want, want_lse) = module.forward(changed, form), module.forward(fewer, form_of(kind, keep, True, device))
-    torch.testing.assert_close(out, want, rtol=0, atol=1e-6)
-    torch.testing.assert_close(lse, want_lse, rtol=0, atol=1e-6)
+    assert_exact(out, want)
+    assert_exact(lse, want_lse)
     grads = backward_of(module, changed, form, out, lse, *cotangents(out))
     assert all(x.isfinite().all() for x in grads if x is not None)
     assert (grads[4][..., off.to(device)] == 0).all()

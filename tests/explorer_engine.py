@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor
 from torch.nn import functional
 
@@ -139,21 +140,16 @@ def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list
     return layers, normed(x, W["norm.weight"]) @ W["unembedding.weight"].T
 
 
-def close(found: Tensor, wanted: Tensor, within: float) -> bool:
-    """Within so much of the largest number, or of 1."""
-    return not wanted.numel() or bool((found - wanted).abs().max() < within * wanted.abs().max().clamp(min=1))
-
-
-def check_run(said: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor, within: float = 1e-9) -> None:
-    """A run of the engine is the oracle's, in every number that it tells."""
+def check_run(said: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
+    """A run of the engine is the oracle's, in every number that it tells: both are one forward pass in float64."""
     assert "error" not in said, said
     layers, logits = dense(state, ids, edges)
     for number, (found, wanted) in enumerate(zip(said["said"]["layers"], layers, strict=True)):
         assert base64.b64decode(found["edges"]) == bytes(edges[number].flatten().int().tolist())
         for name, tensor in wanted.items():
-            assert close(doubles(found[name], *tensor.shape), tensor, within), (number, name)
+            assert_exact(doubles(found[name], *tensor.shape), tensor)
     if said["said"]["logits"] is not None:
-        assert close(doubles(said["said"]["logits"], *logits.shape), logits, within)
+        assert_exact(doubles(said["said"]["logits"], *logits.shape), logits)
 
 
 def small(seed: int = 0, **sizes: int) -> tuple[lm.LanguageModel, BytePair]:

@@ -75,11 +75,16 @@ def compiled(form, dtype, dim, options, gpu):
     return built
 
 
-if __name__ == "__main__":
-    for case in json.loads(sys.argv[1]):
+def report(cases):
+    """Print a line of JSON for each case."""
+    for case in cases:
         try:
             found = {"built": [{**dataclasses.asdict(kernel), "faults": kernel.faults()} for kernel in compiled(*case)]}
         except Exception as error:
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"case": case, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    report(json.loads(sys.argv[1]))

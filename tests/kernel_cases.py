@@ -8,6 +8,7 @@ import gnn_attention as ga
 from gnn_attention import _edge_dropout, patterns
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
+from gnn_attention.verify.measure import summation_bound
 
 
 def listed(num_dst, num_src, share, seed=0):
@@ -155,16 +156,18 @@ def gradients(out, lse, inputs):
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
+def lse_bound(q, k, scale, lse):
+    """How far lse, summed in float32, may be from that of the same numbers in float64.
+
+    A logit is a sum of products; exp, of 2 ulps, is summed over the in-edges, and a relative error of the sum is an absolute
+    one of its logarithm; the logarithm, of 2 ulps, and the sum with the shift are rounded once more.
+    """
+    products = float((q.double().abs().amax((0, 1)) @ k.double().abs().amax((0, 1)).T).max()) * abs(scale)
+    logits = summation_bound(q.shape[-1] + 1, products, torch.float32)
+    size = float(lse.detach()[lse.isfinite()].abs().max())
+    return 2 * logits + summation_bound(k.shape[2] + 4, 1.0, torch.float32) + summation_bound(5, size, torch.float32)
+
+
 def parameters(case, given):
     """All that is learned."""
     return [x for x in given if x is not None] + (list(LEARNED.parameters()) if "Relative" in repr(case.score_mod) else [])
-
-
-def assert_close(found, true, share=1e-12):
-    """Within a share of the largest number of all that is true."""
-    largest = max([float(x[x.isfinite()].abs().max()) for x in true if x[x.isfinite()].numel()], default=0.0)
-    for x, y in zip(found, true, strict=True):
-        assert x.shape == y.shape
-        assert torch.equal(x.isfinite(), y.isfinite())
-        assert torch.equal(x[~x.isfinite()], y[~y.isfinite()].to(x.dtype))
-        assert x.numel() == 0 or float((x - y).masked_fill(~y.isfinite(), 0.0).abs().max()) <= share * max(largest, 1e-30)

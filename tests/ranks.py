@@ -9,23 +9,34 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.bounds import error
 from torch import distributed
 
-__all__ = ["RanksError", "run"]
+from gnn_attention.verify.measure import EXACT
 
+__all__ = ["RanksError", "alone", "run", "share"]
+
+# What the server loads, once, and no process of a rank again: the package, and what test modules import.
+PRELOADED = (
+    *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"),
+    *("gnn_attention.model", "gnn_attention.training", "gnn_attention.distributed", "gnn_attention.catalogue"),
+    *("gnn_attention.verify.oracle", "pytest"),
+)
+Tensors = Sequence[torch.Tensor]
 GRACE = 5.0  # seconds that the others have to fail too, once one of them did
 
 
@@ -38,13 +49,34 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
 
     RanksError where one raises or dies, or where not all are done ``deadline`` seconds after the start; all are dead then.
     """
+    return _results(range(world_size), world_size, function, arguments, deadline)
+
+
+def alone(function: Callable[..., Any], *arguments: Any, deadline: float = 60.0) -> Any:
+    """What ``function(*arguments)`` returns in a process of its own, without a process group; else as ``run``."""
+    return _results([0], None, function, arguments, deadline)[0]
+
+
+def share(found: Tensors, true: Tensors, whole: Tensors | None = None) -> float:
+    """The error of float64 results as a share of what is allowed, 1e-12 of the largest number of all of them.
+
+    ``whole``: what ``true`` is a rank's part of; its largest number counts.
+    """
+    for a, b in zip(found, true, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype == torch.float64
+    off, largest = error(found, true), max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0)
+    return off / (EXACT * largest) if largest else 0.0 if off == 0 else math.inf
+
+
+def _results(
+    ranks: Sequence[int], world_size: int | None, function: Callable[..., Any], arguments: tuple[Any, ...], deadline: float
+) -> list[Any]:
     context = _server()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments")
         where = function.__module__, sys.modules[function.__module__].__file__, function.__qualname__
-        processes = [
-            context.Process(target=_rank, args=(rank, world_size, where, folder, deadline)) for rank in range(world_size)
-        ]
+        processes = [context.Process(target=_rank, args=(rank, world_size, where, folder, deadline)) for rank in ranks]
         for process in processes:
             process.start()
         try:
@@ -54,14 +86,14 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
                 process.kill()
                 process.join()
         _check(folder, [process.exitcode for process in processes], in_time, deadline)
-        return [torch.load(Path(folder) / f"result{rank}", weights_only=False) for rank in range(world_size)]
+        return [torch.load(Path(folder) / f"result{rank}", weights_only=False) for rank in ranks]
 
 
 @functools.cache
 def _server() -> Any:
     """The server, which has loaded its modules once a first process is there: no deadline begins before."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.tensor.parallel", "gnn_attention.model"])
+    context.set_forkserver_preload(list(PRELOADED))
     first = context.Process(target=int)
     first.start()
     first.join()
@@ -98,18 +130,21 @@ def _check(folder: str, codes: list[int | None], in_time: bool, deadline: float)
 # -- in the process of a rank -----------------------------------------------------------------------------------------
 
 
-def _rank(rank: int, world_size: int, where: tuple[str, str, str], folder: str, deadline: float) -> None:
+def _rank(rank: int, world_size: int | None, where: tuple[str, str, str], folder: str, deadline: float) -> None:
     """The life of one process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        store, timeout = f"file://{folder}/store", timedelta(seconds=deadline)
-        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout)
+        place = () if world_size is None else (rank, world_size)
+        if world_size is not None:
+            store, timeout = f"file://{folder}/store", timedelta(seconds=deadline)
+            distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout)
         arguments = torch.load(Path(folder) / "arguments", weights_only=False)
-        result = _function(*where)(rank, world_size, *arguments)
+        result = _function(*where)(*place, *arguments)
         torch.save(result, Path(folder) / f"result{rank}")
-        distributed.barrier()  # nobody leaves while others still talk
-        distributed.destroy_process_group()
+        if world_size is not None:
+            distributed.barrier()  # no rank leaves while others still talk
+            distributed.destroy_process_group()
     except BaseException:
         (Path(folder) / f"error{rank}").write_text(traceback.format_exc())
         os._exit(1)

@@ -9,6 +9,7 @@ import copy
 import inspect
 import operator
 import pickle
+import random
 import time
 from functools import partial, reduce
 from itertools import pairwise, product
@@ -18,6 +19,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
@@ -75,10 +78,9 @@ def listed(graph: TokenGraph) -> bool:
 
 @st.composite
 def plain(draw: st.DrawFn, num_dst: int, num_src: int) -> TokenGraph:
-    """The same for all: a list in any order, or a rule."""
-    everything = [(src, dst) for src in range(num_src) for dst in range(num_dst)]
-    chosen = draw(st.lists(st.sampled_from(everything), unique=True, max_size=14)) if everything else []
-    graph = from_pairs(chosen, num_dst, num_src)
+    """The same for all: a list in any order, or a rule. One draw for all edges: a draw for each takes most of the time."""
+    everything, rng = [(src, dst) for src in range(num_src) for dst in range(num_dst)], random.Random(draw(st.integers(0, 2**32)))
+    graph = from_pairs(rng.sample(everything, rng.randint(0, min(14, len(everything)))), num_dst, num_src)
     return graph if draw(st.booleans()) else from_table(graph.mask()[None, None])
 
 
@@ -257,11 +259,11 @@ class TestStacks:
 
     def test_heads_attend_each_along_its_own_graph(self):
         g = per_head(patterns.window(6, 2), patterns.causal(6))
-        q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+        q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         out = ga.attend(q, k, v, g)
         for h in range(2):
             alone = ga.attend(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1], g.select(head=h))
-            torch.testing.assert_close(out[:, h : h + 1], alone)
+            assert_exact(out[:, h : h + 1], alone)
 
 
 # -- more tokens ------------------------------------------------------------------------------------------------------
@@ -963,80 +965,81 @@ ROWS = patterns.causal(5).rows(2, 5)
 G = patterns.causal(3)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "match"),
-    [
-        (lambda: union(), ValueError, "union needs at least one graph, got none"),
-        (lambda: disjoint_sum(), ValueError, "disjoint_sum needs at least one graph"),
-        (lambda: union([G, G]), TypeError, r"got list; a list of graphs is union\(\*graphs\)"),
-        (lambda: intersection(G, 3), TypeError, r"intersection takes graphs \(TokenGraph\), got int$"),
-        (lambda: closure(G.mask()), TypeError, "closure takes graphs .*, got Tensor"),
-        (lambda: strong_product(G, None), TypeError, "strong_product takes graphs .*, got NoneType"),
-        (lambda: union(G, patterns.causal(4)), ValueError, r"same nodes .* got .*causal\(3\).*causal\(4\)"),
-        (lambda: intersection(G, patterns.causal(5).rows(0, 3)), ValueError, "intersection needs graphs of the same nodes"),
-        (lambda: per_head(G, patterns.causal(2)), ValueError, "per_head needs graphs of the same nodes .* restrict one"),
-        (lambda: per_sample(ROWS, patterns.cross(3, 5)), ValueError, "per_sample needs graphs of the same nodes"),
-        (lambda: union(HEADS, MORE), ValueError, r"the same heads, .*heads 2.*heads 3.*select\(batch, head\)"),
-        (lambda: disjoint_sum(HEADS, MORE), ValueError, "disjoint_sum needs graphs of the same heads"),
-        (lambda: tensor_product(HEADS, MORE), ValueError, "tensor_product needs graphs of the same heads"),
-        (lambda: per_head(G, HEADS), ValueError, r"a graph for each head, got .*heads 2.*select\(batch, head\)"),
-        (lambda: per_sample(SAMPLES), ValueError, "a graph for each sample, got .*batch 2.*select"),
-        (
-            lambda: disjoint_sum(G, ROWS),
-            ValueError,
-            r"at position 0, got .*dst from 2.*restrict\(graph, range\(3\), range\(5\)\)",
-        ),
-        (lambda: tensor_product(ROWS, G), ValueError, "tensor_product needs graphs that begin at position 0"),
-        (lambda: cartesian_product(G, ROWS), ValueError, "cartesian_product needs graphs that begin at position 0"),
-        (lambda: blow_up(ROWS, 2), ValueError, "blow_up needs graphs that begin at position 0"),
-        (lambda: quotient(ROWS, 2), ValueError, "quotient needs graphs that begin at position 0"),
-        (lambda: cartesian_product(G, patterns.cross(2, 3)), ValueError, "same tokens .*tensor_product takes bipartite"),
-        (lambda: strong_product(patterns.cross(2, 3), G), ValueError, "strong_product needs the same tokens"),
-        (lambda: closure(patterns.cross(2, 3)), ValueError, "closure needs the same tokens .*got .*2 dst"),
-        (lambda: closure(patterns.causal(5).rows(2, 5).T.rows(0, 3)), ValueError, "closure needs the same tokens"),
-        (lambda: closure(G, -1), ValueError, "hops must be at least 0, got -1"),
-        (lambda: closure(G, 1.5), TypeError, "hops must be an integer, got 1.5"),
-        (lambda: closure(G, True), TypeError, "hops must be an integer, got the bool True"),
-        (lambda: ancestry(patterns.cross(2, 3), 0), ValueError, "ancestry needs the same tokens"),
-        (lambda: ancestry(G, 3), IndexError, r"token must be in 0 \.\. 2, got 3"),
-        (lambda: ancestry(G, -1), IndexError, r"token must be in 0 \.\. 2, got -1"),
-        (lambda: ancestry(patterns.causal(0), 0), IndexError, r"token must be in 0 \.\. -1, got 0"),
-        (lambda: ancestry(G, [1]), TypeError, r"token must be an integer, got \[1\]"),
-        (lambda: ancestry(G, 1, -2), ValueError, "hops must be at least 0, got -2"),
-        (lambda: restrict(G, [3]), IndexError, r"tokens must be positions in 0 \.\. 2, got 3"),
-        (lambda: restrict(G, [-1]), IndexError, r"tokens must be positions in 0 \.\. 2, got -1"),
-        (lambda: restrict(G, 2), TypeError, "tokens must be a sequence of positions, got 2 of type int"),
-        (lambda: restrict(G, "12"), TypeError, "tokens must be a sequence of positions, got '12'"),
-        (lambda: restrict(G, [1.0]), TypeError, "each of tokens must be an integer, got 1.0"),
-        (lambda: restrict(G, torch.tensor([True, False, True])), TypeError, "must be an integer, got the bool True"),
-        (lambda: restrict(G, torch.tensor([[0, 1]])), TypeError, r"each of tokens must be an integer, got \[0, 1\]"),
-        (lambda: restrict(G, [0, 2, 0, 2]), ValueError, "a token at most once, got 0 twice; blow_up makes copies"),
-        (lambda: restrict(G, [0], [1, 2, 2]), ValueError, "src must hold a token at most once, got 2 twice"),
-        (lambda: restrict(patterns.cross(2, 3), [0]), ValueError, r"without src needs .*restrict\(g, tokens, src\)"),
-        (lambda: restrict(patterns.cross(2, 3), [0], [3]), IndexError, r"src must be positions in 0 \.\. 2, got 3"),
-        (lambda: relabel(G, [0, 1]), ValueError, r"each of the 3 tokens once, got 2; restrict\(g, tokens\)"),
-        (lambda: relabel(G, [0, 1, 1]), ValueError, "order must hold a token at most once, got 1 twice"),
-        (lambda: relabel(G, [1, 2, 3]), IndexError, r"order must be positions in 0 \.\. 2, got 3"),
-        (lambda: relabel(patterns.cross(2, 3), [0, 1]), ValueError, "relabel needs the same tokens"),
-        (lambda: extend(G, -1), ValueError, "count must be at least 0, got -1"),
-        (lambda: extend(G, 1, "listen"), ValueError, "link must be one of 'none', 'heard', 'hearing', 'both', got 'listen'"),
-        (lambda: extend(G, 1, "both", "all"), ValueError, "among must be one of 'none', 'self', 'causal', 'full', got 'all'"),
-        (lambda: extend(ROWS, 1), ValueError, r"extend needs the same tokens .*rows\(start, stop\)"),
-        (lambda: blow_up(G, -1), ValueError, "sizes must be at least 0, got -1"),
-        (lambda: blow_up(G, 1.5), TypeError, "sizes must be an integer, got 1.5"),
-        (lambda: blow_up(G, "2"), TypeError, "sizes must be an integer, got '2'"),
-        (lambda: blow_up(G, [1, 2]), ValueError, "sizes must hold one number for each of 3 tokens, got 2"),
-        (lambda: blow_up(G, [1, -2, 0]), ValueError, "each of sizes must be at least 0, got -2"),
-        (lambda: blow_up(patterns.cross(2, 3), [1, 2]), ValueError, r"blow_up of .*cross\(2, 3\).* needs src_sizes too"),
-        (lambda: blow_up(patterns.cross(2, 3), 1, [1, 2]), ValueError, "src_sizes must hold one .* each of 3 tokens, got 2"),
-        (lambda: quotient(G, 0), ValueError, "groups must be at least 1, got 0"),
-        (lambda: quotient(G, [0, 1]), ValueError, "groups must hold one number for each of 3 tokens, got 2"),
-        (lambda: quotient(G, [0, 0, -1]), ValueError, "each of groups must be at least 0, got -1"),
-        (lambda: quotient(G, [0, 3, 1]), ValueError, r"groups must be numbered 0, 1, ... without gaps, got 3 but no 2"),
-        (lambda: quotient(G, 2, [1, 1, 2]), ValueError, r"src_groups must be numbered 0, 1, ... without gaps, got 2 but no 0"),
-        (lambda: quotient(patterns.cross(2, 3), [0, 0]), ValueError, r"quotient of .*cross\(2, 3\).* needs src_groups too"),
-    ],
-)
-def test_refusals(build, error, match):
-    with pytest.raises(error, match=match):
-        build()
+def test_refusals():
+    assert_refusals(
+        [
+            (lambda: union(), ValueError, "union needs at least one graph, got none"),
+            (lambda: disjoint_sum(), ValueError, "disjoint_sum needs at least one graph"),
+            (lambda: union([G, G]), TypeError, r"got list; a list of graphs is union\(\*graphs\)"),
+            (lambda: intersection(G, 3), TypeError, r"intersection takes graphs \(TokenGraph\), got int$"),
+            (lambda: closure(G.mask()), TypeError, "closure takes graphs .*, got Tensor"),
+            (lambda: strong_product(G, None), TypeError, "strong_product takes graphs .*, got NoneType"),
+            (lambda: union(G, patterns.causal(4)), ValueError, r"same nodes .* got .*causal\(3\).*causal\(4\)"),
+            (lambda: intersection(G, patterns.causal(5).rows(0, 3)), ValueError, "intersection needs graphs of the same nodes"),
+            (lambda: per_head(G, patterns.causal(2)), ValueError, "per_head needs graphs of the same nodes .* restrict one"),
+            (lambda: per_sample(ROWS, patterns.cross(3, 5)), ValueError, "per_sample needs graphs of the same nodes"),
+            (lambda: union(HEADS, MORE), ValueError, r"the same heads, .*heads 2.*heads 3.*select\(batch, head\)"),
+            (lambda: disjoint_sum(HEADS, MORE), ValueError, "disjoint_sum needs graphs of the same heads"),
+            (lambda: tensor_product(HEADS, MORE), ValueError, "tensor_product needs graphs of the same heads"),
+            (lambda: per_head(G, HEADS), ValueError, r"a graph for each head, got .*heads 2.*select\(batch, head\)"),
+            (lambda: per_sample(SAMPLES), ValueError, "a graph for each sample, got .*batch 2.*select"),
+            (
+                lambda: disjoint_sum(G, ROWS),
+                ValueError,
+                r"at position 0, got .*dst from 2.*restrict\(graph, range\(3\), range\(5\)\)",
+            ),
+            (lambda: tensor_product(ROWS, G), ValueError, "tensor_product needs graphs that begin at position 0"),
+            (lambda: cartesian_product(G, ROWS), ValueError, "cartesian_product needs graphs that begin at position 0"),
+            (lambda: blow_up(ROWS, 2), ValueError, "blow_up needs graphs that begin at position 0"),
+            (lambda: quotient(ROWS, 2), ValueError, "quotient needs graphs that begin at position 0"),
+            (lambda: cartesian_product(G, patterns.cross(2, 3)), ValueError, "same tokens .*tensor_product takes bipartite"),
+            (lambda: strong_product(patterns.cross(2, 3), G), ValueError, "strong_product needs the same tokens"),
+            (lambda: closure(patterns.cross(2, 3)), ValueError, "closure needs the same tokens .*got .*2 dst"),
+            (lambda: closure(patterns.causal(5).rows(2, 5).T.rows(0, 3)), ValueError, "closure needs the same tokens"),
+            (lambda: closure(G, -1), ValueError, "hops must be at least 0, got -1"),
+            (lambda: closure(G, 1.5), TypeError, "hops must be an integer, got 1.5"),
+            (lambda: closure(G, True), TypeError, "hops must be an integer, got the bool True"),
+            (lambda: ancestry(patterns.cross(2, 3), 0), ValueError, "ancestry needs the same tokens"),
+            (lambda: ancestry(G, 3), IndexError, r"token must be in 0 \.\. 2, got 3"),
+            (lambda: ancestry(G, -1), IndexError, r"token must be in 0 \.\. 2, got -1"),
+            (lambda: ancestry(patterns.causal(0), 0), IndexError, r"token must be in 0 \.\. -1, got 0"),
+            (lambda: ancestry(G, [1]), TypeError, r"token must be an integer, got \[1\]"),
+            (lambda: ancestry(G, 1, -2), ValueError, "hops must be at least 0, got -2"),
+            (lambda: restrict(G, [3]), IndexError, r"tokens must be positions in 0 \.\. 2, got 3"),
+            (lambda: restrict(G, [-1]), IndexError, r"tokens must be positions in 0 \.\. 2, got -1"),
+            (lambda: restrict(G, 2), TypeError, "tokens must be a sequence of positions, got 2 of type int"),
+            (lambda: restrict(G, "12"), TypeError, "tokens must be a sequence of positions, got '12'"),
+            (lambda: restrict(G, [1.0]), TypeError, "each of tokens must be an integer, got 1.0"),
+            (lambda: restrict(G, torch.tensor([True, False, True])), TypeError, "must be an integer, got the bool True"),
+            (lambda: restrict(G, torch.tensor([[0, 1]])), TypeError, r"each of tokens must be an integer, got \[0, 1\]"),
+            (lambda: restrict(G, [0, 2, 0, 2]), ValueError, "a token at most once, got 0 twice; blow_up makes copies"),
+            (lambda: restrict(G, [0], [1, 2, 2]), ValueError, "src must hold a token at most once, got 2 twice"),
+            (lambda: restrict(patterns.cross(2, 3), [0]), ValueError, r"without src needs .*restrict\(g, tokens, src\)"),
+            (lambda: restrict(patterns.cross(2, 3), [0], [3]), IndexError, r"src must be positions in 0 \.\. 2, got 3"),
+            (lambda: relabel(G, [0, 1]), ValueError, r"each of the 3 tokens once, got 2; restrict\(g, tokens\)"),
+            (lambda: relabel(G, [0, 1, 1]), ValueError, "order must hold a token at most once, got 1 twice"),
+            (lambda: relabel(G, [1, 2, 3]), IndexError, r"order must be positions in 0 \.\. 2, got 3"),
+            (lambda: relabel(patterns.cross(2, 3), [0, 1]), ValueError, "relabel needs the same tokens"),
+            (lambda: extend(G, -1), ValueError, "count must be at least 0, got -1"),
+            (lambda: extend(G, 1, "listen"), ValueError, "link must be one of 'none', 'heard', 'hearing', 'both', got 'listen'"),
+            (lambda: extend(G, 1, "both", "all"), ValueError, "among must be one of 'none', 'self', 'causal', 'full', got 'all'"),
+            (lambda: extend(ROWS, 1), ValueError, r"extend needs the same tokens .*rows\(start, stop\)"),
+            (lambda: blow_up(G, -1), ValueError, "sizes must be at least 0, got -1"),
+            (lambda: blow_up(G, 1.5), TypeError, "sizes must be an integer, got 1.5"),
+            (lambda: blow_up(G, "2"), TypeError, "sizes must be an integer, got '2'"),
+            (lambda: blow_up(G, [1, 2]), ValueError, "sizes must hold one number for each of 3 tokens, got 2"),
+            (lambda: blow_up(G, [1, -2, 0]), ValueError, "each of sizes must be at least 0, got -2"),
+            (lambda: blow_up(patterns.cross(2, 3), [1, 2]), ValueError, r"blow_up of .*cross\(2, 3\).* needs src_sizes too"),
+            (lambda: blow_up(patterns.cross(2, 3), 1, [1, 2]), ValueError, "src_sizes must hold one .* each of 3 tokens, got 2"),
+            (lambda: quotient(G, 0), ValueError, "groups must be at least 1, got 0"),
+            (lambda: quotient(G, [0, 1]), ValueError, "groups must hold one number for each of 3 tokens, got 2"),
+            (lambda: quotient(G, [0, 0, -1]), ValueError, "each of groups must be at least 0, got -1"),
+            (lambda: quotient(G, [0, 3, 1]), ValueError, r"groups must be numbered 0, 1, ... without gaps, got 3 but no 2"),
+            (
+                lambda: quotient(G, 2, [1, 1, 2]),
+                ValueError,
+                r"src_groups must be numbered 0, 1, ... without gaps, got 2 but no 0",
+            ),
+            (lambda: quotient(patterns.cross(2, 3), [0, 0]), ValueError, r"quotient of .*cross\(2, 3\).* needs src_groups too"),
+        ]
+    )

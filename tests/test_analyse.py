@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
 
 from gnn_attention import TokenGraph, analyse, convert, patterns
 from gnn_attention.analyse import _everyone, _hamiltonian, _walks, spectrum, structure
@@ -54,23 +56,23 @@ def stacks(draw):
     return [first, *(graph_of(n, edges) for edges in others)]
 
 
-def heard_by_powers(stack, layers, residual=True):
-    """Boolean matrix [dst, src] after so many layers, the masks multiplied one by one."""
-    heard = torch.eye(stack[0].num_dst)
+def powers_of(stack, layers, residual=True):
+    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... so many layers, the masks multiplied one by one."""
+    masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
-        mask = stack[layer % len(stack)].mask().float()
-        heard = (mask @ heard + (heard if residual else 0) > 0).float()
-    return heard > 0
+        before = powers[-1]
+        powers.append((masks[layer % len(masks)] @ before + (before if residual else 0) > 0).float())
+    return torch.stack(powers) > 0
 
 
 class TestReach:
     @settings(max_examples=60, deadline=None)
     @given(stacks(), st.integers(0, 9), st.booleans())
     def test_receptive_field_is_a_row_of_the_matrix_power(self, stack, layers, residual):
-        powers = heard_by_powers(stack, layers, residual)
+        power = powers_of(stack, layers, residual)[-1]
         for receiver in range(stack[0].num_dst):
             field = analyse.receptive_field(stack, receiver, layers, residual)
-            assert field.tolist() == powers[receiver].nonzero().flatten().tolist()
+            assert field.tolist() == power[receiver].nonzero().flatten().tolist()
             assert field.dtype == torch.int64
 
     @settings(max_examples=30, deadline=None)
@@ -78,7 +80,7 @@ class TestReach:
     def test_layers_between_and_witness(self, stack):
         """The fewest layers are the first power that has the pair; the witness walks along edges of its layers, or waits."""
         n, long_enough = stack[0].num_dst, stack[0].num_dst * len(stack)
-        powers = torch.stack([heard_by_powers(stack, layers) for layers in range(long_enough + 1)])
+        powers = powers_of(stack, long_enough)
         for src in range(n):
             for dst in range(n):
                 heard = powers[:, dst, src]
@@ -97,7 +99,7 @@ class TestReach:
     @given(stacks())
     def test_full_reach_eccentricity_and_never_hears(self, stack):
         n = stack[0].num_dst
-        powers = [heard_by_powers(stack, layers) for layers in range(n * len(stack) + 1)]
+        powers = powers_of(stack, n * len(stack))
         everyone = [layers for layers, heard in enumerate(powers) if bool(heard.all())]
         assert analyse.diameter(stack) == (everyone[0] if everyone else None)
         causal = all(bool((src <= dst).all()) for src, dst in (graph.edge_index for graph in stack))
@@ -300,7 +302,7 @@ class TestSummary:
         assert found.density == int(mask.sum()) / n**2
         for degrees, sums in ((found.in_degree, mask.sum(1)), (found.out_degree, mask.sum(0))):
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
-            assert math.isclose(degrees.mean, int(mask.sum()) / n)
+            assert_exact(degrees.mean, int(mask.sum()) / n)
         assert (found.num_deaf, found.num_unheard) == (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
         assert list(found.deaf) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
         assert list(found.unheard) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
@@ -339,27 +341,32 @@ class TestSummary:
         assert analyse.summary(patterns.causal(5)).acyclic is True
 
 
+def assert_gap(graph, true, absolute=False):
+    """Eigenvalues of the walk lie in -1 .. 1, so that their errors are relative to 1."""
+    assert_exact(analyse.spectral_gap(graph, absolute), float(true), largest=1.0)
+
+
 class TestSpectralGap:
     @pytest.mark.parametrize("n", [3, 4, 8, 33])
     def test_cycle(self, n):
         """Eigenvalues cos(2 pi k / n); the largest besides 1 at k = 1, the least nearest to k = n / 2."""
         second, least = math.cos(2 * math.pi / n), math.cos(2 * math.pi * (n // 2) / n)
         for graph in (cycle_graph(n), cycle_graph(n, directed=True)):
-            assert math.isclose(analyse.spectral_gap(graph), 1 - second, abs_tol=1e-12)
-            assert math.isclose(analyse.spectral_gap(graph, absolute=True), 1 - max(second, -least), abs_tol=1e-12)
+            assert_gap(graph, 1 - second)
+            assert_gap(graph, 1 - max(second, -least), absolute=True)
 
     @pytest.mark.parametrize("n", [2, 5, 30])
     def test_complete(self, n):
         """Without self loops -1 / (n - 1) in all other directions, with them (and causal: both directions count) 0."""
-        assert math.isclose(analyse.spectral_gap(patterns.no_self(n)), 1 + 1 / (n - 1))
-        assert math.isclose(analyse.spectral_gap(patterns.full(n)), 1, abs_tol=1e-12)
-        assert math.isclose(analyse.spectral_gap(patterns.causal(n)), 1, abs_tol=1e-12)
+        assert_gap(patterns.no_self(n), 1 + 1 / (n - 1))
+        assert_gap(patterns.full(n), 1)
+        assert_gap(patterns.causal(n), 1)
 
     @pytest.mark.parametrize("bits", [1, 3, 5])
     def test_hypercube(self, bits):
         """Eigenvalues 1 - 2 k / bits: bipartite, so that the absolute gap is 0."""
-        assert math.isclose(analyse.spectral_gap(hypercube(bits)), 2 / bits)
-        assert math.isclose(analyse.spectral_gap(hypercube(bits), absolute=True), 0, abs_tol=1e-12)
+        assert_gap(hypercube(bits), 2 / bits)
+        assert_gap(hypercube(bits), 0, absolute=True)
 
     @settings(max_examples=30, deadline=None)
     @given(graphs(most=9))
@@ -372,16 +379,17 @@ class TestSpectralGap:
             assert analyse.spectral_gap(graph) == 0
             return
         adjacency = torch.tensor([[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]).double()
-        laplacian = torch.eye(len(adjacency)) - adjacency / adjacency.sum(1, keepdim=True)
-        values = sorted(torch.linalg.eigvals(laplacian).real.tolist())
-        assert math.isclose(analyse.spectral_gap(graph), values[1], abs_tol=1e-9)
+        root = adjacency.sum(1).sqrt()  # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
+        laplacian = torch.eye(len(adjacency)) - adjacency / (root.unsqueeze(1) * root)
+        assert_gap(graph, float(torch.linalg.eigvalsh(laplacian)[1]))
 
     @pytest.mark.parametrize("absolute", [False, True])
     def test_both_ways_agree_at_the_border(self, monkeypatch, absolute):
         for graph in (random_graph(300, 4), hypercube(8), patterns.window(200, 40, causal=False), cycle_graph(41)):
             exact = analyse.spectral_gap(graph, absolute)
             monkeypatch.setattr(spectrum, "LARGEST_DENSE", 1)
-            assert math.isclose(analyse.spectral_gap(graph, absolute), exact, abs_tol=2e-6)
+            # Lanczos stops at a residual of 1e-6, the tolerance, which bounds the error of an eigenvalue of a symmetric matrix
+            assert abs(analyse.spectral_gap(graph, absolute) - exact) <= 1e-6
             monkeypatch.undo()
 
     def test_a_large_expander(self):
@@ -391,7 +399,8 @@ class TestSpectralGap:
             order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
             edges.append(torch.stack([order, order.roll(1)]))
         graph = TokenGraph.from_edges(torch.cat(edges, 1), n, coalesce=True)
-        assert math.isclose(analyse.spectral_gap(graph), 1 - 2 * math.sqrt(7) / 8, abs_tol=0.03)
+        # the second eigenvalue of one draw lies about n^(-2/3) = 0.0034 around the bound; another graph's is 0.1 away and more
+        assert abs(analyse.spectral_gap(graph) - (1 - 2 * math.sqrt(7) / 8)) < 0.03
 
     def test_falls_apart(self):
         assert analyse.spectral_gap(patterns.documents([3, 4])) == 0
@@ -500,18 +509,19 @@ class TestYun:
     def test_against_all_orders(self, graph):
         self.check_all_orders(graph)
 
-    @pytest.mark.parametrize("seed", range(150))
-    def test_five_tokens_against_all_orders(self, seed):
-        """Each hears two others, so that only a search can tell."""
-        generator = torch.Generator().manual_seed(seed)
-        heard = [torch.randperm(4, generator=generator)[:2] + 1 for _ in range(5)]
-        self.check_all_orders(graph_of(5, [((dst + int(step)) % 5, dst) for dst in range(5) for step in heard[dst]]))
+    def test_five_tokens_against_all_orders(self):
+        """Each attends to two others, so that only a search can tell."""
+        for seed in range(150):
+            generator = torch.Generator().manual_seed(seed)
+            sources = [torch.randperm(4, generator=generator)[:2] + 1 for _ in range(5)]
+            edges = [((dst + int(step)) % 5, dst) for dst in range(5) for step in sources[dst]]
+            self.check_all_orders(graph_of(5, edges, f"seed {seed}"))
 
     def check_all_orders(self, graph):
         mask = graph.mask().tolist()
         orders = [p for p in permutations(range(graph.num_dst)) if all(mask[b][a] for a, b in pairwise(p))]
         found = analyse.yun_conditions(graph)
-        assert found.hamiltonian_path is bool(orders)
+        assert found.hamiltonian_path is bool(orders), graph
         assert (found.path in orders) if orders else (found.path is None and bool(found.obstacle))
         assert found.full_reach == (analyse.diameter(graph) is not None)
         assert found.layers == analyse.diameter(graph)
@@ -603,9 +613,8 @@ class TestRefusals:
                 function(graphs)
         function(PER_HEAD.select(0, 1))
 
-    @pytest.mark.parametrize(
-        ("call", "error", "match"),
-        [
+    def test_wrong_arguments(self):
+        cases = [
             (lambda g: analyse.receptive_field(g, 4, 1), IndexError, r"receiver must be a position in 0 \.\. 3, got 4"),
             (lambda g: analyse.receptive_field(g, -1, 1), IndexError, r"receiver must be a position in 0 \.\. 3, got -1"),
             (lambda g: analyse.receptive_field(g, 1.0, 1), TypeError, "receiver must be the position of a token.*got 1.0"),
@@ -630,11 +639,8 @@ class TestRefusals:
             (lambda g: analyse.components(PER_HEAD), ValueError, "differs by head"),
             (lambda g: analyse.components(patterns.cross(3, 4)), ValueError, "same tokens"),
             (lambda g: analyse.summary(PER_HEAD), ValueError, r"differs by head: summarise one of them, select\(batch, head\)"),
-        ],
-    )
-    def test_wrong_arguments(self, call, error, match):
-        with pytest.raises(error, match=match):
-            call(patterns.causal(4))
+        ]
+        assert_refusals([(lambda call=call: call(patterns.causal(4)), error, match) for call, error, match in cases])
 
     @pytest.mark.parametrize("function", [analyse.diameter, analyse.never_hears, lambda g: analyse.path_counts(g, 1)])
     def test_too_many_tokens_for_all_pairs(self, function):

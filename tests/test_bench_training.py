@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention.bench import training
@@ -30,11 +31,12 @@ def test_the_peer_is_attention():
     torch.nn.init.normal_(bias.table)
     wanted = [q, k, v, bias.table]
     found = [
-        [out, *torch.autograd.grad(out.sin().sum(), wanted)]
+        ([out], torch.autograd.grad(out.sin().sum(), wanted))
         for backend in training.METHODS.values()
         for out in [ga.attend(q, k, v, ga.patterns.window(40, 7), score_mod=bias, backend=backend)]
     ]
-    assert max(float((a - b).detach().abs().max()) for a, b in zip(*found, strict=True)) < 1e-12
+    for ours, theirs in zip(*found, strict=True):
+        assert_exact(ours, theirs)
 
 
 @pytest.mark.slow
@@ -65,7 +67,7 @@ def test_text():
     assert len(training.text({**record, "runs": [{"method": "auto", **run}]}).splitlines()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_in_a_process_of_its_own():
     """The real text; ours alone."""
     record = training.run_training(tokens=256, steps=2, peers=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact, assert_sum
 from torch import Tensor
 
 import gnn_attention as ga
@@ -13,6 +15,7 @@ from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, S
 from gnn_attention import model as lm
 from gnn_attention.latent_heads import LatentHeads
 from gnn_attention.rotary import Rotary
+from gnn_attention.verify.measure import EXACT
 
 LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 5)
 
@@ -27,10 +30,6 @@ def made(seed: int = 0, form: Any = StandardHeads, **kind: Any) -> Any:
     for number, parameter in enumerate(heads.parameters()):
         parameter.data = drawn(*parameter.shape, seed=100 * seed + number) / 2
     return heads
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 def test_every_name_is_there():
@@ -52,10 +51,10 @@ class TestSplit:
         src, dst = graph.edge_index
         q = x.unsqueeze(1) @ heads.W_Q + (heads.b_Q.unsqueeze(1) if bias else 0)
         k = (x.unsqueeze(1) @ heads.W_K + (heads.b_K.unsqueeze(1) if bias else 0)).repeat_interleave(2, dim=1)
-        close(parts.product, (q[:, :, dst] * k[:, :, src]).sum(-1).detach())
-        close(parts.length_of_pattern, p.square().sum(-1).sqrt()[:, :, dst])
-        close(parts.length_of_state, s.square().sum(-1).sqrt()[:, :, src])
-        assert parts.cosine.abs().max() <= 1 + 1e-12
+        assert_exact(parts.product, (q[:, :, dst] * k[:, :, src]).sum(-1).detach())
+        assert_exact(parts.length_of_pattern, p.square().sum(-1).sqrt()[:, :, dst])
+        assert_exact(parts.length_of_state, s.square().sum(-1).sqrt()[:, :, src])
+        assert parts.cosine.abs().max() <= 1 + EXACT
         for listed in (graph.edge_index, graph.edge_index.t().tolist()):
             assert torch.equal(circuits.split(p, s, listed).cosine, parts.cosine)
 
@@ -63,10 +62,10 @@ class TestSplit:
         p, x = drawn(3, 5, 12), drawn(5, 12, seed=1)
         parts = circuits.split(p, x)
         assert parts.cosine.shape == parts.length_of_state.shape == (3, 5)
-        close(parts.product, (p * x).sum(-1))
+        assert_exact(parts.product, (p * x).sum(-1))
         every = circuits.split(p.unsqueeze(-2), x)  # all pairs, as asked
-        close(every.product, p @ x.mT)
-        close(every.cosine, torch.nn.functional.cosine_similarity(p.unsqueeze(-2), x, dim=-1))
+        assert_exact(every.product, p @ x.mT)
+        assert_exact(every.cosine, torch.nn.functional.cosine_similarity(p.unsqueeze(-2), x, dim=-1))
 
     def test_some_edges_at_a_time(self, monkeypatch):
         p, x = drawn(3, 5, 12), drawn(5, 12, seed=1)
@@ -83,7 +82,10 @@ class TestSplit:
         p, x = drawn(4, 300).bfloat16(), drawn(4, 300, seed=1).bfloat16()
         parts = circuits.split(p, x)
         assert parts.cosine.dtype == torch.float32
-        torch.testing.assert_close(parts.product.double(), (p.double() * x.double()).sum(-1), rtol=0, atol=1e-4)
+        # 300 products, which are exact in float32, sum in absolute value to at most the two lengths' product (Cauchy and
+        # Schwarz); three roundings more are those of the lengths' product, of the cosine, and of both multiplied.
+        size = float((p.double().norm(dim=-1) * x.double().norm(dim=-1)).max())
+        assert_sum(parts.product, (p.double() * x.double()).sum(-1), 303, size)
 
     def test_no_edges(self):
         assert circuits.split(drawn(3, 5, 12), drawn(5, 12), patterns.causal(5) - patterns.causal(5)).cosine.shape == (3, 0)
@@ -117,15 +119,15 @@ class TestPatternLengths:
         sources = (heads, FactoredHeads.of(heads), MergedHeads.of(heads, side="sender"), MessagePassingAttention(heads))
         run = trace.record(MessagePassingAttention(heads), x, patterns.causal(5))
         for lengths in (*(circuits.pattern_lengths(source, x) for source in sources), circuits.pattern_lengths(run.layers[0])):
-            close(lengths.receiver, near)
-            close(lengths.sender, far)
+            assert_exact(lengths.receiver, near)
+            assert_exact(lengths.sender, far)
         assert circuits.pattern_lengths(heads, x[0]).receiver.shape == (heads.num_heads, 5)
 
     def test_two_sources(self):
         heads, x_dst, x_src = made(source_width=7), drawn(5, 12), drawn(6, 7)
         lengths = circuits.pattern_lengths(heads, (x_src, x_dst))
-        close(lengths.receiver, (x_dst @ heads.W_Q @ heads.W_K.mT).norm(dim=-1).detach())
-        close(lengths.sender, (x_src @ heads.W_K @ heads.W_Q.mT).norm(dim=-1).detach())
+        assert_exact(lengths.receiver, (x_dst @ heads.W_Q @ heads.W_K.mT).norm(dim=-1).detach())
+        assert_exact(lengths.sender, (x_src @ heads.W_K @ heads.W_Q.mT).norm(dim=-1).detach())
 
     def test_refusals(self):
         with pytest.raises(TypeError, match="x must be given with heads or a layer"):
@@ -152,6 +154,17 @@ def published(earlier: StandardHeads, later: StandardHeads, kind: str, h1: int, 
     return (norm(OV @ right) / (norm(OV) * norm(right))).item()
 
 
+@cache
+def turned_at_random() -> list[circuits.Circuit]:
+    """One head, whose results are turned by 225 random rotations."""
+    heads, found = made(1, num_heads=1, head_dim=2), []
+    for seed in range(225):
+        turn, upper = torch.linalg.qr(drawn(12, 12, seed=seed))
+        turned = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, heads.W_O @ (turn * upper.diag().sign()))
+        found.append(circuits.of(turned, 0))
+    return found
+
+
 @pytest.mark.parametrize("kind", ["q", "k", "v"])
 class TestComposition:
     @pytest.mark.parametrize(
@@ -169,7 +182,7 @@ class TestComposition:
         for h1, one in enumerate(circuits.each(form(earlier))):
             for h2, two in enumerate(circuits.each(form(later))):
                 expected = published(earlier, later, kind, h1, h2)
-                assert circuits.composition(one, two, kind) == pytest.approx(expected, abs=1e-12)
+                assert_exact(circuits.composition(one, two, kind), expected)
 
     def test_all_pairs_of_a_model(self, kind):
         """[later layer, head, earlier layer, head], 0 elsewhere; the gains of both layers' norms are folded in."""
@@ -193,8 +206,8 @@ class TestComposition:
                 for h1 in range(2):
                     for h2 in range(2):
                         expected = published(*gained, kind, h1, h2)
-                        assert float(scores[after, h2, before, h1]) == pytest.approx(expected, abs=1e-12)
-        close(circuits.compositions(model, kind, relative=True), scores * 12**0.5)
+                        assert_exact(scores[after, h2, before, h1], expected)
+        assert_exact(circuits.compositions(model, kind, relative=True), scores * 12**0.5)
         listed = [circuits.each(block) for block in model.blocks]
         assert torch.equal(circuits.compositions(listed, kind), scores)
 
@@ -211,13 +224,9 @@ class TestComposition:
 
     def test_unrelated_heads(self, kind):
         """Turn the space between them at random: the mean square is 1 / width, whatever the heads' spectra."""
-        earlier, later = made(1, num_heads=1, head_dim=2), made(2, num_heads=1, head_dim=5)
-        scores = []
-        for seed in range(225):
-            turn, upper = torch.linalg.qr(drawn(12, 12, seed=seed))
-            turned = StandardHeads.from_arrays(earlier.W_Q, earlier.W_K, earlier.W_V, earlier.W_O @ (turn * upper.diag().sign()))
-            scores.append(circuits.composition(circuits.of(turned, 0), circuits.of(later, 0), kind))
-        squares = torch.tensor(scores).square()
+        later = circuits.of(made(2, num_heads=1, head_dim=5), 0)
+        squares = torch.tensor([circuits.composition(turned, later, kind) for turned in turned_at_random()]).square()
+        # 225 draws: four standard errors of their mean.
         assert abs(squares.mean() - 1 / 12) < 4 * squares.std() / 15
 
     def test_a_silent_head_composes_with_nobody(self, kind):
@@ -232,9 +241,7 @@ class TestComposition:
         R = Rotary().matrix(3, 4)
         turned = StandardHeads.from_arrays(later.W_Q @ R, later.W_K, later.W_V, later.W_O)
         one, two = circuits.of(earlier, 0), circuits.of(later, 1)
-        assert circuits.composition(one, two, kind, distance=3) == pytest.approx(
-            published(earlier, turned, kind, 0, 1), abs=1e-12
-        )
+        assert_exact(circuits.composition(one, two, kind, distance=3), published(earlier, turned, kind, 0, 1))
         if kind != "v":
             with pytest.raises(ValueError, match="is rotary"):
                 circuits.composition(one, two, kind)

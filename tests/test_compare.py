@@ -40,7 +40,7 @@ def said(first, second):
 
 
 class TestNumbers:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(masks())
     def test_counts_and_first_difference(self, pair):
         a, b = pair
@@ -56,7 +56,7 @@ class TestNumbers:
             assert (found.example, found.example_in, found.remarks) == (None, None, ())
         assert (found.differing, found.sizes) == ((), None)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(masks())
     def test_kinds_are_said_exactly_where_they_hold(self, pair):
         a, b = pair

@@ -5,26 +5,23 @@ with the oldest Triton that is supported where ``GNN_ATTENTION_OLD_TRITON`` name
 ``pip install --target FOLDER --no-deps triton==3.6.0``).
 """
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.covering import pairwise
+from support.extras import needs
 
 ROOT = Path(__file__).parent.parent
 OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None and "CI" not in os.environ,
-    reason="triton is not installed: pip install triton (Linux); under CI an error",
-)
-
 HALF = ("bfloat16", "float16")
 PASSES = ("forward", "backward_dst", "backward_src", "receivers", "receivers_backward", "senders_backward")  # they read rows
-QUICK = [["rows", "bfloat16", 64, "plain", "sm_90"], ["windows of 64", "bfloat16", 64, "plain", "sm_90"]]
+WIDEST = {"bfloat16": 256, "float16": 256, "float32": 128, "float64": 128}  # of windows and tiles; rows have 512 channels
 
 
 def usual(gpu, options):
@@ -48,6 +45,35 @@ def sweep():
     cases += [case for case in usual("sm_100", "plain") if case[1] == "bfloat16"]
     cases += [[form, "float16", 80, "plain", "sm_90"] for form in FORMS]  # no power of two
     return cases
+
+
+def covering():
+    """Few cases: each form with each dtype and each set of options, at the widest and for sm_80; some for sm_100, and at 80."""
+    from gate_cases import FORMS, OPTIONS
+
+    def allowed(form, dtype, width, options, gpu):
+        usual = width == "64" or (options == "plain" and gpu == "sm_90")
+        narrow = options == "plain" or gpu == "sm_90"
+        halves = dtype in HALF or form != "tiles of 128"
+        newest = gpu != "sm_100" or (dtype == "bfloat16" and form in ("rows", "windows of 64", "tiles of 128"))
+        no_power = width != "80" or (dtype == "float16" and form in ("rows", "tiles of 64"))
+        return usual and narrow and halves and newest and no_power
+
+    rows = pairwise(
+        allowed,
+        form=list(FORMS),
+        dtype=["bfloat16", "float32", "float64", "float16"],
+        width=["64", "widest", "80"],
+        options=OPTIONS,
+        gpu=["sm_90", "sm_80", "sm_100"],
+    )
+    return [[form, dtype, channels(form, dtype, width), options, gpu] for form, dtype, width, options, gpu in rows]
+
+
+def channels(form, dtype, width):
+    """The number of a width that may be called widest."""
+    widest = 512 if form == "rows" else WIDEST[dtype]
+    return widest if width == "widest" else int(width)
 
 
 def compiled(cases, triton=None):
@@ -88,12 +114,6 @@ def missing(case, counts):
             yield " or ".join(wanted)
 
 
-@pytest.mark.slow
-def test_the_kernels_that_are_used_most():
-    """Rows and windows in bfloat16 with 64 channels for sm_90, forward and backward."""
-    assert [fault for case in compiled(QUICK) for fault in faults(*case)] == []
-
-
 def swept(cases, triton=None):
     """The faults of cases, compiled by two processes."""
     with ThreadPoolExecutor(2) as pool:
@@ -102,15 +122,32 @@ def swept(cases, triton=None):
 
 
 @pytest.mark.slow
+def test_pairs_of_forms_dtypes_widths_options_and_gpus():
+    """A covering choice of what :func:`test_every_pinned_configuration` compiles."""
+    assert swept(covering()) == []
+
+
+@pytest.mark.nightly
 def test_every_pinned_configuration():
     """All forms, dtypes and widths."""
     assert swept(sweep()) == []
 
 
+needs_the_oldest = pytest.mark.skipif(OLD is None, reason="GNN_ATTENTION_OLD_TRITON names no folder that holds Triton 3.6.0")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(OLD is None, reason="GNN_ATTENTION_OLD_TRITON names no folder that holds Triton 3.6.0")
+@needs_the_oldest
+def test_every_form_and_dtype_with_the_oldest_triton():
+    """Its code differs: what fits into registers with the one need not with the other. Plain and with everything in turn."""
+    plain, everything = usual("sm_90", "plain"), usual("sm_90", "everything")
+    assert swept(plain[::2] + everything[1::2], OLD) == []
+
+
+@pytest.mark.nightly
+@needs_the_oldest
 def test_the_usual_widths_with_the_oldest_triton():
-    """Its code differs: what fits into registers with the one need not with the other."""
+    """Every form and dtype plain, and with everything."""
     assert swept(usual("sm_90", "plain") + usual("sm_90", "everything"), OLD) == []
 
 
@@ -136,6 +173,7 @@ def examples(gpu, *launches):
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Triton 3.9 warns unless somebody decides about fused multiply-adds."""
+    needs("triton")
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
@@ -163,8 +201,27 @@ def test_the_gate_names_what_is_wrong():
     assert faults(case, [good] * 3) == []
 
 
-@pytest.mark.slow
-def test_a_case_that_does_not_compile_fails_with_its_error():
-    """The other process tells why; an unknown form stands for it."""
+def test_a_case_that_does_not_compile_fails_with_its_error(monkeypatch, capsys):
+    """The other process tells why; an unknown form stands for it. So does a process that ends before its last case."""
+    import gate_cases
+
+    case = ["no form", "bfloat16", 64, "plain", "sm_90"]
+    gate_cases.report([case])
+    said = SimpleNamespace(stdout=capsys.readouterr().out, stderr="", returncode=0)
+    monkeypatch.setattr(subprocess, "run", lambda *command, **options: said)
     with pytest.raises(AssertionError, match=r"'no form'.*KeyError"):
-        compiled([["no form", "bfloat16", 64, "plain", "sm_90"]])
+        compiled([case])
+    with pytest.raises(AssertionError, match="it ended with 0"):
+        compiled([case, case])
+
+
+def test_the_covering_choice_has_every_form_with_every_dtype():
+    """But wide tiles, which differ from others in halves alone; and the pinned configurations are among what is compiled."""
+    from gate_cases import FORMS
+
+    cases = covering()
+    pairs = {(form, dtype) for form in FORMS for dtype in (*HALF, "float32", "float64")}
+    assert {(case[0], case[1]) for case in cases} == pairs - {("tiles of 128", "float32"), ("tiles of 128", "float64")}
+    assert {(case[3], case[4]) for case in cases} == {(case[3], case[4]) for case in sweep()}
+    assert {512, 256, 128, 80, 64} == {case[2] for case in cases}
+    assert len(cases) < len(sweep()) / 3

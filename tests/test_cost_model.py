@@ -8,6 +8,7 @@ import pytest
 
 from gnn_attention import cost_model as module
 from gnn_attention.cost_model import Costs, Work, costs, path_of_costs, save
+from gnn_attention.verify.measure import EXACT
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +48,9 @@ def test_work_adds_up_part_by_part():
 def test_each_part_has_its_price(work, nanoseconds):
     """At 8 heads of 64 channels; twice the channels never cost more than twice as much."""
     found = MEASURED.seconds(work, heads=8)
-    assert found == pytest.approx(nanoseconds * 1e-9)
+    assert found == pytest.approx(nanoseconds * 1e-9, rel=EXACT)
     assert found <= MEASURED.seconds(work, heads=8, dim=128.0) <= 2 * found + 1e-30
-    assert MEASURED.seconds(work + Work(calls=1), heads=8) == pytest.approx((nanoseconds + 1) * 1e-9)
+    assert MEASURED.seconds(work + Work(calls=1), heads=8) == pytest.approx((nanoseconds + 1) * 1e-9, rel=EXACT)
 
 
 def test_without_a_file_the_constants_are_those_of_the_class(file):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention import _flash, _nonfinite, patterns
@@ -47,7 +48,7 @@ def test_a_nan_reaches_those_who_hear_it(name, may_ask, with_gradients, where, m
     out = attend(*(x.requires_grad_(with_gradients) for x in given), name)
     reached = graph.mask()[:, 4] if where else (torch.arange(7) == 4) & (graph.in_degree() > 0)
     assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
-    assert torch.allclose(out[:, :, ~reached], clean[:, :, ~reached], rtol=0, atol=1e-13)
+    assert_exact(out[:, :, ~reached], clean[:, :, ~reached])
 
 
 @pytest.mark.parametrize("graph", [patterns.self_loops(7), patterns.cross(7, 1), patterns.causal(7)], ids=repr)
@@ -124,7 +125,7 @@ def test_second_derivatives(name):
         slopes.append(found)
         bends.append(torch.autograd.grad(sum(x.square().sum() for x in found), given))
     for ours, truth in (slopes, bends):
-        assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(ours, truth, strict=True))
+        assert_exact(ours, truth)
 
 
 def test_some_inputs_learn_and_a_gradient_is_asked_for_twice():
@@ -135,16 +136,16 @@ def test_some_inputs_learn_and_a_gradient_is_asked_for_twice():
     first, again = (torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for _ in range(2))
     wanted = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
     assert torch.equal(first, again)
-    assert torch.allclose(first, wanted, rtol=0, atol=1e-12)
+    assert_exact(first, wanted)
 
 
 def test_channels_that_are_not_side_by_side_run_on_the_fused_kernel():
     """SDPA itself makes all weights for them."""
-    q = torch.randn(1, 2, 40, 16)[..., ::2]
+    q = torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2]
     with torch.profiler.profile() as watched:
         out = ga.attend(q, q, q, patterns.causal(40), backend="dense")
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
-    assert torch.allclose(out, ga.attend(q, q, q, patterns.causal(40), backend="reference"), atol=1e-6)
+    assert_exact(out, ga.attend(q, q, q, patterns.causal(40), backend="reference"))
 
 
 def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
@@ -154,11 +155,11 @@ def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
         return (src <= dst) & (dst - src <= 3 * (h + 1))
 
     graph = ga.TokenGraph.from_rule(rule, 40, heads=2)
-    q = torch.randn(1, 2, 40, 8, requires_grad=True)
+    q = torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True)
     with torch.profiler.profile() as watched:
         out = ga.attend(q, q, q, graph, backend="dense")
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
-    assert torch.allclose(out, ga.attend(q, q, q, graph, backend="reference"), atol=1e-6)
+    assert_exact(out, ga.attend(q, q, q, graph, backend="reference"))
 
 
 @pytest.mark.parametrize(

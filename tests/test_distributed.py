@@ -7,10 +7,12 @@ import re
 import pytest
 import ranks
 import torch
+from support.bounds import attention_truth
 
 import gnn_attention as ga
 from gnn_attention import _partition as partitions
 from gnn_attention import catalogue, distributed, expressions, patterns, score_mods
+from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, judge
 
 SEED = 20
 D, DV, HQ, HKV = 4, 3, 4, 2
@@ -59,17 +61,35 @@ def on_ranks(graph, partition, tensors, options, backend="auto", exchange="auto"
 
 
 def worst(graph, partition, options=None, dtype=torch.float64, **how):
-    """The largest error relative to one process, over output and gradients; inf where only one of them is finite."""
+    """The error of output and gradients as a share of what is allowed: in float64 against one process, else by the rule."""
     options, tensors = options or {}, drawn(graph, dtype)
     found, cuts = on_ranks(graph, partition, tensors, options, **how)
-    largest = 0.0
-    for got, whole, cut in zip(found, in_one_process(graph, tensors, options), cuts, strict=True):
-        want = cut(whole)
-        assert got.shape == want.shape
-        if got.numel():
-            error = (got - want).abs().max() / whole.abs().max().clamp(min=1.0)
-            largest = max(largest, float(error) if error.isfinite() else float("inf"))
-    return largest
+    if dtype != torch.float64:
+        return judged(graph, partition, found, tensors, options)
+    wholes = in_one_process(graph, tensors, options)
+    parts = [cut(whole) for cut, whole in zip(cuts, wholes, strict=True)]
+    return max(ranks.share(found[at], parts[at], wholes[at]) for at in (slice(1), slice(1, None)))
+
+
+def judged(graph, partition, found, tensors, options):
+    """By the rule, on the first rank, which judges the results of all put together; 0 on the others."""
+    sides = ("dst", "dst", "src", "src")
+    out, *gradients = (distributed.gather(x, partition, side=side) for x, side in zip(found, sides, strict=True))
+    if torch.distributed.get_rank():
+        return 0.0
+    q, k, v, factor = tensors
+    assert not set(options) - {"score_mod", "scale", "sink_logits"}, "the rule knows no truth of these"
+    added = table_of(options["score_mod"], graph, q) if "score_mod" in options else None
+    truth = attention_truth(q, k, v, graph, factor, options.get("scale"), sink_logits=options.get("sink_logits"), added=added)
+    outcome = judge(out, dict(zip("qkv", gradients, strict=True)), truth)
+    return max(outcome.output / ALLOWED_OUTPUT, outcome.gradient / ALLOWED_GRADIENT)
+
+
+def table_of(mod, graph, q):
+    """What a score_mod that only adds adds to each logit."""
+    sizes = (q.shape[0], q.shape[1], graph.num_dst, graph.num_src)
+    b, h, dst, src = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+    return mod(torch.zeros(sizes, dtype=torch.float64), b, h, dst + graph.dst_offset, src + graph.src_offset).detach()
 
 
 def partition_of(graph, kind, world):
@@ -83,7 +103,7 @@ def partition_of(graph, kind, world):
 
 
 def check(rank, world, cases):
-    """The error of each case: (example, kind of partition, exchange, name of options, dtype)."""
+    """The error of each case, as a share of what is allowed: (example, kind of partition, exchange, name of options, dtype)."""
     errors = {}
     for case in cases:
         example, kind, exchange, extra, dtype = case
@@ -125,8 +145,7 @@ QUICK = [
 def test_ranks_equal_one_process(world):
     """Outputs and all gradients, for several graphs, partitions, exchanges and options in one start."""
     for found in ranks.run(world, check, QUICK):
-        for case, error in found.items():
-            assert error <= (1e-12 if "float64" in case else 1e-6), (case, error)
+        assert not {case: error for case, error in found.items() if not error <= 1}
 
 
 def awkward(example):
@@ -147,6 +166,7 @@ def zoo(rank, world):
     graphs = [example for example in examples if isinstance(expressions.evaluate(example), ga.TokenGraph)]
     kinds, ways, extras = ("contiguous", "zigzag", "scattered"), ("halo", "ring", "gather", "auto"), list(OPTIONS)[:-1]
     cases = [(g, kinds[i % 3], ways[i % 4], extras[i % 5], ("float64", "float32")[i % 2]) for i, g in enumerate(graphs)]
+    cases = [(*case[:-1], "float64") if "dropout" in case else case for case in cases]  # one process alone draws the same
     assert len(cases) > 70
     return check(rank, world, cases)
 
@@ -155,8 +175,7 @@ def zoo(rank, world):
 def test_the_whole_zoo_on_four_ranks_equals_one_process():
     """At awkward sizes: outputs and all gradients."""
     for found in ranks.run(4, zoo, deadline=400):
-        for case, error in found.items():
-            assert error <= (1e-12 if "float64" in case else 1e-6), (case, error)
+        assert not {case: error for case, error in found.items() if not error <= 1}
 
 
 # -- many questions in one start --------------------------------------------------------------------------------------
@@ -329,7 +348,7 @@ def corners(rank, world):
 def test_corners_equal_one_process():
     """Whoever has nothing to do takes part all the same; positions of a part of a graph are the whole's."""
     for found in of_each(4, corners):
-        assert max(found.values()) <= 1e-12, found
+        assert max(found.values()) <= 1, found
 
 
 def partly(rank, world):
@@ -341,53 +360,35 @@ def partly(rank, world):
     errors = []
     for way in ("halo", "ring", "gather"):
         with torch.no_grad():
-            errors.append(distributed.attend(q, k, v, graph, exchange=way) - distributed.scatter(whole[0], partition))
+            out = distributed.attend(q, k, v, graph, exchange=way)
+        errors.append(ranks.share([out], [distributed.scatter(whole[0], partition)]))
         leaf = q.clone().requires_grad_()
         distributed.attend(leaf, k, v, graph, exchange=way).sum().backward()
-        errors.append(leaf.grad - distributed.scatter(whole[1], partition))
+        errors.append(ranks.share([leaf.grad], [distributed.scatter(whole[1], partition)], whole[1:]))
     _, info = distributed.attend(q, k, v, graph, return_info=True)
     lse = ga.attend(*drawn(graph)[:3], graph, return_info=True)[1].lse
-    errors.append(info.lse - distributed.scatter(lse, partition, axis=2))
-    return max(float(error.abs().max()) for error in errors)
+    return max(*errors, ranks.share([info.lse], [distributed.scatter(lse, partition, axis=2)]))
 
 
 @pytest.mark.parametrize("world", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_some_gradients_or_none(world):
     """And lse; one rank alone is one process."""
-    assert max(of_each(world, partly)) < 1e-12
+    assert max(of_each(world, partly)) <= 1
 
 
-HALVES = [("causal(32)", "zigzag", "ring", "bfloat16"), ("full(64)", "contiguous", "ring", "float16")]
-HALVES += [(f"causal({n})", "zigzag", way, "float16") for n, way in ((61, "halo"), (64, "gather"))]
+HALVES = [("causal(32)", "zigzag", "ring", "plain", "bfloat16"), ("full(64)", "contiguous", "ring", "plain", "float16")]
+HALVES += [(f"causal({n})", "zigzag", way, "plain", "float16") for n, way in ((61, "halo"), (64, "gather"))]
 
 
 def halves(rank, world):
-    """Errors in half types against float64: output and gradients on ranks, and those of torch's kernel in one process."""
-    return [half(*case) for case in HALVES]
-
-
-def half(example, kind, exchange, dtype):
-    """Both errors of a case, over the own tokens."""
-    graph = expressions.evaluate(example)
-    partition = partition_of(graph, kind, torch.distributed.get_world_size())
-    tensors = [x.to(getattr(torch, dtype)) for x in drawn(graph)]
-    exact = in_one_process(graph, [x.double() for x in tensors], {})
-    found, cuts = on_ranks(graph, partition, tensors, {}, exchange=exchange)
-    q, k, v, factor = tensors
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    kernel = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=graph.mask(), enable_gqa=True)
-    (kernel * factor).sum().backward()
-    errors = [float((got.double() - cut(want)).abs().max()) for got, want, cut in zip(found, exact, cuts, strict=True)]
-    allowed = [float((x.double() - want).abs().max()) for x, want in zip([kernel, *(x.grad for x in leaves)], exact, strict=True)]
-    return errors, allowed
+    """Their errors as shares of what the rule allows: what is merged was not rounded before."""
+    return check(rank, world, HALVES)
 
 
 def test_half_precision_is_as_good_as_torchs_kernel():
-    """Within 2 times its error in the output and 3 times in the gradients: what is merged was not rounded before."""
-    for cases in of_each(4, halves):
-        for case, (errors, allowed) in zip(HALVES, cases, strict=True):
-            for error, limit, times in zip(errors, allowed, (2, 3, 3, 3), strict=True):
-                assert error <= times * limit, case
+    """Within 2 times its error in the output and 3 times in the gradients."""
+    for found in of_each(4, halves):
+        assert not {case: error for case, error in found.items() if not error <= 1}
 
 
 def poisoned(rank, world, way):
@@ -464,25 +465,25 @@ def models(rank, world, kind):
     want = [(output.detach(), gradients(output, of)) for output, of in wholes]
     at = mine.partition.dst.tokens(rank)
     parts = [(model(tokens[:, at], mine), model), (layer(x[:, at], mine), layer)]
-    error = 0.0
+    errors = []
     for (output, of), (whole, grads) in zip(parts, want, strict=True):
-        error = max(error, float((output - whole[:, at]).abs().max()))
-        for got, expected in zip(gradients(output, of), grads, strict=True):
-            torch.distributed.all_reduce(got)
-            error = max(error, float((got - expected).abs().max()))
-    return error
+        found = gradients(output, of)
+        for gradient in found:
+            torch.distributed.all_reduce(gradient)
+        errors += [ranks.share([output.detach()], [whole[:, at]], [whole]), ranks.share(found, grads)]
+    return max(errors)
 
 
 @pytest.mark.parametrize("kind", ["zigzag", pytest.param("scattered", marks=pytest.mark.slow)])
 def test_models_and_layers_run_on_ranks(kind):
     """With ``local(graph)`` in the graph's place: logits, and gradients summed over ranks, of learned and rotary positions."""
-    assert max(ranks.run(3, models, kind)) < 1e-11
+    assert max(ranks.run(3, models, kind)) <= 1
 
 
 def idle(rank, world):
-    """Gradients under DDP where a rank has no tokens, or no edges: of two steps, relative to one process."""
+    """Gradients under DDP where a rank has no tokens, or no edges: of two steps, against those of one process."""
     torch.manual_seed(0)
-    config, error = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16), 0.0
+    config, errors = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16), []
     model, alone = (ga.model.LanguageModel(config).double() for _ in range(2))
     alone.load_state_dict(model.state_dict())
     together = torch.nn.parallel.DistributedDataParallel(model)
@@ -491,15 +492,15 @@ def idle(rank, world):
         for called, graphs, own in ((alone, graph, tokens), (together, mine, distributed.scatter(tokens, mine.partition, -1))):
             called.zero_grad()
             called(own, graphs).square().sum().backward()
-        for got, want in zip(model.parameters(), alone.parameters(), strict=True):
-            expected = torch.zeros_like(got) if want.grad is None else want.grad
-            error = max(error, float((got.grad * world - expected).abs().max() / expected.abs().max().clamp(min=1.0)))
-    return error
+        found = [got.grad * world for got in model.parameters()]
+        wanted = [torch.zeros_like(want) if want.grad is None else want.grad for want in alone.parameters()]
+        errors.append(ranks.share(found, wanted))
+    return max(errors)
 
 
 def test_a_rank_without_edges_takes_part_in_ddp():
     """What is learned of edges, a table of distances, has gradients of 0 there, not none: DDP waits for them."""
-    assert max(of_each(3, idle)) < 1e-12
+    assert max(of_each(3, idle)) <= 1
 
 
 def compiled(rank, world):
@@ -519,14 +520,14 @@ def compiled(rank, world):
         torch.compile(layer, backend="eager", fullgraph=True)(own, mine)
     except Exception as error:
         refusal = str(error)
-    return max(float((a - b).abs().max()) for a, b in zip(*outcomes, strict=True)), refusal
+    return max(ranks.share([found], [true]) for true, found in zip(*outcomes, strict=True)), refusal
 
 
 @pytest.mark.slow
 def test_a_layer_is_compiled_around_its_attention():
     """With a break in the graph, which fullgraph=True refuses."""
     for error, refusal in ranks.run(2, compiled, deadline=120.0):
-        assert error < 1e-12
+        assert error <= 1
         assert re.search("function run .* was wrapped with `torch.compiler.disable`", refusal)
 
 
@@ -545,12 +546,12 @@ def both(rank, world):
     mine = distributed.local(graph, "zigzag", mesh["tokens"])
     torch.manual_seed(SEED)
     found = layer(distributed.scatter(x, mine.partition, group=mesh["tokens"]), mine)
-    return float((found - distributed.scatter(want, mine.partition, group=mesh["tokens"])).abs().max())
+    return ranks.share([found.detach()], [distributed.scatter(want, mine.partition, group=mesh["tokens"])])
 
 
 def test_heads_and_tokens_go_together():
     """On a mesh of two axes: each head keeps its own graph, slope and dropped edges."""
-    assert max(of_each(4, both)) < 1e-12
+    assert max(of_each(4, both)) <= 1
 
 
 def gathers(rank, world):
@@ -581,7 +582,7 @@ def refused(rank, world):
             distributed.attend(*arguments, **options)
         except ValueError as error:
             said.append(str(error))
-        assert torch.allclose(distributed.attend(x, x, x, graph), x)
+        assert torch.equal(distributed.attend(x, x, x, graph), x)  # means of ones
 
     first = rank == 0
     attempt(x[:, :, : 3 if first else 4], x, x, graph)

@@ -9,13 +9,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+from support.bounds import assert_exact
+from support.extras import needs
+from support.refusals import assert_refusals
 
-from gnn_attention import TokenGraph, draw, patterns
+from gnn_attention import TokenGraph, _layouts, draw, patterns
 
+Figure, LineCollection = needs("matplotlib.figure").Figure, needs("matplotlib.collections").LineCollection
+patches, to_hex = needs("matplotlib.patches"), needs("matplotlib.colors").to_hex
 RED, BLUE, GREY = "#d55e00", "#0072b2", "#8c8c8c"
 ONE_WAY = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2], [2, 1, 1, 0]]), 4, name="one_way")  # no edge has its reverse but 0, 2
 by_head = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == h, 6, heads=3, name="by_head")
@@ -23,7 +24,7 @@ by_sample = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == b, 6, bat
 
 
 def arrows(axes):
-    return [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
+    return [patch for patch in axes.patches if isinstance(patch, patches.FancyArrowPatch)]
 
 
 def ends(arrow):
@@ -109,7 +110,7 @@ class TestMask:
         (axes,) = draw.mask(patterns.causal(6).rows(4, 6)).axes
         assert (tick_names(axes.yaxis), tick_names(axes.xaxis)) == (["4", "5"], list("012345"))
 
-    @pytest.mark.parametrize("n", [64, 100, 512, pytest.param(4096, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("n", [64, 100, 512, pytest.param(4096, marks=pytest.mark.nightly)])
     def test_many_tokens_have_few_ticks(self, n):
         graph = patterns.window(n, 8)
         (axes,) = draw.mask(graph).axes
@@ -162,7 +163,7 @@ class TestGraph:
 
     def test_tokens(self):
         (axes,) = draw.graph(ONE_WAY, labels="abcd").axes
-        nodes = [patch for patch in axes.patches if isinstance(patch, Circle)]
+        nodes = [patch for patch in axes.patches if isinstance(patch, patches.Circle)]
         assert [nearest(node.center, on_circle(4)) for node in nodes] == [0, 1, 2, 3]
         assert texts(axes) == list("abcd")
 
@@ -184,11 +185,13 @@ class TestGraph:
         filled = {line.get_markerfacecolor(): len(line.get_xdata()) for line in axes.lines}
         assert filled == {"white": 62, "#222222": 2}
 
-    def test_too_many_edges_are_sampled_and_the_title_says_so(self):
-        graph = patterns.no_self(100)
+    def test_too_many_edges_are_sampled_and_the_title_says_so(self, monkeypatch):
+        assert _layouts.MOST_LINES == 4000
+        monkeypatch.setattr(_layouts, "MOST_LINES", 1000)
+        graph = patterns.no_self(40)
         (axes,) = draw.graph(graph).axes
-        assert title(axes).endswith("9,900 edges, 99 % of all pairs; 4,000 drawn, chosen at random")
-        assert len(set(tapers(axes))) == 4000
+        assert title(axes).endswith("1,560 edges, 97.5 % of all pairs; 1,000 drawn, chosen at random")
+        assert len(set(tapers(axes))) == 1000
         (again,) = draw.graph(graph).axes
         assert tapers(again) == tapers(axes)
 
@@ -212,6 +215,7 @@ class TestSideBySide:
         figure = draw.side_by_side(patterns.cross(24, 64))
         figure.draw_without_rendering()
         left, right = (axes.get_window_extent().height for axes in figure.axes)
+        # pixels: the two axes are as high as each other up to the height of a title's letter, a twentieth
         assert left == pytest.approx(right, rel=0.05)
         assert right > 0.6 * figure.bbox.height
 
@@ -252,7 +256,8 @@ class TestArcs:
         weights = torch.tensor([0.0, 1.0, 0.5, 0.25])
         figure = draw.arcs(ONE_WAY, weights=weights)
         widths = [arrow.get_linewidth() for arrow in arrows(figure.axes[0])]
-        assert widths == pytest.approx([0.3, 4.3, 2.3, 1.3])
+        for width, weight in zip(widths, weights.tolist(), strict=True):
+            assert_exact(width, 0.3 + 4 * weight)
         assert legend(figure) == ["src → dst: dst hears src", "weight 0.1", "weight 0.5", "weight 1.0"]
 
     def test_lit_edges_are_red_and_last(self):
@@ -263,8 +268,9 @@ class TestArcs:
         assert (round(x0), round(x1)) == (3, 1)
         assert "chosen edge" in legend(figure)
 
-    def test_lit_edges_survive_the_sampling(self):
-        (axes,) = draw.arcs(patterns.no_self(100), lit=[(7, 50)]).axes
+    def test_lit_edges_survive_the_sampling(self, monkeypatch):
+        monkeypatch.setattr(_layouts, "MOST_LINES", 400)
+        (axes,) = draw.arcs(patterns.no_self(64), lit=[(7, 50)]).axes
         last = [c for c in axes.collections if isinstance(c, LineCollection)][-1]
         assert [to_hex(colour) for colour in last.get_edgecolors()].count(RED) == 1
         assert to_hex(last.get_edgecolors()[-1]) == RED
@@ -334,7 +340,7 @@ class TestDegrees:
     def test_bars(self):
         figure = draw.degrees(ONE_WAY)
         top, bottom = figure.axes
-        heights = [[bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)] for axes in (top, bottom)]
+        heights = [[bar.get_height() for bar in axes.patches if isinstance(bar, patches.Rectangle)] for axes in (top, bottom)]
         assert heights == [[1, 2, 1, 0], [1, 1, 1, 1]]
         assert (top.get_xlabel(), bottom.get_xlabel()) == ("dst (receiver)", "src (sender)")
         assert title(top) == "in-degree: 0 to 2, mean 1 (broken line)"
@@ -371,7 +377,8 @@ class TestHops:
         layers = math.ceil((n - 1) / (w - 1))
         heard = [[min(token + 1, k * (w - 1) + 1) for token in range(n)] for k in range(layers + 1)]
         assert self.curve(figure, f"token {n - 1}") == [row[-1] for row in heard]
-        assert self.curve(figure, "all tokens: mean") == pytest.approx([sum(row) / n for row in heard])
+        for mean, row in zip(self.curve(figure, "all tokens: mean"), heard, strict=True):
+            assert_exact(float(mean), sum(row) / n)
         assert self.curve(figure, f"all {n}") == [n, n]
 
     def test_number_of_layers_and_token(self):
@@ -450,39 +457,40 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"at most 16 heads, got 17 .*select\(0, head\)"):
             draw.mask(many)
 
-    @pytest.mark.parametrize(
-        ("call", "error", "match"),
-        [
-            (
-                lambda: draw.mask(patterns.causal(4097)),
-                ValueError,
-                r"mask\(\) draws at most 4096 tokens a side, .*quotient.*restrict",
-            ),
-            (lambda: draw.mask(patterns.cross(2, 5000)), ValueError, "at most 4096 tokens a side"),
-            (lambda: draw.graph(patterns.causal(1025)), ValueError, r"graph\(\) draws at most 1024 tokens a side"),
-            (lambda: draw.side_by_side(patterns.causal(1025)), ValueError, r"side_by_side\(\) draws at most 1024"),
-            (lambda: draw.arcs(patterns.causal(1025)), ValueError, r"arcs\(\) draws at most 1024"),
-            (lambda: draw.layers(patterns.causal(1025), 2), ValueError, r"layers\(\) draws at most 1024"),
-            (lambda: draw.hops(patterns.causal(1025)), ValueError, r"hops\(\) draws at most 1024"),
-            (lambda: draw.degrees(patterns.causal(4097)), ValueError, r"degrees\(\) draws at most 4096"),
-            (lambda: draw.mask(torch.ones(3, 3)), TypeError, r"mask\(\) draws a TokenGraph, got Tensor"),
-            (lambda: draw.arcs(patterns.cross(2, 3)), ValueError, r"arcs\(\) draws graphs whose senders are their receivers"),
-            (lambda: draw.arcs(patterns.causal(4).rows(1, 3)), ValueError, "whose senders are their receivers"),
-            (lambda: draw.hops(patterns.cross(2, 3)), ValueError, "whose senders are their receivers"),
-            (lambda: draw.mask(ONE_WAY, labels="abc"), ValueError, "labels must hold a name for each of the 4 receivers .*got 3"),
-            (lambda: draw.graph(ONE_WAY, src_labels="abc"), ValueError, "src_labels must hold .*4 senders .*got 3"),
-            (lambda: draw.arcs(ONE_WAY, weights=torch.ones(3)), ValueError, "a number for each of the 4 edges, got 3"),
-            (lambda: draw.arcs(ONE_WAY, lit=[(0, 1)]), ValueError, r"lit must hold edges .* \(0, 1\) is none"),
-            (lambda: draw.layers(ONE_WAY, 2, token=4), IndexError, r"token must be a position in 0 \.\. 3, got 4"),
-            (lambda: draw.layers(ONE_WAY, 2, token=-1), IndexError, "got -1"),
-            (lambda: draw.layers(ONE_WAY, 2, token=True), TypeError, "token must be an integer"),
-            (lambda: draw.layers(ONE_WAY, 0), ValueError, "layers must be at least 1, got 0"),
-            (lambda: draw.layers(ONE_WAY, 65), ValueError, "layers must be at most 64 in a picture, got 65"),
-            (lambda: draw.layers([], 2), ValueError, r"layers\(\) needs a graph with at least one token, got \[\]"),
-            (lambda: draw.hops(patterns.causal(0)), ValueError, "needs a graph with at least one token"),
-            (lambda: draw.hops([ONE_WAY, patterns.causal(5)]), ValueError, r"hops\(\) needs graphs over the same tokens"),
-        ],
-    )
-    def test_by_name(self, call, error, match):
-        with pytest.raises(error, match=match):
-            call()
+    def test_by_name(self):
+        assert_refusals(
+            [
+                (
+                    lambda: draw.mask(patterns.causal(4097)),
+                    ValueError,
+                    r"mask\(\) draws at most 4096 tokens a side, .*quotient.*restrict",
+                ),
+                (lambda: draw.mask(patterns.cross(2, 5000)), ValueError, "at most 4096 tokens a side"),
+                (lambda: draw.graph(patterns.causal(1025)), ValueError, r"graph\(\) draws at most 1024 tokens a side"),
+                (lambda: draw.side_by_side(patterns.causal(1025)), ValueError, r"side_by_side\(\) draws at most 1024"),
+                (lambda: draw.arcs(patterns.causal(1025)), ValueError, r"arcs\(\) draws at most 1024"),
+                (lambda: draw.layers(patterns.causal(1025), 2), ValueError, r"layers\(\) draws at most 1024"),
+                (lambda: draw.hops(patterns.causal(1025)), ValueError, r"hops\(\) draws at most 1024"),
+                (lambda: draw.degrees(patterns.causal(4097)), ValueError, r"degrees\(\) draws at most 4096"),
+                (lambda: draw.mask(torch.ones(3, 3)), TypeError, r"mask\(\) draws a TokenGraph, got Tensor"),
+                (lambda: draw.arcs(patterns.cross(2, 3)), ValueError, r"arcs\(\) draws graphs whose senders are their receivers"),
+                (lambda: draw.arcs(patterns.causal(4).rows(1, 3)), ValueError, "whose senders are their receivers"),
+                (lambda: draw.hops(patterns.cross(2, 3)), ValueError, "whose senders are their receivers"),
+                (
+                    lambda: draw.mask(ONE_WAY, labels="abc"),
+                    ValueError,
+                    "labels must hold a name for each of the 4 receivers .*got 3",
+                ),
+                (lambda: draw.graph(ONE_WAY, src_labels="abc"), ValueError, "src_labels must hold .*4 senders .*got 3"),
+                (lambda: draw.arcs(ONE_WAY, weights=torch.ones(3)), ValueError, "a number for each of the 4 edges, got 3"),
+                (lambda: draw.arcs(ONE_WAY, lit=[(0, 1)]), ValueError, r"lit must hold edges .* \(0, 1\) is none"),
+                (lambda: draw.layers(ONE_WAY, 2, token=4), IndexError, r"token must be a position in 0 \.\. 3, got 4"),
+                (lambda: draw.layers(ONE_WAY, 2, token=-1), IndexError, "got -1"),
+                (lambda: draw.layers(ONE_WAY, 2, token=True), TypeError, "token must be an integer"),
+                (lambda: draw.layers(ONE_WAY, 0), ValueError, "layers must be at least 1, got 0"),
+                (lambda: draw.layers(ONE_WAY, 65), ValueError, "layers must be at most 64 in a picture, got 65"),
+                (lambda: draw.layers([], 2), ValueError, r"layers\(\) needs a graph with at least one token, got \[\]"),
+                (lambda: draw.hops(patterns.causal(0)), ValueError, "needs a graph with at least one token"),
+                (lambda: draw.hops([ONE_WAY, patterns.causal(5)]), ValueError, r"hops\(\) needs graphs over the same tokens"),
+            ]
+        )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention import _edge_dropout, patterns
@@ -87,7 +88,7 @@ def attended(graph, backend):
 def test_every_backend_drops_the_same_edges(graph, backend):
     """Output and gradients as the reference's; another seed gives others."""
     for found, expected in zip(attended(graph, backend), attended(graph, "reference"), strict=True):
-        assert torch.allclose(found, expected, rtol=0, atol=1e-11)
+        assert_exact(found, expected)
 
 
 @pytest.mark.parametrize("backend", WAYS)
@@ -102,7 +103,7 @@ def test_dropout_is_of_the_weights_of_the_formula(backend):
     weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
     index = [(b, h, i, j) for b in range(2) for h in range(2) for i in range(6) for j in range(9)]
     stays = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
-    assert torch.allclose(out, weights * stays.view(2, 2, 6, 9) / 0.6 @ v, rtol=0, atol=1e-12)
+    assert_exact(out, weights * stays.view(2, 2, 6, 9) / 0.6 @ v)
 
 
 def test_the_walk_drops_the_same_edges():
@@ -112,14 +113,14 @@ def test_the_walk_drops_the_same_edges():
     for backend in (None, "reference", "rows"):
         torch.manual_seed(2)
         results.append(ga.MessagePassingAttention(heads, dropout=0.5, backend=backend).train()(x, graph))
-    assert torch.allclose(results[0], results[1], rtol=0, atol=1e-12)
-    assert torch.allclose(results[0], results[2], rtol=0, atol=1e-12)
+    assert_exact(results[0], results[1])
+    assert_exact(results[0], results[2])
 
 
 def test_graphs_that_differ_by_head_drop_by_the_number_of_the_head():
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 12, heads=2)
     for found, expected in zip(attended_by_head(graph, "rows"), attended_by_head(graph, "dense"), strict=True):
-        assert torch.allclose(found, expected, rtol=0, atol=1e-11)
+        assert_exact(found, expected)
 
 
 def attended_by_head(graph, backend):

@@ -7,15 +7,23 @@ from itertools import product
 
 import pytest
 import torch
+from support.bounds import assert_exact, assert_sum
 from torch import Tensor
 
 from gnn_attention import edges
+from gnn_attention.verify.measure import summation_bound
 
 INF = torch.inf
 
 
 def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def assert_each(found: Tensor, true: Tensor) -> None:
+    """Every number for itself, small ones too: 1e-12 of its own size."""
+    same = found == true
+    assert_exact(torch.where(same, 1.0, found / true), torch.ones_like(true))
 
 
 def loop_softmax(logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -62,12 +70,11 @@ class TestSmall:
         q, k = seeded(2, 3, 5, 4), seeded(2, 3, 5, 4, seed=1)
         result = edges.logit(q, k, 0.3)
         assert result.shape == (2, 3, 5)
-        for i in range(2):
-            for j in range(3):
-                for e in range(5):
-                    assert math.isclose(
-                        result[i, j, e], 0.3 * sum(float(a * b) for a, b in zip(q[i, j, e], k[i, j, e], strict=True))
-                    )
+        by_hand = [
+            0.3 * sum(a * b for a, b in zip(one, other, strict=True))
+            for one, other in zip(q.view(-1, 4).tolist(), k.view(-1, 4).tolist(), strict=True)
+        ]
+        assert_exact(result, torch.tensor(by_hand, dtype=torch.float64).view(2, 3, 5))
 
     @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)])  # the last: as many samples as heads
     def test_query_head_h_is_served_by_its_group(self, kv_heads, heads):
@@ -87,8 +94,8 @@ class TestSoftmax:
         expected, expected_lse = loop_softmax(logits, dst, num_dst)
         assert weights.shape == logits.shape
         assert lse.shape == (*lead, num_dst)
-        assert torch.allclose(weights, expected, rtol=1e-14, atol=0)
-        assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
+        assert_each(weights, expected)
+        assert_exact(lse, expected_lse)
 
     @each_list
     @pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
@@ -97,16 +104,18 @@ class TestSoftmax:
         logits, sinks = 3 * seeded(*lead, len(dst)), 2 * seeded(*lead[-1:], seed=1)
         weights, lse = edges.softmax(logits, dst, num_dst, sinks)
         expected, expected_lse = loop_softmax(logits, dst, num_dst, sinks)
-        assert torch.allclose(weights, expected, rtol=1e-14, atol=0)
-        assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
+        assert_each(weights, expected)
+        assert_exact(lse, expected_lse)
         deaf = [receiver for receiver in range(num_dst) if receiver not in dst.tolist()]
         assert bool((lse[..., deaf] == -INF).all())
 
     def test_a_sink_of_zero_is_softmax_plus_one(self):
         """exp(l) / (1 + sum exp(l)), worked by hand."""
-        weights, lse = edges.softmax(torch.tensor([0.0, math.log(2)]).double(), torch.tensor([0, 0]), 1, torch.tensor(0.0))
-        assert torch.allclose(weights, torch.tensor([0.25, 0.5]).double())
-        assert torch.allclose(lse, torch.tensor([math.log(4)]).double())
+        weights, lse = edges.softmax(
+            torch.tensor([0.0, math.log(2)], dtype=torch.float64), torch.tensor([0, 0]), 1, torch.tensor(0.0)
+        )
+        assert_exact(weights, torch.tensor([0.25, 0.5]).double())
+        assert_exact(lse, torch.tensor([math.log(4)], dtype=torch.float64))
 
     def test_a_sink_of_minus_infinity_is_no_sink(self):
         dst, num_dst = DST["mixed"]
@@ -123,8 +132,8 @@ class TestSoftmax:
         dst = torch.tensor([0, 0, 1, 1, 2])
         weights, lse = edges.softmax(logits, dst, 3, sink)
         expected, expected_lse = loop_softmax(logits.detach(), dst, 3, sink)
-        assert torch.allclose(weights, expected, rtol=1e-14, atol=0)
-        assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
+        assert_each(weights, expected)
+        assert_exact(lse, expected_lse)
         (weights * torch.arange(1.0, 6)).sum().backward(retain_graph=True)
         assert torch.isfinite(logits.grad).all()
         lse[lse > -INF].sum().backward()
@@ -133,11 +142,12 @@ class TestSoftmax:
     @pytest.mark.parametrize("shift", [1e4, -1e4, 700.0])
     def test_large_logits_neither_overflow_nor_vanish(self, shift):
         dst, num_dst = DST["mixed"]
-        logits = seeded(6)
-        weights, lse = edges.softmax(logits + shift, dst, num_dst)
-        expected, expected_lse = loop_softmax(logits, dst, num_dst)
-        assert torch.allclose(weights, expected, rtol=1e-11, atol=0)
-        assert torch.allclose(lse, expected_lse + shift, rtol=1e-14, atol=0)
+        shifted = seeded(6) + shift
+        weights, lse = edges.softmax(shifted, dst, num_dst)
+        # shifted back without a rounding: the sum has fewer digits after the point than float64 holds near 0
+        expected, expected_lse = loop_softmax(shifted - shift, dst, num_dst)
+        assert_each(weights, expected)
+        assert_exact(lse, expected_lse + shift)
 
     def test_a_large_sink_takes_everything(self):
         weights, lse = edges.softmax(torch.zeros(2), torch.tensor([0, 0]), 1, torch.tensor(1e4))
@@ -148,8 +158,9 @@ class TestSoftmax:
         """Sums are as wide as the logits that come in."""
         n = 70_000
         weights, lse = edges.softmax(torch.zeros(n), torch.zeros(n, dtype=torch.int64), 1)
-        assert math.isclose(weights.double().sum(), 1.0, rel_tol=1e-6)
-        assert math.isclose(lse.item(), math.log(n), rel_tol=1e-6)
+        # the sum of n ones is exact below 2^24: what is left is the rounding of 1 / n, and that of the logarithm (3 at most)
+        assert_sum(weights.double().sum(), 1.0, terms=2, magnitude=1.0)
+        assert_sum(lse, torch.tensor([math.log(n)], dtype=torch.float64), terms=4, magnitude=math.log(n))
 
     @pytest.mark.parametrize("bad", [torch.nan, INF])
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.5)], ids=["no sink", "sink"])
@@ -195,14 +206,14 @@ class TestSoftmax:
         logits, turn = seeded(6), torch.tensor([5, 2, 0, 1, 4, 3])
         weights, lse = edges.softmax(logits, dst, num_dst)
         turned, same = edges.softmax(logits[turn], dst[turn], num_dst)
-        assert torch.allclose(turned, weights[turn], rtol=1e-15, atol=0)
-        assert torch.allclose(same, lse, rtol=1e-15, atol=0)
+        assert_each(turned, weights[turn])
+        assert_exact(same, lse)
 
     def test_a_receiver_has_weights_that_sum_to_one(self):
         dst, num_dst = DST["mixed"]
         weights, _ = edges.softmax(seeded(6), dst, num_dst)
         sums = torch.zeros(num_dst, dtype=torch.float64).index_add(0, dst, weights)
-        assert torch.allclose(sums, torch.tensor([1.0, 1, 0, 1, 0]).double(), rtol=0, atol=1e-15)
+        assert_exact(sums, torch.tensor([1.0, 1, 0, 1, 0]).double())
 
 
 class TestWeightsFromLse:
@@ -210,13 +221,13 @@ class TestWeightsFromLse:
     def test_they_are_those_of_the_softmax(self, dst, num_dst):
         logits = seeded(2, len(dst))
         weights, lse = edges.softmax(logits, dst, num_dst)
-        assert torch.allclose(edges.weights_from_lse(logits, dst, lse), weights, rtol=1e-14, atol=0)
+        assert_each(edges.weights_from_lse(logits, dst, lse), weights)
 
     def test_some_edges_only(self):
         dst, num_dst = DST["mixed"]
         logits, some = seeded(2, 6), torch.tensor([5, 1])
         weights, lse = edges.softmax(logits, dst, num_dst)
-        assert torch.allclose(edges.weights_from_lse(logits[:, some], dst[some], lse), weights[:, some], rtol=1e-14, atol=0)
+        assert_each(edges.weights_from_lse(logits[:, some], dst[some], lse), weights[:, some])
 
     def test_nothing_heard_is_weight_zero(self):
         logits = torch.full((2,), -INF, requires_grad=True)
@@ -248,8 +259,8 @@ class TestMerge:
         second = torch.tensor([e for e in range(7) if e not in first.tolist()], dtype=torch.int64)
         out, lse = edges.merge(*self.part(logits, values, first), *self.part(logits, values, second))
         expected, expected_lse = self.part(logits, values, torch.arange(7))
-        assert torch.allclose(out, expected, rtol=1e-13, atol=1e-15)
-        assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
+        assert_exact(out, expected)
+        assert_exact(lse, expected_lse)
         assert bool((out[:, [2, 4]] == 0).all())
         assert bool((lse[:, [2, 4]] == -INF).all())
 
@@ -260,8 +271,8 @@ class TestMerge:
         for part in parts[1:]:
             out, lse = edges.merge(out, lse, *part)
         expected, expected_lse = self.part(logits, values, torch.arange(7))
-        assert torch.allclose(out, expected, rtol=1e-13, atol=1e-15)
-        assert torch.allclose(lse, expected_lse, rtol=1e-14, atol=0)
+        assert_exact(out, expected)
+        assert_exact(lse, expected_lse)
 
     def test_it_commutes(self):
         logits, values = seeded(2, 7), seeded(2, 7, 3, seed=1)
@@ -274,14 +285,16 @@ class TestMerge:
         logits, values = 3 * seeded(2, 7), seeded(2, 7, 3, seed=1)
         parts = [self.part(logits + shift, values, chosen) for chosen in (torch.arange(3), torch.arange(3, 7))]
         out, _ = edges.merge(*parts[0], *parts[1])
-        assert torch.allclose(out, self.part(logits, values, torch.arange(7))[0], rtol=1e-10, atol=1e-12)
+        # a share has the roundings of two lse, each the sum of a logarithm and a largest logit, which is rounded itself
+        assert_sum(out, self.part(logits, values, torch.arange(7))[0], 4, 1e4 * float(values.abs().max()), torch.float64)
 
     def test_shares_sum_to_one(self):
-        """Up to two roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
+        """Up to some roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
         lse_a, lse_b = (300 + 2 * seeded(2, 500, seed=seed).float() for seed in (0, 1))
         ones = torch.ones(2, 500, 1)
         out, _ = edges.merge(ones, lse_a, ones, lse_b)
-        assert (out - 1).abs().max() <= 2 * torch.finfo(torch.float32).eps
+        # the sum of both masses, its reciprocal, a product with it, the sum of both shares
+        assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
         """Of lse, in float32, up to some roundings: ``s_b (g . out_b - g . out)``."""
@@ -290,7 +303,9 @@ class TestMerge:
         for dtype in (torch.float32, torch.float64):
             inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in given)]
             slopes.append(torch.autograd.grad(edges.merge(*inputs)[0].sum(), inputs[3])[0].double())
-        assert torch.allclose(*slopes, rtol=1e-4, atol=0)
+        # e^lse_b (2 roundings) times the difference of two sums of 3, which are weighed by shares of their own
+        reach = given[3].float().double().exp() * (given[0].abs().sum(-1) + given[2].abs().sum(-1))
+        assert ((slopes[0] - slopes[1]).abs() <= summation_bound(16, reach, torch.float32)).all()
 
     def test_gradcheck(self):
         inputs = [seeded(2, 3, seed=0), seeded(2, seed=1), seeded(2, 3, seed=2), seeded(2, seed=3)]
@@ -322,8 +337,8 @@ class TestMerge:
         whole = [x.detach().clone().requires_grad_() for x in (logits, values)]
         out, lse = self.part(*whole, torch.arange(7))
         (out.sum() + lse[:, [0, 1, 3]].sum()).backward()
-        assert torch.allclose(logits.grad, whole[0].grad, rtol=0, atol=1e-13)
-        assert torch.allclose(values.grad, whole[1].grad, rtol=0, atol=1e-13)
+        assert_exact(logits.grad, whole[0].grad)
+        assert_exact(values.grad, whole[1].grad)
 
     def test_gradients_of_given_empty_halves_are_finite(self):
         lse_a, lse_b = (torch.tensor([-INF, 0.5], dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -359,8 +374,9 @@ class TestAddSinks:
             out = torch.zeros(3, 2, num_dst, 4, dtype=torch.float64).index_add(2, dst, weights.unsqueeze(-1) * values)
             results.append((out, lse))
         out, lse = edges.add_sinks(*results[0], sink_logits, torch.tensor([True, True, False, True, False]))
-        assert torch.allclose(out, results[1][0], rtol=1e-12, atol=0)
-        assert torch.allclose(lse, results[1][1], rtol=1e-13, atol=0)
+        # a logit less 700 is rounded by half an ulp of 700, which is 6e-14: 1e-12 of each number is more than both ways have
+        assert_each(out, results[1][0])
+        assert_exact(lse, results[1][1])
         assert out[:, :, [2, 4]].abs().max() == 0
         assert bool((lse[:, :, [2, 4]] == -INF).all())
 
@@ -369,14 +385,17 @@ class TestAddSinks:
         lse, sinks = 300 + 2 * seeded(1, 2, 500).float(), 300 + seeded(2, seed=1).float()
         out, _ = edges.add_sinks(torch.ones(1, 2, 500, 1), lse, sinks, torch.tensor(True))
         exact = (lse.double() - sinks.double().view(1, 2, 1)).sigmoid()
-        assert ((out.squeeze(-1) - exact) / exact).abs().max() <= 4 * torch.finfo(torch.float32).eps
+        # the exponential (2), the sum of both masses, its reciprocal, a product with it, and one for the output
+        assert ((out.squeeze(-1) - exact).abs() <= summation_bound(6, exact, torch.float32)).all()
 
     def test_a_sink_too_weak_to_change_the_sum_has_its_gradient(self):
         """In float32, up to some roundings."""
         sinks = torch.tensor([-20.0, -30.0], requires_grad=True)
         out, _ = edges.add_sinks(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1), sinks, torch.tensor(True))
         (slope,) = torch.autograd.grad(out.sum(), sinks)
-        assert torch.allclose(slope, -sinks.exp(), rtol=1e-5, atol=0)
+        # two shares (5 roundings each, as above), their product, and that with the gradient
+        exact = sinks.detach().double().exp()
+        assert ((slope + exact).abs() <= summation_bound(13, exact, torch.float32) + exact.square()).all()
 
     def test_gradients(self):
         """Right where somebody is heard, finite and 0 where nobody is."""

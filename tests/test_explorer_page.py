@@ -10,23 +10,22 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
+from support.extras import needs
 
 from gnn_attention import TokenGraph, algebra, convert, explorer, expressions, patterns, trace
 from gnn_attention import model as lm
-
-pytestmark = pytest.mark.slow  # a browser starts
 
 HERE = Path(__file__).parent / "explorer"
 WEB = Path(explorer.__file__).parent / "web"
 TEXT = "Llamas do not output words"
 LAYER, HEAD = 1, 2
-CLOSE = 1e-5
 HOSTILE = [
     "<script>window.ran=1</script>",
     "<img src=x onerror=window.ran=2>",
@@ -116,6 +115,7 @@ class Oracle:
         """Of every next token."""
         return run.output[0, token].softmax(-1)
 
+    @torch.no_grad()
     def check(self, told: dict[str, Any], run: trace.Run, dst: int) -> None:
         """Rows of the table, numbers of the steps, the update and what is expected next."""
         layer = run.layers[LAYER]
@@ -128,23 +128,24 @@ class Oracle:
         if pairs:
             rows = torch.tensor([row[1:] for row in told["rows"]], dtype=torch.float64)
             lengths = layer.messages(pairs, heads=HEAD)[0, :, 0].norm(dim=-1)
-            expected = torch.stack([layer.logits(pairs)[0, :, HEAD], layer.weights(pairs)[0, :, HEAD], lengths], dim=-1)
-            torch.testing.assert_close(rows, expected, rtol=0, atol=CLOSE)
+            assert_exact(rows[:, 0], layer.logits(pairs)[0, :, HEAD], layer.logits().abs().max().item())
+            assert_exact(rows[:, 1], layer.weights(pairs)[0, :, HEAD])
+            assert_exact(rows[:, 2], lengths)
         heard = dict(zip(senders, layer.weights(pairs)[0, :, HEAD].tolist(), strict=True)) if pairs else {}
-        assert dict(map(tuple, told["lines"])) == pytest.approx({src: heard.get(src, 0) for src, _ in told["lines"]}, abs=CLOSE)
+        assert_exact([weight for _, weight in told["lines"]], [heard.get(src, 0.0) for src, _ in told["lines"]])
         assert {src for src, _ in told["lines"]} >= set(senders)
         update = layer.update[0, dst]
-        torch.testing.assert_close(torch.tensor(told["update"], dtype=torch.float64), update, rtol=0, atol=CLOSE)
+        assert_exact(torch.tensor(told["update"], dtype=torch.float64), update)
         self.check_steps(told["steps"], run, dst, bool(pairs))
         self.check_chances(told["chances"], run, dst, int(self.chances(self.run(), dst).argmax()))
 
     def check_steps(self, steps: dict[str, dict[str, float]], run: trace.Run, dst: int, hears: bool) -> None:
         """The sum of the weights, and the lengths of the states."""
         phase = run.phases[2 * LAYER]
-        assert steps["2"]["total"] == pytest.approx(1 if hears else 0, abs=1e-12)
+        assert_exact(steps["2"]["total"], 1.0 if hears else 0.0)
         for name, tensor in {"before": phase.before, "update": phase.update, "after": phase.after}.items():
-            assert steps["5"][name] == pytest.approx(tensor[0, dst].norm().item(), abs=CLOSE)
-        assert steps["5"]["thought"] == pytest.approx(run.phases[2 * LAYER + 1].update[0, dst].norm().item(), abs=CLOSE)
+            assert_exact(steps["5"][name], tensor[0, dst].norm().item())
+        assert_exact(steps["5"]["thought"], run.phases[2 * LAYER + 1].update[0, dst].norm().item())
 
     def check_chances(self, told: list[tuple[str, float]], run: trace.Run, dst: int, before: int | None = None) -> None:
         """The likeliest, most likely first; on the listening page seven, and what was likeliest before any edit."""
@@ -153,8 +154,8 @@ class Oracle:
         if before not in (None, *likeliest):
             likeliest.append(before)
         assert [name for name, _ in told] == [f"chance-{token}" for token in likeliest]
-        for name, chance in told:
-            assert chance == pytest.approx(expected[int(name.removeprefix("chance-"))].item(), abs=CLOSE)
+        chances = [expected[int(name.removeprefix("chance-"))].item() for name, _ in told]
+        assert_exact([chance for _, chance in told], chances)
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +244,7 @@ def edge(src: int, dst: int, size: int) -> TokenGraph:
 # -- the numbers --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dst", "surgery", "more"),
     [
@@ -261,12 +263,14 @@ def test_after_an_edit_the_page_shows_what_python_computes(
         oracle.check(told["reset"], oracle.run(), dst)
 
 
+@pytest.mark.slow
 def test_over_another_graph_the_page_shows_what_python_computes(driven: Callable[[str], Any], oracle: Oracle) -> None:
     told, size = driven("window"), len(oracle.ids)
     graph = algebra.restrict(expressions.parse(told["name"]), range(size))
     oracle.check(told, oracle.run(graph), 10)
 
 
+@pytest.mark.slow
 def test_written_tokens_and_their_chances_are_pythons(driven: Callable[[str], Any], oracle: Oracle) -> None:
     ids = list(oracle.ids)
     *steps, back = driven("written")
@@ -279,6 +283,7 @@ def test_written_tokens_and_their_chances_are_pythons(driven: Callable[[str], An
     assert back["ids"] == ids[:-1]
 
 
+@pytest.mark.slow
 def test_readings_change_words_and_no_numbers(driven: Callable[[str], Any]) -> None:
     told = driven("readings")
     assert [one["view"] for one in told] == ["search", "routing", "transforms", "message exchange"]
@@ -288,11 +293,12 @@ def test_readings_change_words_and_no_numbers(driven: Callable[[str], Any]) -> N
     assert told[0]["steps"][0] == "1 query"
 
 
+@pytest.mark.slow
 def test_the_three_forms_give_one_logit_and_one_message(driven: Callable[[str], Any]) -> None:
     told = driven("forms")
     for form in ("factored", "merged"):
         for step, name in (("1", "logit"), ("1", "product"), ("3", "carried")):
-            assert told[form][step]["numbers"][name] == pytest.approx(told["standard"][step]["numbers"][name], abs=1e-9)
+            assert_exact(told[form][step]["numbers"][name], told["standard"][step]["numbers"][name])
         assert told[form]["0"]["vectors"] == ["x", "p"]
     assert told["standard"]["0"]["vectors"] == ["x", "q"]
 
@@ -300,6 +306,7 @@ def test_the_three_forms_give_one_logit_and_one_message(driven: Callable[[str], 
 # -- what can be done ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Callable[[str], Any]) -> None:
     told = driven("arc")
     (cut,) = told["steps"][0]
@@ -312,6 +319,7 @@ def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Callable[[s
     quiet(told["seen"])
 
 
+@pytest.mark.slow
 def test_a_visit_without_a_mouse(driven: Callable[[str], Any]) -> None:
     told = driven("keys")
     seen = [(one["token"], one["sender"], one["edits"]) for one in told["told"]]
@@ -327,6 +335,7 @@ def test_a_visit_without_a_mouse(driven: Callable[[str], Any]) -> None:
     quiet(told["seen"])
 
 
+@pytest.mark.slow
 def test_what_must_not_be_missed_is_said(driven: Callable[[str], Any]) -> None:
     told = driven("noted")
     assert len(told["ahead"]) == len(told["added"]) == 1
@@ -336,6 +345,7 @@ def test_what_must_not_be_missed_is_said(driven: Callable[[str], Any]) -> None:
     quiet(told["seen"])
 
 
+@pytest.mark.slow
 def test_texts_are_inert_and_visible(driven: Callable[[str], Any]) -> None:
     told = driven("hostile")
     hostile, harmless = told["hostile"], told["harmless"]
@@ -350,6 +360,7 @@ def test_texts_are_inert_and_visible(driven: Callable[[str], Any]) -> None:
     quiet(hostile["seen"])
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_and_nothing_is_too_wide(driven: Callable[[str], Any]) -> None:
     for told in driven("axe").values():
         quiet(told.pop("seen"))
@@ -357,6 +368,7 @@ def test_axe_finds_nothing_and_nothing_is_too_wide(driven: Callable[[str], Any])
         assert told == {name: [] for name in told}
 
 
+@pytest.mark.slow
 def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> None:
     told = driven("drag")
     print("64 tokens: {median:.1f} ms from frame to frame, 95 % within {p95:.1f}, {frames} frames".format(**told))
@@ -368,6 +380,7 @@ def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> Non
 # -- longer -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_control_does_what_it_says(files: Callable[[str], str], masks: dict[str, int]) -> None:
     demo = files("demo")
     window = {"file": demo, "mask": masks["window"]}
@@ -405,16 +418,27 @@ def check_reach(told: dict[str, Any]) -> None:
     assert told["rows"] == [3, 13]  # down to the model's two layers; where layers differ, none of twelve is known to be the last
 
 
-def test_numbers_hold_for_every_receiver_layer_and_head(files: Callable[[str], str], oracle: Oracle) -> None:
+def check_receivers(files: Callable[[str], str], oracle: Oracle, receivers: Iterable[int]) -> None:
     where = {"file": files("demo"), "layer": LAYER, "head": HEAD}
     one_layer = {"scenario": "toggled", **where, "token": 6, "src": 3, "scope": "layer"}
-    found = drive([one_layer, *({"scenario": "untouched", **where, "token": dst} for dst in range(len(oracle.ids)))])
+    found = drive([one_layer, *({"scenario": "untouched", **where, "token": dst} for dst in receivers)])
     assert [one.get("error") for one in found] == [None] * len(found)
     oracle.check(found[0]["result"], oracle.run(surgery=trace.cut([(3, 6)], layers=LAYER)), 6)
-    for dst, one in enumerate(found[1:]):
+    for dst, one in zip(receivers, found[1:], strict=True):
         oracle.check(one["result"], oracle.run(), dst)
 
 
+@pytest.mark.slow
+def test_numbers_hold_for_the_first_the_last_and_a_middle_receiver(files: Callable[[str], str], oracle: Oracle) -> None:
+    check_receivers(files, oracle, (0, 5, len(oracle.ids) - 1))
+
+
+@pytest.mark.nightly
+def test_numbers_hold_for_every_receiver(files: Callable[[str], str], oracle: Oracle) -> None:
+    check_receivers(files, oracle, range(len(oracle.ids)))
+
+
+@pytest.mark.slow
 def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     names = {name: files(name) for name in ("demo", "one", "64", "512")}
     (found,) = drive([{"scenario": "sizes", "files": names}])
@@ -427,17 +451,13 @@ def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     assert found["result"]["512 at 1200"]["kind"] == "ticks"
 
 
-def test_512_tokens_are_usable_and_every_step_is_open_to_everybody(files: Callable[[str], str]) -> None:
+@pytest.mark.slow
+def test_512_tokens_are_usable(files: Callable[[str], str]) -> None:
     long = files("512")
-    jobs = [
-        {"scenario": "long", "file": long},
-        {"scenario": "drag", "file": long, "track": ".ruler", "moves": 120},
-        {"scenario": "axe", "file": files("demo"), "plan": dict.fromkeys(["light", "dark", "phone"], VIEWS)},
-        {"scenario": "axe", "file": files("64"), "plan": {"dark": ["listen", "step 2", "reach"], "phone": ["listen"]}},
-    ]
+    jobs = [{"scenario": "long", "file": long}, {"scenario": "drag", "file": long, "track": ".ruler", "moves": 120}]
     found = drive(jobs, seconds=240)
     assert [one.get("error") for one in found] == [None] * len(jobs)
-    told, drag, *axes = (one["result"] for one in found)
+    told, drag = (one["result"] for one in found)
     print(
         "512 tokens: first paint {first:.0f} ms, computed {computed:.0f}, selections {selection}, a cut {cut:.0f}".format(**told)
     )
@@ -445,13 +465,37 @@ def test_512_tokens_are_usable_and_every_step_is_open_to_everybody(files: Callab
     assert told["first"] < 2000
     assert told["selection"][2] < 300  # 100 on a machine of one's own
     assert told["tokens"] == 512
-    for axe in axes:
+
+
+def check_access(plans: dict[str, dict[str, list[str]]]) -> None:
+    """By page, the views under each theme."""
+    found = drive([{"scenario": "axe", "file": file, "plan": plan} for file, plan in plans.items()], seconds=240)
+    assert [one.get("error") for one in found] == [None] * len(plans)
+    for axe in (one["result"] for one in found):
         for name, one in axe.items():
             quiet(one.pop("seen"))
             one.pop("overflow")
             assert all(violations == [] for violations in one.values()), (name, one)
 
 
+@pytest.mark.slow
+def test_every_step_is_open_to_everybody(files: Callable[[str], str]) -> None:
+    """Each view in some theme; those of QUICK are looked at with the quick scenarios."""
+    left = {
+        "light": ["step 0", "step 3"],
+        "dark": ["listen", "step 1", "step 4"],
+        "phone": ["step 2", "step 5", "reach", "write"],
+    }
+    check_access({files("demo"): left, files("64"): {"dark": ["listen", "reach"], "phone": ["step 2"]}})
+
+
+@pytest.mark.nightly
+def test_every_step_is_open_to_everybody_in_every_theme(files: Callable[[str], str]) -> None:
+    demo = dict.fromkeys(["light", "dark", "phone"], VIEWS)
+    check_access({files("demo"): demo, files("64"): {"dark": ["listen", "step 2", "reach"], "phone": ["listen"]}})
+
+
+@pytest.mark.slow
 def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     frame = tmp_path / "notebook.html"
     frame.write_text(f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}", encoding="utf-8")
@@ -462,8 +506,9 @@ def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     assert {url.split("#")[0] for url in found["result"]["seen"]["requests"]} <= {frame.as_uri(), "about:srcdoc"}
 
 
+@pytest.mark.slow
 def test_a_recorded_model_says_what_it_cannot(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).eval()
@@ -475,16 +520,18 @@ def test_a_recorded_model_says_what_it_cannot(tmp_path: Path) -> None:
     assert not told["predictions"]
     assert "recording of one run" in told["note"][0]
     assert told["rows"][0] == 0
-    assert sum(told["rows"]) == pytest.approx(1, abs=1e-9)
+    assert_exact(sum(told["rows"]), 1.0)
     quiet(told["seen"])
 
 
+@pytest.mark.slow
 def test_the_frame_of_a_notebook_may_run_scripts_and_nothing_more() -> None:
     text = explorer.page(TEXT)._repr_html_()
     assert 'sandbox="allow-scripts"' in text
     assert html.escape('<div id="root">') in text
 
 
+@pytest.mark.slow
 def test_the_built_page_is_plain_ascii() -> None:
     """A frame may be read in any encoding, and the hashes must hold in each."""
     assert Path(explorer.__file__).with_name("page.html").read_bytes().isascii()

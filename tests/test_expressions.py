@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import assert_refusals
 from zoo import ROWS
 
 from gnn_attention import TokenGraph, _effort, algebra, expressions, patterns
@@ -23,6 +24,11 @@ def lists(*edges):
     return TokenGraph.from_edges(torch.tensor(edges).T, 4)
 
 
+def named():
+    """The graphs of the zoo whose names say all."""
+    return [row.build(row.named_at) for row in ROWS if row.named_at is not None]
+
+
 def combined(inner):
     two = st.tuples(inner, st.sampled_from("|&-^@"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
     one = inner.flatmap(lambda text: st.sampled_from([f"~{text}", f"({text}).T", f"({text}) ** 2"]))
@@ -30,10 +36,11 @@ def combined(inner):
 
 
 class TestReading:
-    @pytest.mark.parametrize("row", [row for row in ROWS if row.named_at is not None], ids=lambda row: row.name)
-    def test_every_name_of_the_zoo_is_an_expression(self, row):
-        graph = row.build(row.named_at)
-        assert parse(graph.name) == graph
+    def test_every_name_of_the_zoo_is_an_expression(self):
+        """And has its size."""
+        for graph in named():
+            assert parse(graph.name) == graph, graph.name
+            assert expressions.sized(graph.name, graph.num_dst) == graph.name
 
     @pytest.mark.parametrize(
         ("text", "graph"),
@@ -185,14 +192,8 @@ class TestSized:
     def test_what_is_filled_in(self, text, wanted):
         assert expressions.sized(text, 64) == wanted
 
-    @pytest.mark.parametrize("row", [row for row in ROWS if row.named_at is not None], ids=lambda row: row.name)
-    def test_a_name_that_has_its_size_stays(self, row):
-        graph = row.build(row.named_at)
-        assert expressions.sized(graph.name, graph.num_dst) == graph.name
-
-    @pytest.mark.parametrize(
-        ("text", "match"),
-        [
+    def test_what_has_two_meanings_is_refused(self):
+        cases = [
             (
                 "sink_window(8, 2)",
                 r"column 1, 'sink_window.8, 2.': .*sink_window.n=8, w=2. or sink_window.n=64, w=8, s=2.: write",
@@ -200,15 +201,11 @@ class TestSized:
             ("causal | power_attention(16)", r"column 10, .*power_attention.n=16. or power_attention.n=64, block=16."),
             ("chunked(16, 1)", r"chunked.n=16, chunk=1. or chunked.n=64, chunk=16, before=1."),
             ("random_senders(-4, 1)", r"random_senders.n=-4, r=1. or"),
-        ],
-    )
-    def test_what_has_two_meanings_is_refused(self, text, match):
-        with pytest.raises(ValueError, match=match):
-            expressions.sized(text, 64)
+        ]
+        assert_refusals([(lambda text=text: expressions.sized(text, 64), ValueError, match) for text, match in cases])
 
-    @pytest.mark.parametrize(
-        ("text", "match"),
-        [
+    def test_the_rest_is_left_to_the_reader(self):
+        cases = [
             ("cusal", "there is no builder 'cusal'; did you mean 'causal'"),
             ("window", "missing a required argument: 'w'"),
             ("hypercube", "missing a required argument: 'dimension'"),
@@ -219,11 +216,8 @@ class TestSized:
             ("[causal for causal in 3]", "not part of the language"),
             ("(lambda causal: causal)(3)", "only builders and the methods of graphs"),
             ("causal(n=3, n=4)", "an argument is given twice"),
-        ],
-    )
-    def test_the_rest_is_left_to_the_reader(self, text, match):
-        with pytest.raises(ValueError, match=match):
-            parse(expressions.sized(text, 64))
+        ]
+        assert_refusals([(lambda text=text: parse(expressions.sized(text, 64)), ValueError, match) for text, match in cases])
 
     @pytest.mark.parametrize(
         ("text", "match"),
@@ -390,9 +384,8 @@ class TestRefusals:
         with pytest.raises(ValueError, match="column 16, 'nonsense': "):
             parse("cross(3, 'ää', nonsense)")
 
-    @pytest.mark.parametrize(
-        "text",
-        [
+    def test_nothing_else_is_reached(self):
+        cases = [
             "__import__('os').system('true')",
             "causal.__globals__",
             "causal(4).__class__",
@@ -405,11 +398,8 @@ class TestRefusals:
             "'{0.__class__}'.format(causal(3))",
             "causal(4).select.__func__",
             "causal(4).rows(0, 1).mask()",
-        ],
-    )
-    def test_nothing_else_is_reached(self, text):
-        with pytest.raises(ValueError, match="column"):
-            parse(text)
+        ]
+        assert_refusals([(lambda text=text: parse(text), ValueError, "column") for text in cases])
 
     @pytest.mark.parametrize(
         ("text", "match"),
@@ -433,7 +423,6 @@ class TestRefusals:
             ("closure(causal(9000))", "closure lists the edges of its graphs"),
             ("k_hop(k=2, graph=causal(9000))", "k_hop lists the edges of its graphs"),
             ("randn(3000, 3000, 3000)", "randn would take too much time or memory here, take fewer tokens, edges, draws or hops"),
-            ("full(2000) @ full(2000) @ full(2000)", "@ would take too much"),
             ("window(512, 2) ** 512", r"\*\* would take too much"),
             ("window(64, 2) ** 1024", r"\*\* would take too much"),
             (
@@ -466,6 +455,13 @@ class TestRefusals:
             expressions.evaluate(TOO_MUCH[name])
         assert time.perf_counter() - start < 5
 
+    def test_products_add_up(self, monkeypatch):
+        """One of two products is allowed, both together are not."""
+        monkeypatch.setattr(_effort, "MOST", 2**19)
+        assert parse("full(200) @ full(200)") == full(200)
+        with pytest.raises(ValueError, match=r"column 1, .*@ would take too much"):
+            parse("full(200) @ full(200) @ full(200)")
+
     def test_many_small_ones_are_too_much_together(self):
         assert parse("expander(2000, 2)").num_dst == 2000
         with pytest.raises(ValueError, match="expander would take too much"):
@@ -484,10 +480,9 @@ class TestRefusals:
         parse(text)
         assert time.perf_counter() - start < 5
 
-    @pytest.mark.parametrize("text", [None, 3, b"causal(3)", causal(3)])
-    def test_only_strings(self, text):
-        with pytest.raises(TypeError, match="an expression is a string such as"):
-            parse(text)
+    def test_only_strings(self):
+        cases = [None, 3, b"causal(3)", causal(3)]
+        assert_refusals([(lambda text=text: parse(text), TypeError, "an expression is a string such as") for text in cases])
 
     def test_a_builders_own_error_stays_the_cause(self):
         with pytest.raises(ValueError, match="tokens must be positions") as refused:

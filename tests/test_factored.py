@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor
 
 from gnn_attention import FactoredMatrix
@@ -37,9 +38,9 @@ class TestAgainstTheProduct:
     def test_full_shape_and_transpose(self, lead, m, r, n):
         matrix = made(lead, m, r, n)
         assert matrix.shape == (*lead, m, n)
-        assert torch.allclose(matrix.full(), product_of(matrix), rtol=0, atol=1e-13)
+        assert_exact(matrix.full(), product_of(matrix))
         assert matrix.T.shape == (*lead, n, m)
-        assert torch.allclose(matrix.T.full(), product_of(matrix).mT, rtol=0, atol=1e-13)
+        assert_exact(matrix.T.full(), product_of(matrix).mT)
 
     def test_svd(self, lead, m, r, n):
         """U and V have orthonormal columns, S falls, U S Vh is the product, and S is that of torch.linalg."""
@@ -50,13 +51,13 @@ class TestAgainstTheProduct:
         assert s.shape == (*lead, k)
         assert vh.shape == (*lead, k, n)
         identity = torch.eye(k, dtype=torch.float64).expand(*lead, k, k)
-        assert torch.allclose(u.mT @ u, identity, rtol=0, atol=1e-12)
-        assert torch.allclose(vh @ vh.mT, identity, rtol=0, atol=1e-12)
-        assert torch.allclose((u * s.unsqueeze(-2)) @ vh, product_of(matrix), rtol=0, atol=1e-12)
+        assert_exact(u.mT @ u, identity)
+        assert_exact(vh @ vh.mT, identity)
+        assert_exact((u * s.unsqueeze(-2)) @ vh, product_of(matrix))
         assert bool((s.diff(dim=-1) <= 0).all())
         assert bool((s >= 0).all())
         theirs = torch.linalg.svdvals(product_of(matrix))
-        assert torch.allclose(s, theirs[..., :k], rtol=0, atol=1e-12)
+        assert_exact(s, theirs[..., :k])
         assert bool((theirs[..., k:] < 1e-12).all())
         assert torch.equal(matrix.singular_values(), s)
 
@@ -64,7 +65,7 @@ class TestAgainstTheProduct:
         matrix = made(lead, m, r, n)
         theirs = torch.linalg.matrix_norm(product_of(matrix))
         assert matrix.norm().shape == lead
-        assert torch.allclose(matrix.norm(), theirs, rtol=1e-13, atol=0)
+        assert_exact(matrix.norm(), theirs)
 
     def test_rank(self, lead, m, r, n):
         matrix = made(lead, m, r, n)
@@ -92,7 +93,7 @@ class TestAgainstTheProduct:
         if m == n:
             matrix = made(lead, m, r, n)
             trace = product_of(matrix).diagonal(dim1=-2, dim2=-1).sum(-1)
-            assert torch.allclose(matrix.eigenvalues().sum(-1).real, trace, rtol=0, atol=1e-11)
+            assert_exact(matrix.eigenvalues().sum(-1).real, trace)
 
     def test_pickle(self, lead, m, r, n):
         matrix = made(lead, m, r, n)

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention import _flash, patterns
@@ -101,8 +102,8 @@ def test_equal_to_the_reference(kind, batch, dim, value_dim):
     graph = documents(lengths, kind)
     out, lse = attention(*given, packed(lengths, WINDOWS[kind][0]), 0.3)
     exact, info = ga.attend(*given, graph, scale=0.3, backend="reference", return_info=True)
-    assert torch.allclose(out, exact, rtol=0, atol=1e-13)
-    assert torch.allclose(lse, info.lse, rtol=0, atol=1e-13)
+    assert_exact(out, exact)
+    assert_exact(lse, info.lse)
     for loss, other in (
         (out.sin().sum() + lse.cos().sum(), exact.sin().sum() + info.lse.cos().sum()),
         (out.sin().sum(), exact.sin().sum()),
@@ -110,7 +111,7 @@ def test_equal_to_the_reference(kind, batch, dim, value_dim):
     ):
         mine, theirs = (torch.autograd.grad(x, given, retain_graph=True, allow_unused=True) for x in (loss, other))
         for a, b in zip(mine, theirs, strict=True):
-            assert torch.allclose(a, torch.zeros_like(a) if b is None else b, rtol=0, atol=1e-12)
+            assert_exact(a, torch.zeros_like(a) if b is None else b)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -120,9 +121,9 @@ def test_more_senders_than_receivers(batch):
     sequences = Sequences(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 11], dtype=torch.int32), (5, 11), (-1, -1))
     out, _ = attention(*given, sequences, 0.3)
     exact = ga.attend(*given, patterns.cross(5, 11), scale=0.3, backend="reference")
-    assert torch.allclose(out, exact, rtol=0, atol=1e-13)
+    assert_exact(out, exact)
     for a, b in zip(*(torch.autograd.grad(x.sin().sum(), given) for x in (out, exact)), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+        assert_exact(a, b)
 
 
 @pytest.mark.parametrize("kind", ["causal", "window"])
@@ -143,7 +144,7 @@ def test_what_is_not_finite_stays_with_who_hears_it(kind, value, where):
         loss = out[:, :, ~reached].sum() + lse[:, :, ~reached].sum()
         grads = torch.autograd.grad(loss, given)
         results.append((out[:, :, ~reached], grads[1][:, :, untouched], grads[2][:, :, untouched]))
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(*results, strict=True))
+    assert_exact(*results)
     if value != value:
         assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import nn
 from torch.nn import functional
 from torch_geometric.nn import EdgeConv, GATConv
@@ -40,12 +41,6 @@ def perceptron(activation=None, width=6, hidden=16, out=5, bias=True, dtype=torc
     return nn.Sequential(first, nn.GELU() if activation is None else activation, second).to(dtype)
 
 
-def close(found, wanted, tolerance=1e-12):
-    """Equal to rounding."""
-    assert found.shape == wanted.shape
-    assert torch.allclose(found, wanted, rtol=0, atol=tolerance)
-
-
 # -- attention in the general form ------------------------------------------------------------------------------------
 
 
@@ -62,8 +57,9 @@ def test_attention_is_a_case(form, graph, batch):
         y = layer(x, graph)
         (y * drawn(*y.shape, seed=3)).sum().backward()
         results.append([y, x[0].grad, x[1].grad, *(parameter.grad.clone() for parameter in made.parameters())])
-    for found, wanted in zip(*results, strict=True):
-        close(found, wanted, 1e-11)
+    (found, *slopes), (wanted, *true_slopes) = results
+    assert_exact(found, wanted)
+    assert_exact(slopes, true_slopes)
 
 
 def test_its_parameters_are_those_of_the_heads():
@@ -111,7 +107,7 @@ def test_graph_attention_networks_are_a_case():
         return functional.leaky_relu(both, 0.2)
 
     mean = PairwiseMessages(lambda _, x_src: projected(x_src) / 3, logit)
-    close(mean(x, graph), gat(x, graph.edge_index))
+    assert_exact(mean(x, graph), gat(x, graph.edge_index))
 
 
 def test_edge_convolution_is_a_case():
@@ -120,7 +116,7 @@ def test_edge_convolution_is_a_case():
     usual = EdgeConv(mlp, aggr="add")  # it draws the weights anew
     graph, x = patterns.window(7, 3), drawn(7, 12)
     layer = PairwiseMessages(lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
-    close(layer(x, graph), usual(x, graph.edge_index))
+    assert_exact(layer(x, graph), usual(x, graph.edge_index))
 
 
 @pytest.mark.parametrize("normaliser", [*general.NORMALISERS, torch.tanh])
@@ -151,7 +147,7 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
                 }[normaliser](logits)
                 for j, weight in zip(heard, weights, strict=True):
                     wanted[b, i] += weight * say(x_dst[b, i], x_src[b, j])[5 * h : 5 * h + 5]
-    close(layer((x_src, x_dst), LISTED), wanted)
+    assert_exact(layer((x_src, x_dst), LISTED), wanted)
 
 
 def test_a_contextual_mlp():
@@ -166,7 +162,7 @@ def test_a_contextual_mlp():
             logits = k @ q / 6**0.5
             messages = (x[heard] @ made.W_V[h // 2] + made.b_V[h // 2]) @ made.W_O[h]
             wanted = wanted + functional.gelu(logits) @ messages
-        close(found[i], wanted)
+        assert_exact(found[i], wanted)
 
 
 def test_only_the_softmax_is_a_competition():
@@ -229,13 +225,13 @@ def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
     for module, x in zip((mlp, nodes), xs, strict=True):
         y = module(x)
         (y * drawn(*y.shape, seed=1)).sum().backward()
-    close(nodes(xs[1]), mlp(xs[0]))
-    close(xs[1].grad, xs[0].grad)
-    close(nodes.patterns.grad, mlp[0].weight.grad)
-    close(nodes.messages.grad, mlp[2].weight.grad.T)
+    assert_exact(nodes(xs[1]), mlp(xs[0]))
+    assert_exact(xs[1].grad, xs[0].grad)
+    assert_exact(nodes.patterns.grad, mlp[0].weight.grad)
+    assert_exact(nodes.messages.grad, mlp[2].weight.grad.T)
     if bias:
-        close(nodes.bias.grad, mlp[0].bias.grad)
-        close(nodes.update_bias.grad, mlp[2].bias.grad)
+        assert_exact(nodes.bias.grad, mlp[0].bias.grad)
+        assert_exact(nodes.update_bias.grad, mlp[2].bias.grad)
     else:
         assert nodes.bias is None
         assert nodes.update_bias is None
@@ -263,7 +259,7 @@ def test_a_graph_says_who_hears_which_node():
     mlp, x = perceptron(), drawn(5, 6)
     graph = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 4]]), 5, 16)
     found = StaticNodes.of(mlp)(x, graph)
-    close(found, (mlp[1](mlp[0](x)) * graph.mask()) @ mlp[2].weight.T + mlp[2].bias)
+    assert_exact(found, (mlp[1](mlp[0](x)) * graph.mask()) @ mlp[2].weight.T + mlp[2].bias)
     assert torch.equal(found[2], mlp[2].bias)
 
 
@@ -274,10 +270,10 @@ def test_a_context_held_still(bias):
     context, x = drawn(7, made.source_width), drawn(5, 12, seed=1)
     nodes = [StaticNodes.of_context(made, context, head) for head in range(4)]
     wanted = MessagePassingAttention(made)((context, x), LISTED)
-    close(sum(each(x, LISTED) for each in nodes) + (made.b_O if bias else 0), wanted)
+    assert_exact(sum(each(x, LISTED) for each in nodes) + (made.b_O if bias else 0), wanted)
     gelu = [StaticNodes.of_context(made, context, head, "gelu") for head in range(4)]
     wanted = PairwiseMessages.of(made, "gelu")((context, x), LISTED)
-    close(sum(each(x, LISTED) for each in gelu) + (made.b_O if bias else 0), wanted)
+    assert_exact(sum(each(x, LISTED) for each in gelu) + (made.b_O if bias else 0), wanted)
 
 
 def test_nodes_own_their_numbers():

@@ -1,5 +1,7 @@
 """Row windows read back: their edges are the graph's, each once and in order, with its transpose, within the memory stated."""
 
+import bisect
+
 import pytest
 import torch
 from plans import PLAIN
@@ -60,8 +62,9 @@ def test_numbers_of_edges(name):
     src, dst = graph.edge_index.tolist()
     by_dst = sorted(zip(dst, src, strict=True))
     first, out_first, position = (part.tolist() for part in numbers_of(graph, CPU))
-    assert first == [sum(i < token for i, _ in by_dst) for token in range(graph.num_dst + 1)]
-    assert out_first == [sum(j < token for _, j in by_dst) for token in range(graph.num_src + 1)]
+    receivers, senders = [i for i, _ in by_dst], sorted(j for _, j in by_dst)
+    assert first == [bisect.bisect_left(receivers, token) for token in range(graph.num_dst + 1)]
+    assert out_first == [bisect.bisect_left(senders, token) for token in range(graph.num_src + 1)]
     assert [by_dst[place] for place in position] == sorted(by_dst, key=lambda pair: pair[::-1])
 
 

@@ -23,6 +23,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
@@ -240,19 +242,20 @@ class TestContract:
         graph = patterns.causal(3)
         assert graph.select(5, 7) is graph
 
-    @pytest.mark.parametrize(
-        ("arguments", "error", "match"),
-        [
+    def test_select_refuses(self):
+        cases = [
             ({"head": 2}, IndexError, r"head must be in 0 \.\. 1, got 2"),
             ({"head": -1}, IndexError, r"head must be in 0 \.\. 1, got -1"),
             ({"batch": 3}, IndexError, r"batch must be in 0 \.\. 2, got 3"),
             ({"head": 0.5}, TypeError, "head must be an integer"),
             ({"batch": "first"}, TypeError, "batch must be an integer"),
-        ],
-    )
-    def test_select_refuses(self, arguments, error, match):
-        with pytest.raises(error, match=match):
-            varied()["both"].select(**arguments)
+        ]
+        assert_refusals(
+            [
+                (lambda arguments=arguments: varied()["both"].select(**arguments), error, match)
+                for arguments, error, match in cases
+            ]
+        )
 
     def test_name_and_text(self):
         graph = TokenGraph.from_rule(per_head, 2, 3, heads=4, batch=5, name="mine")
@@ -299,9 +302,8 @@ class TestContract:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("rule", "match"),
-        [
+    def test_wrong_rules(self):
+        cases = [
             ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
             (lambda dst, src: src <= dst, r"four named positional parameters \(b, h, dst, src\), got \(dst, src\)"),
             (lambda *e: e[3] <= e[2], r"four named positional parameters \(b, h, dst, src\), got \(\*e\)"),
@@ -314,33 +316,30 @@ class TestRefusals:
             (lambda b, h, dst, src: src <= dst and src > 0, r"must use broadcasting tensor operators only"),
             (lambda b, h, dst, src: src <= dst if src.sum().item() < dst else dst == src, r"broadcasting tensor operators only"),
             (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"rule of .*(shape|broadcast)"),
-        ],
-    )
-    def test_wrong_rules(self, rule, match):
-        with pytest.raises(TypeError, match=match):
-            TokenGraph.from_rule(rule, 4)
+        ]
+        assert_refusals([(lambda rule=rule: TokenGraph.from_rule(rule, 4), TypeError, match) for rule, match in cases])
 
     def test_a_defaulted_fifth_parameter_is_allowed(self):
         assert TokenGraph.from_rule(lambda b, h, dst, src, w=2: dst - src < w, 4).num_edges == 13
 
-    @pytest.mark.parametrize(
-        ("arguments", "error", "match"),
-        [
+    def test_wrong_sizes(self):
+        cases = [
             ({"num_dst": -1}, ValueError, "num_dst must be at least 0, got -1"),
             ({"num_dst": 2, "num_src": -3}, ValueError, "num_src must be at least 0, got -3"),
             ({"num_dst": 2.0}, TypeError, "num_dst must be an integer, got 2.0 of type float"),
             ({"num_dst": True}, TypeError, "num_dst must be an integer, got the bool True"),
             ({"num_dst": 2, "heads": 0}, ValueError, "heads must be at least 1, got 0"),
             ({"num_dst": 2, "batch": "2"}, TypeError, "batch must be an integer, got '2'"),
-        ],
-    )
-    def test_wrong_sizes(self, arguments, error, match):
-        with pytest.raises(error, match=match):
-            TokenGraph.from_rule(per_head, **arguments)
+        ]
+        assert_refusals(
+            [
+                (lambda arguments=arguments: TokenGraph.from_rule(per_head, **arguments), error, match)
+                for arguments, error, match in cases
+            ]
+        )
 
-    @pytest.mark.parametrize(
-        ("edge_index", "error", "match"),
-        [
+    def test_wrong_edge_lists(self):
+        cases = [
             ([[0], [1]], TypeError, r"edge_index must be a tensor of signed integers .*got list"),
             (torch.zeros(2, 1), TypeError, r"signed integers of shape \[2, E\], got torch.float32"),
             (torch.zeros(2, 1, dtype=torch.bool), TypeError, r"signed integers of shape \[2, E\], got torch.bool"),
@@ -354,11 +353,13 @@ class TestRefusals:
                 r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2 \(num_dst=3\)",
             ),
             (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count from the end"),
-        ],
-    )
-    def test_wrong_edge_lists(self, edge_index, error, match):
-        with pytest.raises(error, match=match):
-            TokenGraph.from_edges(edge_index, 3, 4)
+        ]
+        assert_refusals(
+            [
+                (lambda edge_index=edge_index: TokenGraph.from_edges(edge_index, 3, 4), error, match)
+                for edge_index, error, match in cases
+            ]
+        )
 
     def test_duplicates_are_refused_by_name(self):
         edges = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
@@ -377,19 +378,20 @@ class TestRefusals:
         everything = list(product(range(5), range(2)))
         assert edges_of(listed(everything, 2, 5)) == set(everything)
 
-    @pytest.mark.parametrize(
-        ("start", "stop", "error", "match"),
-        [
+    def test_rows_outside(self):
+        cases = [
             (2, 5, IndexError, r"rows\(2, 5\): expected 0 <= start <= stop <= num_dst = 4"),
             (3, 2, IndexError, r"rows\(3, 2\): expected 0 <= start <= stop"),
             (-1, 2, ValueError, "start must be at least 0, got -1"),
             (0, 1.5, TypeError, "stop must be an integer"),
             (False, 1, TypeError, "start must be an integer, got the bool False"),
-        ],
-    )
-    def test_rows_outside(self, start, stop, error, match):
-        with pytest.raises(error, match=match):
-            patterns.causal(4).rows(start, stop)
+        ]
+        assert_refusals(
+            [
+                (lambda start=start, stop=stop: patterns.causal(4).rows(start, stop), error, match)
+                for start, stop, error, match in cases
+            ]
+        )
 
     @pytest.mark.parametrize("sign", ["|", "&", "-", "^"])
     @pytest.mark.parametrize(
@@ -454,10 +456,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match="only a square graph has powers"):
             _ = patterns.cross(2, 3) ** 2
 
-    @pytest.mark.parametrize("sign", ["|", "&", "-", "^", "@"])
-    def test_only_graphs_combine(self, sign):
-        with pytest.raises(TypeError, match="unsupported operand"):
-            _ = eval(f"a {sign} 3", {"a": patterns.causal(3)})
+    def test_only_graphs_combine(self):
+        for sign in ("|", "&", "-", "^", "@"):
+            with pytest.raises(TypeError, match="unsupported operand"):
+                eval(f"a {sign} 3", {"a": patterns.causal(3)})
 
     def test_the_object_serves_the_next_valid_call(self):
         graph = patterns.causal(4)
@@ -708,7 +710,7 @@ class TestRows:
 
         whole = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
         part = ga.attend(q[:, :, 2:5], k, v, graph.rows(2, 5), score_mod=mod, backend=backend)
-        assert torch.allclose(part, whole[:, :, 2:5], rtol=0, atol=1e-13)
+        assert_exact(part, whole[:, :, 2:5])
 
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_positions_of_both_sides(self, backend):

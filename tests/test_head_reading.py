@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor, nn
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
@@ -14,6 +15,7 @@ from gnn_attention._head_reading import Circuit, each, of
 from gnn_attention.latent_heads import LatentHeads
 from gnn_attention.lazy_heads import LazyHeads
 from gnn_attention.rotary import Rotary
+from gnn_attention.verify.measure import EXACT
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -62,10 +64,6 @@ def own_weights(heads: StandardHeads, head: int) -> dict[str, Tensor | None]:
     return {name: None if part is None else part[rows[name]].detach() for name, part in parts.items()}
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
-
-
 def outside(space: Any, *shape: int, seed: int = 9) -> Tensor:
     """States with no part in the subspace."""
     return space.reject(drawn(*shape, space.width, seed=seed))
@@ -79,8 +77,8 @@ class TestEveryForm:
         heads = made(kind)
         for head, circuit in enumerate(each(form(heads))):
             own = own_weights(heads, head)
-            close(circuit.pattern.full(), own["W_Q"] @ own["W_K"].mT)
-            close(circuit.message.full(), own["W_V"] @ own["W_O"])
+            assert_exact(circuit.pattern.full(), own["W_Q"] @ own["W_K"].mT)
+            assert_exact(circuit.message.full(), own["W_V"] @ own["W_O"])
             assert circuit.pattern.left.shape[1] <= max(heads.head_dim, heads.width if heads.head_dim > heads.width else 0)
             assert circuit.pattern.rank() == min(heads.head_dim, heads.width, heads.source_width)
             assert circuit.message.rank() == min(own["W_V"].shape[1], heads.width, heads.source_width)
@@ -100,9 +98,9 @@ class TestEveryForm:
             if own["b_Q"] is None:
                 assert circuit.b_P is circuit.b_S is circuit.b_M is None
                 continue
-            close(circuit.b_P, own["b_Q"] @ own["W_K"].mT)
-            close(circuit.b_S, own["b_K"] @ own["W_Q"].mT)
-            close(circuit.b_M, own["b_V"] @ own["W_O"])
+            assert_exact(circuit.b_P, own["b_Q"] @ own["W_K"].mT)
+            assert_exact(circuit.b_S, own["b_K"] @ own["W_Q"].mT)
+            assert_exact(circuit.b_M, own["b_V"] @ own["W_O"])
 
     def test_vectors_are_those_of_the_forms(self, kind, form):
         """Patterns of both sides and messages, of any leading axes, as the forms of the heads make them."""
@@ -110,10 +108,10 @@ class TestEveryForm:
         x_dst, x_src = drawn(2, 5, heads.width), drawn(2, 6, heads.source_width, seed=1)
         near, far = FactoredHeads.of(heads), FactoredHeads.of(heads, side="sender")
         for head, circuit in enumerate(each(form)):
-            close(circuit.patterns(x_dst), near.patterns(x_dst)[:, head])
-            close(circuit.patterns(x_src, side="sender"), far.patterns(x_src)[:, head])
-            close(circuit.messages(x_src), near.messages(x_src)[:, head])
-            close(circuit.messages(x_src[0, 3]), near.messages(x_src)[0, head, 3])
+            assert_exact(circuit.patterns(x_dst), near.patterns(x_dst)[:, head])
+            assert_exact(circuit.patterns(x_src, side="sender"), far.patterns(x_src)[:, head])
+            assert_exact(circuit.messages(x_src), near.messages(x_src)[:, head])
+            assert_exact(circuit.messages(x_src[0, 3]), near.messages(x_src)[0, head, 3])
 
     def test_logits_up_to_what_all_edges_share(self, kind, form):
         """``scale P . x'`` is the logit, but for the product of the biases, the same for all in-edges of a receiver."""
@@ -125,7 +123,7 @@ class TestEveryForm:
             b_Q, b_K = (zero if own[name] is None else own[name] for name in ("b_Q", "b_K"))
             logits = (x_dst @ own["W_Q"] + b_Q) @ (x_src @ own["W_K"] + b_K).mT * circuit.scale
             ours = circuit.patterns(x_dst) @ x_src.mT * circuit.scale
-            close((logits - ours).std(dim=1), torch.zeros(5, dtype=torch.float64))
+            assert_exact((logits - ours).std(dim=1), torch.zeros(5, dtype=torch.float64), largest=float(logits.abs().max()))
 
     def test_subspaces(self, kind, form):
         """Of the size of the head, and spanned by the columns of W_Q, W_K, W_V and the rows of W_O."""
@@ -140,7 +138,7 @@ class TestEveryForm:
             }
             for name, space in spaces.items():
                 matrix = own[name] if name != "W_O" else own[name].mT
-                close(space.projector(), matrix @ torch.linalg.pinv(matrix), 1e-10)
+                assert_exact(space.projector(), matrix @ torch.linalg.pinv(matrix))
             assert circuit.reads_as_receiver.dim == min(
                 heads.head_dim, heads.width, heads.source_width if "merged" in repr(form) else 99
             )
@@ -152,11 +150,11 @@ class TestEveryForm:
         graph = patterns.cross(5, 6)
         for head, circuit in enumerate(each(form(heads))):
             weights = heard(layer, (x_src, x_dst), graph, head)
-            close(heard(layer, (x_src, x_dst + outside(circuit.reads_as_receiver, 5)), graph, head), weights)
-            close(heard(layer, (x_src + outside(circuit.reads_as_sender, 6), x_dst), graph, head), weights)
+            assert_exact(heard(layer, (x_src, x_dst + outside(circuit.reads_as_receiver, 5)), graph, head), weights)
+            assert_exact(heard(layer, (x_src + outside(circuit.reads_as_sender, 6), x_dst), graph, head), weights)
             said = circuit.messages(x_src)
-            close(circuit.messages(x_src + outside(circuit.reads_as_value, 6)), said, 1e-11)
-            assert circuit.writes.contains(said, tolerance=1e-10).all()
+            assert_exact(circuit.messages(x_src + outside(circuit.reads_as_value, 6)), said)
+            assert circuit.writes.contains(said, tolerance=EXACT).all()
             read = circuit.reads_as_receiver.project(drawn(5, heads.width, seed=9))
             assert (heard(layer, (x_src, x_dst + read), graph, head) - weights).abs().max() > 1e-3
 
@@ -178,13 +176,13 @@ class TestRotary:
         for head, circuit in enumerate(each(heads, gain)):
             for dst, src in ((7, 4), (4, 7), (0, 0), (9, 0)):
                 logit = q[head, dst] @ k[0, head // 2, src]
-                close(x[dst] @ circuit.pattern_at(dst - src).full() @ x[src], logit.detach(), 1e-11)
+                assert_exact(x[dst] @ circuit.pattern_at(dst - src).full() @ x[src], logit.detach())
             assert circuit.pattern_at(5).rank() == 6
 
     def test_messages_and_subspaces_need_no_distance(self):
         heads = made({"head_dim": 6, "rotary": Rotary(), "bias": True})
         circuit = of(heads, 1)
-        close(circuit.message.full(), (heads.W_V @ heads.W_O)[1].detach())
+        assert_exact(circuit.message.full(), (heads.W_V @ heads.W_O)[1].detach())
         assert circuit.reads_as_receiver.contains(heads.W_Q[1].mT.detach()).all()
         assert circuit.reads_as_receiver.contains(circuit.pattern_at(7).left.mT).all()
 
@@ -203,7 +201,7 @@ class TestRotary:
             _ = circuit.pattern
         weights = heard(layer, x, patterns.full(5), 2)
         both = circuit.reads_as_receiver + circuit.reads_as_sender
-        close(heard(layer, x + outside(both, 5), patterns.full(5), 2), weights)
+        assert_exact(heard(layer, x + outside(both, 5), patterns.full(5), 2), weights)
 
 
 class TestLatent:
@@ -217,9 +215,9 @@ class TestLatent:
 
     def test_matrices(self, heads):
         for head, circuit in enumerate(each(heads)):
-            close(circuit.message.full(), (heads.W_UV[head] @ heads.W_O[head]).detach())
-            close(circuit.pattern_at(4).full(), heads.pattern_matrix(4).full()[head].detach())
-            close(
+            assert_exact(circuit.message.full(), (heads.W_UV[head] @ heads.W_O[head]).detach())
+            assert_exact(circuit.pattern_at(4).full(), heads.pattern_matrix(4).full()[head].detach())
+            assert_exact(
                 circuit.messages(drawn(2, 6, 12)), (heads.latents(drawn(2, 6, 12)) @ heads.W_UV[head] @ heads.W_O[head]).detach()
             )
 
@@ -229,10 +227,10 @@ class TestLatent:
             weights, said = heard(layer, x, graph, head), circuit.messages(x)
             x_dst, x_src = x + outside(circuit.reads_as_receiver, 6), x + outside(circuit.reads_as_sender, 6)
             assert not torch.equal(x_dst, x)
-            close(heard(layer, (x, x_dst), graph, head), weights, 1e-11)
-            close(heard(layer, (x_src, x), graph, head), weights, 1e-11)
-            close(circuit.messages(x + outside(circuit.reads_as_value, 6)), said, 1e-11)
-            assert circuit.writes.contains(said, tolerance=1e-10).all()
+            assert_exact(heard(layer, (x, x_dst), graph, head), weights)
+            assert_exact(heard(layer, (x_src, x), graph, head), weights)
+            assert_exact(circuit.messages(x + outside(circuit.reads_as_value, 6)), said)
+            assert circuit.writes.contains(said, tolerance=EXACT).all()
 
     def test_refusals(self, heads):
         with pytest.raises(ValueError, match=r"LatentHeads.* is rotary"):
@@ -249,12 +247,12 @@ class TestGain:
         heads, gain, x = made({"bias": True}), drawn(12, seed=8), drawn(5, 12)
         for plain, circuit in zip(each(form(heads)), each(form(heads), gain), strict=True):
             assert repr(circuit).endswith(", gain folded)")
-            close(circuit.patterns(x) @ x.mT, plain.patterns(gain * x) @ (gain * x).mT, 1e-11)
-            close(circuit.patterns(x, "sender") @ x.mT, plain.patterns(gain * x, "sender") @ (gain * x).mT, 1e-11)
-            close(circuit.messages(x), plain.messages(gain * x), 1e-11)
+            assert_exact(circuit.patterns(x) @ x.mT, plain.patterns(gain * x) @ (gain * x).mT)
+            assert_exact(circuit.patterns(x, "sender") @ x.mT, plain.patterns(gain * x, "sender") @ (gain * x).mT)
+            assert_exact(circuit.messages(x), plain.messages(gain * x))
             assert not circuit.reads_as_value.contains(plain.reads_as_value.basis.mT).any()
-            close(circuit.messages(x + outside(circuit.reads_as_value, 5)), circuit.messages(x), 1e-11)
-            close(circuit.writes.projector(), plain.writes.projector())
+            assert_exact(circuit.messages(x + outside(circuit.reads_as_value, 5)), circuit.messages(x))
+            assert_exact(circuit.writes.projector(), plain.writes.projector())
 
     def test_a_block_brings_its_own(self):
         """From states before the norm, each divided by its root mean square, to what the layer says."""
@@ -263,12 +261,11 @@ class TestGain:
         unit = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
         form = FactoredHeads.of(heads)
         for head, circuit in enumerate(each(block)):
-            close(circuit.messages(unit), form.messages(block.attention_norm(x))[:, head].detach(), 1e-11)
+            assert_exact(circuit.messages(unit), form.messages(block.attention_norm(x))[:, head].detach())
             patterns_of_unit = (circuit.patterns(unit) @ unit.mT)[0]
-            close(
+            assert_exact(
                 patterns_of_unit,
                 (form.patterns(block.attention_norm(x))[0, head] @ block.attention_norm(x)[0].mT).detach(),
-                1e-11,
             )
 
     def test_a_channel_that_the_norm_drops_is_not_read(self):
@@ -296,7 +293,7 @@ class TestReading:
         """MergedHeads built directly have full rank; their factors are those of the singular value decomposition."""
         heads = redrawn(MergedHeads(12, 2, head_dim=4))
         circuit = of(heads, 1)
-        close(circuit.pattern.full(), heads.pattern[1].detach())
+        assert_exact(circuit.pattern.full(), heads.pattern[1].detach())
         assert circuit.pattern.rank() == circuit.message.rank() == circuit.reads_as_sender.dim == 12
         assert circuit.scale == 0.5
 
@@ -330,7 +327,7 @@ class TestReading:
         with torch.no_grad():
             heads.W_Q.mul_(2)
         assert torch.equal(circuit.pattern.full(), before)
-        close(of(heads, 0).pattern.full(), 2 * before)
+        assert_exact(of(heads, 0).pattern.full(), 2 * before)
 
     def test_repr(self):
         assert repr(of(made({}), 2)) == "Circuit(head 2 of StandardHeads(12, num_heads=3, head_dim=4))"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor
 
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, convert, patterns, trace
@@ -104,7 +105,7 @@ class TestMatch:
             muls.append(torch.stack([(weights[b, head] * wanted[b]).sum() / weights[b, head].sum() for b in range(2)]).mean())
             losses.append(torch.stack([1 - (weights[b, head] - wanted[b]).abs().mean() * 6 for b in range(2)]).mean())
         for measure, expected in (("mean", means), ("mul", muls), ("abs", losses)):
-            torch.testing.assert_close(match(run, template, measure), torch.stack(expected)[None], rtol=0, atol=1e-12)
+            assert_exact(match(run, template, measure), torch.stack(expected)[None])
 
     def test_a_graph_that_is_the_template_matches_in_full(self):
         """Every receiver's whole listening is on it, whatever the weights; "abs" only where there is one edge each."""
@@ -116,14 +117,14 @@ class TestMatch:
 
     def test_an_edge_that_carried_nothing_counts_nothing(self):
         """Cut, muted, or not in the graph."""
-        layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4))
-        x, template = torch.ones(1, 4, 8), previous_token(torch.arange(4))
+        layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4).double())
+        x, template = torch.ones(1, 4, 8, dtype=torch.float64), previous_token(torch.arange(4))
         even = match(trace.record(layer, x, patterns.causal(4)), template)[0, 0].item()
-        assert even == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+        assert_exact(even, (1 / 2 + 1 / 3 + 1 / 4) / 3)
         cut = match(trace.record(layer, x, patterns.causal(4), surgery=trace.cut([(1, 2)])), template)[0, 0]
-        assert cut == pytest.approx((1 / 2 + 1 / 4) / 3)
+        assert_exact(cut, (1 / 2 + 1 / 4) / 3)
         muted = match(trace.record(layer, x, patterns.causal(4), surgery=trace.mute([(1, 2)], heads=1)), template)[0]
-        assert muted.tolist() == pytest.approx([even, (1 / 2 + 1 / 4) / 3, even])
+        assert_exact(muted.tolist(), [even, (1 / 2 + 1 / 4) / 3, even])
         assert match(trace.record(layer, x, patterns.window(4, 1)), template).tolist() == [[0.0] * 3]
         assert match(trace.record(layer, x, patterns.window(4, 1)), template, "abs")[0, 0] == 1 - (4 + 3) / 4
 
@@ -138,7 +139,7 @@ class TestMatch:
         run = self.run(patterns.causal(6))
         parts = [previous_token(self.tokens), patterns.window(6, 1), patterns.sinks(6, 1)]
         together = match(run, algebra.per_head(*parts))[0]
-        assert together.tolist() == pytest.approx([match(run, part)[0, head].item() for head, part in enumerate(parts)])
+        assert_exact(together.tolist(), [match(run, part)[0, head].item() for head, part in enumerate(parts)])
 
     def test_some_layers_of_a_run(self):
         model, _ = lm.load_trained()
@@ -167,7 +168,7 @@ class TestMatch:
 
 @pytest.fixture(scope="module")
 def trained() -> lm.LanguageModel:
-    return lm.load_trained()[0]
+    return lm.load_trained()[0].double()
 
 
 class TestDetect:
@@ -184,13 +185,13 @@ class TestDetect:
         tokens = self.said_twice(24, 4)
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens[:, :24])
         by_distance = lm.induction_scores(trained, length=24, samples=4)
-        torch.testing.assert_close(detect(trained, tokens, "induction"), by_distance, rtol=0, atol=1e-6)
+        assert_exact(detect(trained, tokens, "induction"), by_distance)
 
     def test_agrees_with_previous_token_scores(self, trained, monkeypatch):
         tokens = self.said_twice(24, 4)
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens)
         by_distance = lm.previous_token_scores(trained, length=48, samples=4)
-        torch.testing.assert_close(detect(trained, tokens, "previous_token"), by_distance, rtol=0, atol=1e-6)
+        assert_exact(detect(trained, tokens, "previous_token"), by_distance)
 
     def test_the_heads_of_the_trained_model(self, trained):
         """Its induction head in layer 1 and its previous-token head in layer 0 stand out."""
@@ -214,7 +215,7 @@ class TestDetect:
         assert torch.equal(detect(trained, tokens, induction), expected)
         assert torch.equal(detect(trained, tokens, induction(tokens[0])), expected)
         listed = convert.from_edge_index(induction(tokens[0]).edge_index, 24)
-        torch.testing.assert_close(detect(trained, tokens, listed), expected)
+        assert_exact(detect(trained, tokens, listed), expected)
 
     def test_refusals(self, trained):
         tokens = torch.arange(6)

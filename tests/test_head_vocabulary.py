@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor, nn
 
 from gnn_attention import FactoredMatrix, StandardHeads
@@ -47,10 +48,6 @@ def dense_circuit(model: lm.LanguageModel, layer: int, head: int) -> Tensor:
     return (W_E @ gains[0] @ heads.W_V[head] @ heads.W_O[head] @ gains[1] @ W_U).detach()
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=tolerance)
-
-
 def published_copying(full: Tensor) -> Tensor:
     """Elhage et al. 2021: ``sum lambda / sum |lambda|`` over all eigenvalues of the whole matrix."""
     eigenvalues = torch.linalg.eigvals(full)
@@ -63,7 +60,7 @@ class TestFullCircuit:
             ends = (model.embedding.weight, model.unembedding.weight * model.norm.weight)
             circuit = full_circuit(of(model.blocks[layer], head), *ends)
             assert circuit.left.shape == (30, 4)
-            close(circuit.full(), dense_circuit(model, layer, head))
+            assert_exact(circuit.full(), dense_circuit(model, layer, head))
             assert circuit.rank() == 4
             assert not circuit.left.requires_grad
 
@@ -72,7 +69,7 @@ class TestFullCircuit:
         heads, W_E, W_U = StandardHeads(12, 3, source_width=7).double(), drawn(20, 7), drawn(9, 12, seed=1)
         circuit = full_circuit(of(heads, 1), W_E, W_U)
         assert circuit.shape == (20, 9)
-        close(circuit.full(), (W_E @ heads.W_V[1] @ heads.W_O[1] @ W_U.mT).detach())
+        assert_exact(circuit.full(), (W_E @ heads.W_V[1] @ heads.W_O[1] @ W_U.mT).detach())
 
     def test_refusals(self):
         heads = of(StandardHeads(12, 3, source_width=7), 1)
@@ -92,15 +89,16 @@ class TestCopying:
     def test_against_all_eigenvalues(self, m, r):
         """Those of the small product give what all eigenvalues of the whole give; the zeros add nothing."""
         matrix = FactoredMatrix(drawn(4, m, r), drawn(4, r, m, seed=1))
-        close(copying(matrix), published_copying(matrix.full()))
+        assert_exact(copying(matrix), published_copying(matrix.full()))
 
     def test_the_extremes(self):
         """Words that say themselves, their opposite, and a turn by a right angle, whose eigenvalues are imaginary."""
         A = drawn(9, 3)
         turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-        assert float(copying(FactoredMatrix(A, A.mT))) == pytest.approx(1.0)
-        assert float(copying(FactoredMatrix(A, -A.mT))) == pytest.approx(-1.0)
-        assert float(copying(FactoredMatrix(turn, torch.eye(2, dtype=torch.float64)))) == pytest.approx(0.0)
+        assert_exact(copying(FactoredMatrix(A, A.mT)), torch.tensor(1.0, dtype=torch.float64))
+        assert_exact(copying(FactoredMatrix(A, -A.mT)), torch.tensor(-1.0, dtype=torch.float64))
+        none = copying(FactoredMatrix(turn, torch.eye(2, dtype=torch.float64)))
+        assert_exact(none, torch.tensor(0.0, dtype=torch.float64), largest=1.0)  # a share of the eigenvalues' absolute sum
         assert float(copying(FactoredMatrix(A, 0 * A.mT))) == 0.0
 
     def test_scores_of_a_model(self, model):
@@ -109,8 +107,8 @@ class TestCopying:
         for layer in range(2):
             for head in range(3):
                 expected = published_copying(dense_circuit(model, layer, head))
-                assert copying_score(model, layer, head) == pytest.approx(float(expected), abs=1e-10)
-                assert float(scores[layer, head]) == pytest.approx(float(expected), abs=1e-10)
+                assert_exact(copying_score(model, layer, head), float(expected), largest=1.0)  # a share, as above
+                assert_exact(float(scores[layer, head]), float(expected), largest=1.0)
 
     def test_the_induction_head_of_the_trained_model_copies(self):
         """Of all its heads, it copies most."""
@@ -142,8 +140,8 @@ class TestEffect:
             order = row.argsort()
             assert torch.equal(effect.raised.tokens[place], order.flip(0)[:4])
             assert torch.equal(effect.lowered.tokens[place], order[:4])
-            close(effect.raised.values[place], row[order.flip(0)[:4]])
-            close(effect.lowered.values[place], row[order[:4]])
+            assert_exact(effect.raised.values[place], row[order.flip(0)[:4]])
+            assert_exact(effect.lowered.values[place], row[order[:4]])
 
     def test_a_head_that_says_the_next_letter(self):
         """W_M by hand: token t raises t + 1."""
@@ -178,7 +176,7 @@ class TestTopTokens:
         for place in ((0, 0), (1, 2)):
             products = embedding @ vectors[place]
             assert torch.equal(best.tokens[place], products.argsort(descending=True)[:5])
-            close(best.values[place], products.sort(descending=True).values[:5])
+            assert_exact(best.values[place], products.sort(descending=True).values[:5])
         assert torch.equal(top_tokens(-vectors[0, 0], embedding, k=1).tokens, (embedding @ vectors[0, 0]).argmin()[None])
 
     def test_dtypes_differ(self):
@@ -209,7 +207,7 @@ class TestNeurons:
         wanted = block.mlp[0](block.mlp_norm(x)) - block.mlp[0].bias
         patterns = neuron_patterns(model, 1)
         assert patterns.shape == (8, 12)
-        close(unit @ patterns.mT, wanted.detach())
+        assert_exact(unit @ patterns.mT, wanted.detach())
         assert not patterns.requires_grad
 
     def test_refusals(self, model):

@@ -1,6 +1,5 @@
 """The kernels in Triton's interpreter: ``tests/interpreted``, in a process of its own, since kernels are made for one mode."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -8,13 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.extras import needs
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "interpreted"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(
-    not HAS_TRITON and "CI" not in os.environ, reason="triton is not installed: pip install triton (Linux); under CI an error"
-)
 
 
 def interpreted(folder, record, *options, seconds=900):
@@ -51,17 +47,17 @@ def files_that_passed(found):
 
 
 @pytest.mark.slow
-@needs_triton
 def test_kernels_interpreted(tmp_path):
     """A quick selection of every file; none is skipped as a whole."""
+    needs("triton")
     found = interpreted(FOLDER, tmp_path / "record.xml")
     assert files_that_passed(found) == {file.stem for file in FOLDER.glob("test_*.py")}
 
 
-@pytest.mark.slow
-@needs_triton
+@pytest.mark.nightly
 def test_kernels_interpreted_at_length(tmp_path):
     """The longer sweeps of those files."""
+    needs("triton")
     assert interpreted(FOLDER, tmp_path / "record.xml", "-m", "slow", seconds=3600)
 
 
@@ -70,7 +66,11 @@ def test_kernels_interpreted_at_length(tmp_path):
     [
         pytest.param("import os\ndef test_it():\n    os._exit(0)\n", "ended with 0", marks=pytest.mark.slow),
         pytest.param("x = 1\n", "ended with 5", marks=pytest.mark.slow),
-        ("import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '2'\n", "assert '1' == '2'"),
+        pytest.param(
+            "import os\ndef test_it():\n    assert os.environ['TRITON_INTERPRET'] == '2'\n",
+            "assert '1' == '2'",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["a death", "no test", "a failure"],
 )
@@ -81,6 +81,21 @@ def test_the_harness_fails_with_what_was_said(tmp_path, body, said):
         interpreted(tmp_path, tmp_path / "record.xml")
 
 
+RECORD = """<testsuites><testsuite>
+<testcase classname="a.test_one" name="test_it"/>
+<testcase classname="a.test_two" name="test_it"><skipped message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_skipped_test_has_not_passed(tmp_path):
+    """As pytest writes it."""
+    (tmp_path / "record.xml").write_text(RECORD, encoding="utf-8")
+    found = outcomes(tmp_path / "record.xml")
+    assert found == {"a.test_one::test_it": "passed", "a.test_two::test_it": "skipped"}
+    assert files_that_passed(found) == {"test_one"}
+
+
+@pytest.mark.slow
 def test_the_harness_counts_what_passed(tmp_path):
     """A skipped test has not passed."""
     body = "import pytest\ndef test_it():\n    pass\n"

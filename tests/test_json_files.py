@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.refusals import assert_refusals
 
 from gnn_attention import _json_files
 from gnn_attention._printable import one_line, printable
@@ -45,10 +46,9 @@ def test_files_are_limited_and_are_files(tmp_path, monkeypatch):
         _json_files.read(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("value", [True, None, "1", float("nan"), float("inf"), 10**400, -(10**400)])
-def test_numbers_are_finite(value):
-    with pytest.raises(ValueError, match="is no finite number"):
-        _json_files.finite(value)
+def test_numbers_are_finite():
+    cases = [True, None, "1", float("nan"), float("inf"), 10**400, -(10**400)]
+    assert_refusals([(lambda value=value: _json_files.finite(value), ValueError, "is no finite number") for value in cases])
 
 
 RECORD = json.loads(

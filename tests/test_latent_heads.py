@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch import Tensor, nn
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, attend, convert, patterns
@@ -72,7 +73,7 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
 def test_the_absorbed_form_is_the_papers_formula(kind, backend):
     heads, x, graph = made(kind), seeded(2, 9, 12), patterns.strict_causal(9)
     found = MessagePassingAttention(heads, backend=backend)(x, graph)
-    assert torch.allclose(found, written_out(heads, x, x, graph.mask()), rtol=0, atol=1e-12)
+    assert_exact(found, written_out(heads, x, x, graph.mask()))
 
 
 def test_senders_of_another_text():
@@ -80,7 +81,7 @@ def test_senders_of_another_text():
     heads, x_src, x_dst = made(KINDS["biases"]), seeded(2, 7, 12), seeded(2, 5, 12, seed=1)
     for backend in (None, "auto"):
         found = MessagePassingAttention(heads, backend=backend)((x_src, x_dst), graph)
-        assert torch.allclose(found, written_out(heads, x_dst, x_src, graph.mask()), rtol=0, atol=1e-12)
+        assert_exact(found, written_out(heads, x_dst, x_src, graph.mask()))
         assert torch.equal(found[:, 2], heads.b_O.expand(2, -1))  # hears nobody
 
 
@@ -96,7 +97,7 @@ def test_gradients_are_those_of_the_formula(kind):
         (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
         gradients.append({"x": x.grad} | {name: parameter.grad.clone() for name, parameter in heads.named_parameters()})
     for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], rtol=0, atol=1e-11), name
+        assert_exact(gradient, gradients[1][name])
 
 
 @pytest.mark.parametrize("fault", ["swap", "scale", "norm", "turn"])
@@ -133,7 +134,7 @@ def test_a_new_token_is_a_new_row():
     kept = [heads.send(x[:, t : t + 1], torch.tensor([t])) for t in range(9)]
     keys, values = (torch.cat(parts, dim=-2) for parts in zip(*kept, strict=True))
     z = attend(heads.receive(x[:, 5:], torch.arange(5, 9)), keys, values, graph.rows(5, 9), scale=heads.scale)
-    assert torch.allclose(heads.collect(z), whole[:, 5:], rtol=0, atol=1e-12)
+    assert_exact(heads.collect(z), whole[:, 5:])
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
@@ -142,7 +143,7 @@ def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
     heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
     cache = KeyValueCache(graph)
     updates = torch.cat([cache.update(heads, part) for part in x.split(chunk, dim=1)], dim=1)
-    assert torch.allclose(updates, MessagePassingAttention(heads, backend="auto")(x, graph), rtol=0, atol=1e-12)
+    assert_exact(updates, MessagePassingAttention(heads, backend="auto")(x, graph))
     keys, values = cache.senders()
     assert keys.shape[1:] == (1, len(cache.positions), 13)
     assert values.shape[1:] == (1, len(cache.positions), 7)
@@ -161,10 +162,10 @@ def test_pattern_and_message_matrix(kind):
         W_P = heads.pattern_matrix(dst - src)
         assert W_P.shape == (4, u.shape[-1], 13)
         assert W_P.rank().max() <= heads.head_dim
-        assert torch.allclose((u[:, dst] @ W_P.full() @ heard[0, src]).flatten(), logits[0, :, dst, src], rtol=0, atol=1e-12)
+        assert_exact((u[:, dst] @ W_P.full() @ heard[0, src]).flatten(), logits[0, :, dst, src])
     weights = torch.softmax(logits * heads.scale, dim=-1)
     update = (weights @ heads.latents(x).unsqueeze(1) @ heads.message_matrix().full()).sum(1)
-    assert torch.allclose(update, MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
+    assert_exact(update, MessagePassingAttention(heads)(x, graph))
 
 
 def test_wrong_heads_for_merged_forms():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.explain import AttentionExplainer, Explainer
@@ -42,7 +43,7 @@ def test_equals_torch_multihead_attention(way, graph):
     x = states(2, 9, 16)
     wanted, _ = mha(x, x, x, attn_mask=~graph.mask(), need_weights=False)
     found = MessagePassingAttention(StandardHeads.from_mha(mha), backend=way)(x, graph)
-    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+    assert_exact(found, wanted)
 
 
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
@@ -59,8 +60,8 @@ def test_the_walk_equals_attend_on_everything(form):
     ]
     for y, (edge_index, weights) in results:
         assert torch.equal(edge_index, graph.edge_index)
-        assert torch.allclose(y, results[0][0], rtol=0, atol=1e-12)
-        assert torch.allclose(weights, results[0][1][1], rtol=0, atol=1e-12)
+        assert_exact(y, results[0][0])
+        assert_exact(weights, results[0][1][1])
 
 
 def test_a_receiver_that_hears_nobody_gets_b_O_alone():
@@ -106,14 +107,14 @@ def test_every_form_of_a_graph(way):
     adj_t = ga.convert.to_pyg(graph, "adj_t")
     for given in (edges, EdgeIndex(edges, sparse_size=(9, 9)), adj_t, adj_t.to_sparse_csr()):
         y, (same, alpha) = layer(x, given, return_attention_weights=True)
-        assert torch.allclose(y, wanted, rtol=0, atol=1e-12)
+        assert_exact(y, wanted)
         assert alpha.shape == (edges.shape[1], 4)
         if given.layout == torch.strided:
             assert same is given
-            assert torch.allclose(alpha, weights, rtol=0, atol=1e-12)
+            assert_exact(alpha, weights)
         else:  # PyG's convention: the adjacency comes back with the weights as its values
             dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), weights)
-            assert torch.allclose(same.to_dense(), dense, rtol=0, atol=1e-12)
+            assert_exact(same.to_dense(), dense)
 
 
 def test_an_untransposed_adjacency_is_another_graph():
@@ -130,10 +131,10 @@ def test_batch_axis_is_a_loop_over_samples():
         layer = MessagePassingAttention(heads(), backend=way)
         y, (_, weights) = layer(x, graph, return_attention_weights=True)
         alone = [layer(sample, graph, return_attention_weights=True) for sample in x]
-        assert torch.allclose(y, torch.stack([a for a, _ in alone]), rtol=0, atol=1e-12)
-        assert torch.allclose(weights, torch.stack([w for _, (_, w) in alone]), rtol=0, atol=1e-12)
+        assert_exact(y, torch.stack([a for a, _ in alone]))
+        assert_exact(weights, torch.stack([w for _, (_, w) in alone]))
         batch = Batch.from_data_list([Data(x=sample, edge_index=graph.edge_index) for sample in x])
-        assert torch.allclose(layer(batch.x, batch.edge_index), y.flatten(0, 1), rtol=0, atol=1e-12)
+        assert_exact(layer(batch.x, batch.edge_index), y.flatten(0, 1))
 
 
 @pytest.mark.parametrize("way", [None, "dense"])
@@ -143,7 +144,7 @@ def test_rotary_positions_follow_decoding_rows(way):
     layer = MessagePassingAttention(StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double(), backend=way)
     x, graph = states(9, 12), patterns.causal(9)
     whole = layer(x, graph)
-    assert torch.allclose(layer((x, x[5:]), graph.rows(5, 9)), whole[5:], rtol=0, atol=1e-12)
+    assert_exact(layer((x, x[5:]), graph.rows(5, 9)), whole[5:])
     assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - whole[5:]).abs().max() > 1e-3
 
 
@@ -155,7 +156,7 @@ def test_return_attention_weights_follows_pyg():
         y, (edge_index, weights) = layer(x, graph, return_attention_weights=flag)
         assert (y.shape, edge_index.shape, weights.shape) == ((9, 12), (2, 45), (45, 4))
         sums = torch.zeros(9, 4, dtype=torch.float64).index_add(0, edge_index[1], weights)
-        assert torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-12)
+        assert_exact(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -168,7 +169,7 @@ def test_dropout_only_in_training(way):
     y, (edge_index, weights) = layer.train()(x, graph, return_attention_weights=True)
     assert (y - plain).abs().max() > 1e-3
     sums = torch.zeros(9, 4, dtype=torch.float64).index_add(0, edge_index[1], weights)
-    assert torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-12)
+    assert_exact(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("way", [None, "dense", "reference"])
@@ -202,7 +203,7 @@ def test_reset_parameters_and_repr():
 def test_half_precision_accumulates_in_float32():
     """bf16 in, bf16 out, and not worse than dense by more than roundings of the output."""
     x, graph = states(64, 12), patterns.causal(64)
-    exact = MessagePassingAttention(heads())(x, graph)
+    exact = MessagePassingAttention(heads().bfloat16().double())(x.bfloat16().double(), graph)
     walk, dense = (MessagePassingAttention(heads().bfloat16(), backend=way)(x.bfloat16(), graph) for way in (None, "dense"))
     assert walk.dtype == torch.bfloat16
     assert (walk.double() - exact).abs().max() <= 2 * (dense.double() - exact).abs().max()
@@ -218,9 +219,9 @@ def test_pyg_tools_see_an_ordinary_layer():
     explained = explainer(x, edge_index)
     assert explained.edge_mask.shape == (edge_index.shape[1],)
     torch.compiler.reset()
-    layer, graph = MessagePassingAttention(heads().float()), patterns.window(9, 3)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(x, graph), layer(x, graph), rtol=0, atol=1e-6)
+    layer, graph, x = MessagePassingAttention(heads()), patterns.window(9, 3), x.double()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert_exact(compiled(x, graph), layer(x, graph))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -242,11 +243,11 @@ def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
     adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))
     _, (same, weights) = layer(x, adj_t, return_attention_weights=True)
-    assert torch.allclose(weights, wanted[order], rtol=0, atol=1e-12)
+    assert_exact(weights, wanted[order])
     assert torch.equal(same._indices(), adj_t._indices())
     assert not same.is_coalesced()
     dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), wanted)
-    assert torch.allclose(same.to_dense(), dense, rtol=0, atol=1e-12)
+    assert_exact(same.to_dense(), dense)
 
 
 @pytest.mark.parametrize("way", WAYS)

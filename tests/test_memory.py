@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention import _memory, patterns
@@ -100,13 +101,13 @@ class TestWhoAsks:
 
     @pytest.mark.parametrize("backend", ["dense", "rows"])
     def test_backends_refuse_by_name_and_auto_goes_on(self, monkeypatch, backend):
-        q, graph = torch.randn(1, 2, 200, 8), patterns.window(200, 4)
+        q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
         wanted = ga.attend(q, q, q, graph, backend="reference")
         with monkeypatch.context() as patched:
             short(patched)
             with pytest.raises(NotImplementedError, match=f"backend '{backend}' cannot hold .* GiB are left"):
                 ga.attend(q, q, q, graph, backend=backend)
-        assert torch.allclose(ga.attend(q, q, q, graph, backend=backend), wanted, atol=1e-6)
+        assert_exact(ga.attend(q, q, q, graph, backend=backend), wanted)
 
     def test_auto_avoids_a_mask_that_does_not_fit(self, monkeypatch):
         graph = patterns.window(1024, 700)
@@ -118,9 +119,9 @@ class TestWhoAsks:
     def test_a_compiled_call_may_ask(self, monkeypatch):
         """What is left is a constant to the compiler: no file is read inside its program."""
         monkeypatch.setattr(_memory, "WORTH_ASKING", 0)
-        q, graph = torch.randn(1, 2, 200, 8), patterns.window(200, 4)
+        q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
         attend = torch.compile(lambda q: ga.attend(q, q, q, graph, backend="dense"), fullgraph=True, backend="eager")
-        assert torch.allclose(attend(q), ga.attend(q, q, q, graph, backend="reference"), atol=1e-6)
+        assert_exact(attend(q), ga.attend(q, q, q, graph, backend="reference"))
 
 
 def test_a_mask_is_made_in_one_piece():

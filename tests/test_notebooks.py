@@ -16,44 +16,71 @@ import io
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jupytext
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from PIL import Image
+from support.extras import needs
+
+jupytext, nbclient, _ = needs("jupytext"), needs("nbclient"), needs("matplotlib")
+
+import nbformat  # noqa: E402
+from jupyter_client.manager import KernelManager  # noqa: E402
+from PIL import Image  # noqa: E402
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("*.py"))
 RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
+TRAINED = ("10_low_rank_and_subspaces", "14_sparse_against_dense", "15_one_limiting_case")
 NUMBER = re.compile(r"-?\d+\.\d+")
+# Half of the time of all notebooks goes into one: with one seed instead of three its printed numbers are others.
+ONE_SEED = {"14_sparse_against_dense": ("SEEDS, STEPS, BATCH = 3,", "SEEDS, STEPS, BATCH = 1,")}
+# A kernel as it was when it started, but for the modules that it has loaded, which take most of the time.
+RESET = """%reset -f
+import matplotlib, torch
+matplotlib.rcdefaults(); get_ipython().run_line_magic("matplotlib", "inline")
+torch.set_default_dtype(torch.float32); torch.set_grad_enabled(True); torch.seed()
+%reset -f
+"""
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
 
 
-def run(source: Path, timeout: int = 120) -> Any:
-    """The notebook of a source, with the outputs of a fresh run; an error in a cell is raised."""
-    notebook = jupytext.read(source)
+@contextmanager
+def kernel() -> Iterator[KernelManager]:
+    """A kernel in the notebooks' folder, without anyone's IPython settings, and with no history written into them."""
+    with tempfile.TemporaryDirectory() as settings:
+        backend = "module://matplotlib_inline.backend_inline"
+        manager = KernelManager(kernel_name="python3")
+        manager.start_kernel(env={**os.environ, "MPLBACKEND": backend, "IPYTHONDIR": settings}, cwd=NOTEBOOKS)
+        try:
+            yield manager
+        finally:
+            manager.shutdown_kernel(now=True)
+            manager.cleanup_resources()
+
+
+def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
+    """The notebook of a source, of which one text may be changed, with the outputs of a run; an error in a cell is raised."""
+    notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # not random: the same source gives the same file
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(source.parent)}},
-        record_timing=False,
-        coalesce_streams=True,
-    )
-    with tempfile.TemporaryDirectory() as settings:  # nobody's own IPython settings, and no history written into them
-        backend = "module://matplotlib_inline.backend_inline"
-        client.execute(env={**os.environ, "MPLBACKEND": backend, "IPYTHONDIR": settings})
+    execute(notebook, manager, timeout)
     for data in (output["data"] for cell in code_cells(notebook) for output in cell.outputs if "data" in output):
         if "image/png" in data:
             data["image/png"] = small(data["image/png"])
     return notebook
+
+
+def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
+    client = nbclient.NotebookClient(notebook, km=manager, timeout=timeout, record_timing=False, coalesce_streams=True)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
 
 
 def small(picture: str) -> str:
@@ -121,18 +148,56 @@ def test_no_absolute_paths(source: Path) -> None:
         assert not ABSOLUTE.search(text)
 
 
-@pytest.mark.slow
-@each_notebook
-def test_runs_and_prints_what_is_committed(source: Path) -> None:
-    fresh, old = run(source), committed(source)
-    assert [kinds(cell) for cell in code_cells(fresh)] == [kinds(cell) for cell in code_cells(old)], RENEW
+@pytest.fixture(scope="module")
+def shared() -> Iterator[KernelManager]:
+    """One kernel for all notebooks, one after the other."""
+    with kernel() as manager:
+        yield manager
+
+
+def allowed(number: str, notebook: str) -> float:
+    """How far a printed number may be from the committed one.
+
+    A number with k decimals: one unit of the last, since a rounding error of any size may move it over the middle between two.
+    After a training 2 in a hundred: hundreds of steps make much of each rounding, and every processor rounds in its own way.
+    """
+    unit = 10.0 ** -len(number.partition(".")[2])
+    return max(1.01 * unit, 0.02 * max(1.0, abs(float(number)))) if notebook in TRAINED else 1.01 * unit
+
+
+def check_kinds(fresh: Any, source: Path) -> None:
+    assert [kinds(cell) for cell in code_cells(fresh)] == [kinds(cell) for cell in code_cells(committed(source))], RENEW
+
+
+def check_run(source: Path, manager: KernelManager) -> None:
+    fresh, old = run(source, manager), committed(source)
+    check_kinds(fresh, source)
     for new_text, old_text in zip(texts(fresh), texts(old), strict=True):
         assert NUMBER.sub("#", new_text) == NUMBER.sub("#", old_text), RENEW
-        new_numbers, old_numbers = ([float(n) for n in NUMBER.findall(text)] for text in (new_text, old_text))
-        assert new_numbers == pytest.approx(old_numbers, rel=0.02, abs=0.02), RENEW
+        for new, old in zip(NUMBER.findall(new_text), NUMBER.findall(old_text), strict=True):
+            assert abs(float(new) - float(old)) <= allowed(old, source.stem), f"{old} is {new}; {RENEW}"
+
+
+@pytest.mark.slow
+@each_notebook
+def test_runs_and_prints_what_is_committed(source: Path, shared: KernelManager) -> None:
+    execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(RESET)]), shared)
+    if source.stem in ONE_SEED:
+        assert source.read_text(encoding="utf-8").count(ONE_SEED[source.stem][0]) == 1
+        check_kinds(run(source, shared, ONE_SEED[source.stem]), source)
+    else:
+        check_run(source, shared)
+
+
+@pytest.mark.nightly
+@each_notebook
+def test_runs_in_a_kernel_of_its_own(source: Path) -> None:
+    with kernel() as manager:
+        check_run(source, manager)
 
 
 if __name__ == "__main__":
     for path in SOURCES:
-        nbformat.write(run(path), path.with_suffix(".ipynb"))
+        with kernel() as own:
+            nbformat.write(run(path, own), path.with_suffix(".ipynb"))
         print(path.with_suffix(".ipynb").name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.refusals import assert_refusals
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -47,25 +48,22 @@ class TestKin:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("build", "error", "match"),
-        [
-            (lambda: patterns.self_loops(-1), ValueError, "at least 0, got -1"),
-            (lambda: patterns.anti_causal(2.5), TypeError, "must be an integer, got 2.5"),
-            (
-                lambda: patterns.causal_aligned(2, 4, "left"),
-                ValueError,
-                "align must be one of 'upper_left', 'lower_right', got 'left'",
-            ),
-            (lambda: patterns.causal_aligned(-2, 4, "upper_left"), ValueError, "num_dst must be at least 0, got -2"),
-            (lambda: patterns.causal_aligned(2, "4", "upper_left"), TypeError, "num_src must be an integer, got '4'"),
-            (lambda: patterns.encoder_decoder(-1, 4), ValueError, "source must be at least 0, got -1"),
-            (lambda: patterns.encoder_decoder(4, True), TypeError, "target must be an integer, got the bool True"),
-        ],
-    )
-    def test_wrong_arguments(self, build, error, match):
-        with pytest.raises(error, match=match):
-            build()
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.self_loops(-1), ValueError, "at least 0, got -1"),
+                (lambda: patterns.anti_causal(2.5), TypeError, "must be an integer, got 2.5"),
+                (
+                    lambda: patterns.causal_aligned(2, 4, "left"),
+                    ValueError,
+                    "align must be one of 'upper_left', 'lower_right', got 'left'",
+                ),
+                (lambda: patterns.causal_aligned(-2, 4, "upper_left"), ValueError, "num_dst must be at least 0, got -2"),
+                (lambda: patterns.causal_aligned(2, "4", "upper_left"), TypeError, "num_src must be an integer, got '4'"),
+                (lambda: patterns.encoder_decoder(-1, 4), ValueError, "source must be at least 0, got -1"),
+                (lambda: patterns.encoder_decoder(4, True), TypeError, "target must be an integer, got the bool True"),
+            ]
+        )
 
 
 class TestTorch:

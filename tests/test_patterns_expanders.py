@@ -8,9 +8,11 @@ from math import log, sqrt
 import networkx
 import pytest
 import torch
+from support.refusals import assert_refusals
 
 from gnn_attention import convert, patterns
 from gnn_attention.patterns import expanders
+from gnn_attention.verify.measure import EXACT
 
 SEEDED = {
     "random_senders": lambda seed: patterns.random_senders(40, 3, seed=seed),
@@ -200,7 +202,8 @@ class TestExpander:
         for seed in range(40):
             first, best = (expanders._best_draw(64, 2, "permutations", seed, draws) for draws in (1, 100))
             second = [torch.linalg.eigvalsh(multigraph(neighbours))[-2].item() for neighbours in (first, best)]
-            assert second[1] <= bound + 1e-6
+            # the draw was taken by its estimate: all 63 steps of Lanczos, but for directions shorter than 1e-9
+            assert second[1] <= bound + 1e-9
             assert (second[0] <= bound) == torch.equal(first, best)
             missed += second[0] > bound
         assert missed > 0
@@ -219,7 +222,8 @@ class TestExpander:
         for d in (1, 2, 3):
             neighbours = expanders._draw(n, d, method, torch.Generator().manual_seed(d))
             exact = torch.linalg.eigvalsh(multigraph(neighbours))[-2].item()
-            assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + 1e-9
+            # never from above but for rounding: 1e-12 of the largest eigenvalue; from below, steps of Lanczos end at 0.05
+            assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + EXACT * 2 * d
 
     def test_the_name_tells_what_is_not_default(self):
         assert patterns.expander(8, 2, draws=3, seed=1, causal=False).name == "expander(8, 2, seed=1, draws=3, causal=False)"
@@ -247,35 +251,32 @@ def multigraph(neighbours):
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("build", "error", "match"),
-        [
-            (lambda: patterns.random_senders(-1, 2), ValueError, "n must be at least 0, got -1"),
-            (lambda: patterns.random_senders(4, -2), ValueError, "r must be at least 0, got -2"),
-            (lambda: patterns.random_senders(4, 2, seed=-1), ValueError, "seed must be at least 0, got -1"),
-            (lambda: patterns.random_senders(4, 2, seed=0.5), TypeError, "seed must be an integer, got 0.5"),
-            (lambda: patterns.expander(-1, 2), ValueError, "n must be at least 0, got -1"),
-            (lambda: patterns.expander(8, 0), ValueError, "d must be at least 1, got 0"),
-            (lambda: patterns.expander(8, 2, method="trees"), ValueError, "method must be one of 'cycles', 'permutations'"),
-            (lambda: patterns.expander(8, 2, seed=None), TypeError, "seed must be an integer, got None"),
-            (lambda: patterns.expander(8, 2, draws=0), ValueError, "draws must be at least 1, got 0"),
-            (lambda: patterns.hypercube(-1), ValueError, "dimension must be at least 0, got -1"),
-            (lambda: patterns.hypercube(2.0), TypeError, "dimension must be an integer, got 2.0"),
-            (lambda: patterns.de_bruijn(0, 2), ValueError, "k must be at least 1, got 0"),
-            (lambda: patterns.de_bruijn(2, 0), ValueError, "length must be at least 1, got 0"),
-            (lambda: patterns.torus(3, 0), ValueError, "each of sizes must be at least 1, got 0"),
-            (lambda: patterns.torus([3, 4]), TypeError, r"each of sizes must be an integer, got \[3, 4\]"),
-            (lambda: patterns.watts_strogatz(4, 5, 0.1), ValueError, "k must be at most n = 4, the number of tokens, got 5"),
-            (lambda: patterns.watts_strogatz(4, -1, 0.1), ValueError, "k must be at least 0, got -1"),
-            (lambda: patterns.watts_strogatz(4, 2, 1.5), ValueError, r"p must be a probability in \[0, 1\], got 1.5"),
-            (lambda: patterns.watts_strogatz(4, 2, 0.5, seed=-3), ValueError, "seed must be at least 0, got -3"),
-            (lambda: patterns.erdos_renyi(4, -0.1), ValueError, r"p must be a probability in \[0, 1\], got -0.1"),
-            (lambda: patterns.erdos_renyi(4, "0.1"), ValueError, r"p must be a probability in \[0, 1\], got '0.1'"),
-            (lambda: patterns.erdos_renyi(4, True), ValueError, r"p must be a probability in \[0, 1\], got True"),
-            (lambda: patterns.erdos_renyi(4, float("nan")), ValueError, r"p must be a probability in \[0, 1\], got nan"),
-            (lambda: patterns.erdos_renyi(-4, 0.1), ValueError, "n must be at least 0, got -4"),
-        ],
-    )
-    def test_wrong_arguments(self, build, error, match):
-        with pytest.raises(error, match=match):
-            build()
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.random_senders(-1, 2), ValueError, "n must be at least 0, got -1"),
+                (lambda: patterns.random_senders(4, -2), ValueError, "r must be at least 0, got -2"),
+                (lambda: patterns.random_senders(4, 2, seed=-1), ValueError, "seed must be at least 0, got -1"),
+                (lambda: patterns.random_senders(4, 2, seed=0.5), TypeError, "seed must be an integer, got 0.5"),
+                (lambda: patterns.expander(-1, 2), ValueError, "n must be at least 0, got -1"),
+                (lambda: patterns.expander(8, 0), ValueError, "d must be at least 1, got 0"),
+                (lambda: patterns.expander(8, 2, method="trees"), ValueError, "method must be one of 'cycles', 'permutations'"),
+                (lambda: patterns.expander(8, 2, seed=None), TypeError, "seed must be an integer, got None"),
+                (lambda: patterns.expander(8, 2, draws=0), ValueError, "draws must be at least 1, got 0"),
+                (lambda: patterns.hypercube(-1), ValueError, "dimension must be at least 0, got -1"),
+                (lambda: patterns.hypercube(2.0), TypeError, "dimension must be an integer, got 2.0"),
+                (lambda: patterns.de_bruijn(0, 2), ValueError, "k must be at least 1, got 0"),
+                (lambda: patterns.de_bruijn(2, 0), ValueError, "length must be at least 1, got 0"),
+                (lambda: patterns.torus(3, 0), ValueError, "each of sizes must be at least 1, got 0"),
+                (lambda: patterns.torus([3, 4]), TypeError, r"each of sizes must be an integer, got \[3, 4\]"),
+                (lambda: patterns.watts_strogatz(4, 5, 0.1), ValueError, "k must be at most n = 4, the number of tokens, got 5"),
+                (lambda: patterns.watts_strogatz(4, -1, 0.1), ValueError, "k must be at least 0, got -1"),
+                (lambda: patterns.watts_strogatz(4, 2, 1.5), ValueError, r"p must be a probability in \[0, 1\], got 1.5"),
+                (lambda: patterns.watts_strogatz(4, 2, 0.5, seed=-3), ValueError, "seed must be at least 0, got -3"),
+                (lambda: patterns.erdos_renyi(4, -0.1), ValueError, r"p must be a probability in \[0, 1\], got -0.1"),
+                (lambda: patterns.erdos_renyi(4, "0.1"), ValueError, r"p must be a probability in \[0, 1\], got '0.1'"),
+                (lambda: patterns.erdos_renyi(4, True), ValueError, r"p must be a probability in \[0, 1\], got True"),
+                (lambda: patterns.erdos_renyi(4, float("nan")), ValueError, r"p must be a probability in \[0, 1\], got nan"),
+                (lambda: patterns.erdos_renyi(-4, 0.1), ValueError, "n must be at least 0, got -4"),
+            ]
+        )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import attn_gym.masks
 import pytest
 import torch
-from transformers import LongformerConfig, ReformerConfig, masking_utils
-from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
-from transformers.models.reformer.modeling_reformer import LocalSelfAttention
+from support.extras import needs
+from support.refusals import assert_refusals
 
 from gnn_attention import TokenGraph, patterns
 
@@ -74,26 +72,23 @@ class TestKin:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("build", "error", "match"),
-        [
-            (lambda: patterns.band(4, -1, 0), ValueError, "left must be at least 0, got -1"),
-            (lambda: patterns.band(4, 0, -1), ValueError, "right must be at least 0, got -1"),
-            (lambda: patterns.band(4, None, 0), TypeError, "left must be an integer, got None"),
-            (lambda: patterns.band(4, 1, 1, 0), ValueError, "dilation must be at least 1, got 0"),
-            (lambda: patterns.band(-4, 1, 1), ValueError, "must be at least 0, got -4"),
-            (lambda: patterns.chunked(4, 0), ValueError, "chunk must be at least 1, got 0"),
-            (lambda: patterns.chunked(-4, 2), ValueError, "n must be at least 0, got -4"),
-            (lambda: patterns.chunked(4, 2, before=-1), ValueError, "before must be at least 0, got -1"),
-            (lambda: patterns.chunked(4, 2, after=1.0), TypeError, "after must be an integer, got 1.0"),
-            (lambda: patterns.chunked(4, 2, before=True), TypeError, "before must be an integer, got the bool True"),
-            (lambda: patterns.segment_recurrence(4, 0, 2), ValueError, "segment must be at least 1, got 0"),
-            (lambda: patterns.segment_recurrence(4, 2, -2), ValueError, "memory must be at least 0, got -2"),
-        ],
-    )
-    def test_wrong_arguments(self, build, error, match):
-        with pytest.raises(error, match=match):
-            build()
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.band(4, -1, 0), ValueError, "left must be at least 0, got -1"),
+                (lambda: patterns.band(4, 0, -1), ValueError, "right must be at least 0, got -1"),
+                (lambda: patterns.band(4, None, 0), TypeError, "left must be an integer, got None"),
+                (lambda: patterns.band(4, 1, 1, 0), ValueError, "dilation must be at least 1, got 0"),
+                (lambda: patterns.band(-4, 1, 1), ValueError, "must be at least 0, got -4"),
+                (lambda: patterns.chunked(4, 0), ValueError, "chunk must be at least 1, got 0"),
+                (lambda: patterns.chunked(-4, 2), ValueError, "n must be at least 0, got -4"),
+                (lambda: patterns.chunked(4, 2, before=-1), ValueError, "before must be at least 0, got -1"),
+                (lambda: patterns.chunked(4, 2, after=1.0), TypeError, "after must be an integer, got 1.0"),
+                (lambda: patterns.chunked(4, 2, before=True), TypeError, "before must be an integer, got the bool True"),
+                (lambda: patterns.segment_recurrence(4, 0, 2), ValueError, "segment must be at least 1, got 0"),
+                (lambda: patterns.segment_recurrence(4, 2, -2), ValueError, "memory must be at least 0, got -2"),
+            ]
+        )
 
 
 # -- elsewhere --------------------------------------------------------------------------------------------------------
@@ -102,34 +97,39 @@ class TestRefusals:
 class TestAttentionGym:
     @pytest.mark.parametrize("w", [0, 1, 5])
     def test_sliding_window(self, w):
-        assert TokenGraph.from_rule(attn_gym.masks.generate_sliding_window(w), 17) == patterns.band(17, w, 0)
+        masks = needs("attn_gym.masks")
+        assert TokenGraph.from_rule(masks.generate_sliding_window(w), 17) == patterns.band(17, w, 0)
 
     @pytest.mark.parametrize(("w", "dilation"), [(4, 2), (5, 2), (3, 1), (2, 3)])
     def test_dilated_sliding_window(self, w, dilation):
-        theirs = attn_gym.masks.generate_dilated_sliding_window(w, dilation)
+        masks = needs("attn_gym.masks")
+        theirs = masks.generate_dilated_sliding_window(w, dilation)
         assert TokenGraph.from_rule(theirs, 17) == patterns.band(17, w, w, dilation)
 
 
 class TestHuggingFace:
     @pytest.mark.parametrize("size", [1, 4, 17])
     def test_chunked_attention(self, size):
-        causal = masking_utils.chunked_causal_mask_function(size, torch.tensor([0]))
+        masking = needs("transformers.masking_utils")
+        causal = masking.chunked_causal_mask_function(size, torch.tensor([0]))
         assert TokenGraph.from_rule(causal, 17) == patterns.chunked(17, size)
-        overlay = masking_utils.chunked_overlay(size, torch.tensor([0]))
+        overlay = masking.chunked_overlay(size, torch.tensor([0]))
         assert TokenGraph.from_rule(overlay, 17) == patterns.chunked(17, size, causal=False)
 
     @pytest.mark.parametrize("w", [1, 3])
     def test_sliding_windows(self, w):
-        causal = masking_utils.sliding_window_causal_mask_function(w)
+        masking = needs("transformers.masking_utils")
+        causal = masking.sliding_window_causal_mask_function(w)
         assert TokenGraph.from_rule(causal, 17) == patterns.band(17, w - 1, 0)
-        both = masking_utils.sliding_window_bidirectional_mask_function(w)
+        both = masking.sliding_window_bidirectional_mask_function(w)
         assert TokenGraph.from_rule(both, 17) == patterns.band(17, w, w)
 
     @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize(("n", "before", "after"), [(12, 1, 0), (12, 1, 1), (15, 2, 0), (12, 0, 0), (3, 1, 0)])
     def test_local_attention_of_reformer(self, causal, n, before, after):
         """Its chunks stand in a ring: whose input moves whose output, by the layer's own derivatives."""
-        config = ReformerConfig(
+        transformers = needs("transformers")
+        config = transformers.ReformerConfig(
             hidden_size=8,
             num_attention_heads=1,
             attention_head_size=8,
@@ -138,14 +138,17 @@ class TestHuggingFace:
             local_num_chunks_after=after,
             is_decoder=causal,
         )
-        layer = LocalSelfAttention(config).double().eval()
+        reformer = needs("transformers.models.reformer.modeling_reformer")
+        layer = reformer.LocalSelfAttention(config).double().eval()
         expected = patterns.chunked(n, 3, before=before, after=after, causal=causal, wrap=True)
         assert torch.equal(heard(lambda x: layer(x).hidden_states, n), expected.mask())
 
     @pytest.mark.parametrize("w", [4, 6])
     def test_window_of_longformer(self, w):
-        config = LongformerConfig(hidden_size=8, num_attention_heads=1, attention_window=[w])
-        layer = LongformerSelfAttention(config, layer_id=0).double().eval()
+        transformers = needs("transformers")
+        config = transformers.LongformerConfig(hidden_size=8, num_attention_heads=1, attention_window=[w])
+        longformer = needs("transformers.models.longformer.modeling_longformer")
+        layer = longformer.LongformerSelfAttention(config, layer_id=0).double().eval()
         n, none = 4 * w, torch.zeros(1, 4 * w)
 
         def run(x):

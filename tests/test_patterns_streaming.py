@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.refusals import assert_refusals
 
 from gnn_attention import patterns
 
@@ -39,25 +40,30 @@ class TestKin:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("build", "error", "match"),
-        [
-            (lambda: patterns.sink_window(-1, 2), ValueError, "at least 0, got -1"),
-            (lambda: patterns.sink_window(4, -2), ValueError, "w must be at least 0, got -2"),
-            (lambda: patterns.sink_window(4, 2, -1), ValueError, "s must be at least 0, got -1"),
-            (lambda: patterns.sink_window(4, 2, 1.0), TypeError, "s must be an integer, got 1.0"),
-            (lambda: patterns.duo_attention(4, 0, [], 2), ValueError, "heads must be at least 1, got 0"),
-            (lambda: patterns.duo_attention(4, 2, [2], 2), IndexError, r"retrieval must hold head numbers in 0 \.\. 1, got 2"),
-            (lambda: patterns.duo_attention(4, 2, [-1], 2), IndexError, r"in 0 \.\. 1, got -1"),
-            (lambda: patterns.duo_attention(4, 2, 1, 2), TypeError, r"list of head numbers, got 1; one head is \[1\]"),
-            (lambda: patterns.duo_attention(4, 2, [True], 2), TypeError, "each of retrieval must be an integer, got the bool"),
-            (lambda: patterns.duo_attention(4, 2, [0], -1), ValueError, "w must be at least 0, got -1"),
-            (lambda: patterns.duo_attention(4, 2, [0], 1, None), TypeError, "s must be an integer, got None"),
-        ],
-    )
-    def test_wrong_arguments(self, build, error, match):
-        with pytest.raises(error, match=match):
-            build()
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.sink_window(-1, 2), ValueError, "at least 0, got -1"),
+                (lambda: patterns.sink_window(4, -2), ValueError, "w must be at least 0, got -2"),
+                (lambda: patterns.sink_window(4, 2, -1), ValueError, "s must be at least 0, got -1"),
+                (lambda: patterns.sink_window(4, 2, 1.0), TypeError, "s must be an integer, got 1.0"),
+                (lambda: patterns.duo_attention(4, 0, [], 2), ValueError, "heads must be at least 1, got 0"),
+                (
+                    lambda: patterns.duo_attention(4, 2, [2], 2),
+                    IndexError,
+                    r"retrieval must hold head numbers in 0 \.\. 1, got 2",
+                ),
+                (lambda: patterns.duo_attention(4, 2, [-1], 2), IndexError, r"in 0 \.\. 1, got -1"),
+                (lambda: patterns.duo_attention(4, 2, 1, 2), TypeError, r"list of head numbers, got 1; one head is \[1\]"),
+                (
+                    lambda: patterns.duo_attention(4, 2, [True], 2),
+                    TypeError,
+                    "each of retrieval must be an integer, got the bool",
+                ),
+                (lambda: patterns.duo_attention(4, 2, [0], -1), ValueError, "w must be at least 0, got -1"),
+                (lambda: patterns.duo_attention(4, 2, [0], 1, None), TypeError, "s must be an integer, got None"),
+            ]
+        )
 
 
 class TestElsewhere:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.refusals import assert_refusals
 
 from gnn_attention import patterns
 
@@ -75,19 +76,20 @@ class TestHeads:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("build", "error", "match"),
-        [
-            (lambda: patterns.strides(4, 0), ValueError, "stride must be at least 1, got 0"),
-            (lambda: patterns.strides(-4, 2), ValueError, "must be at least 0, got -4"),
-            (lambda: patterns.summary_tokens(4, 2, 0), ValueError, "c must be at least 1, got 0"),
-            (lambda: patterns.summary_tokens(4, 2, 3), ValueError, "c must be at most stride = 2, the length of a chunk, got 3"),
-            (lambda: patterns.sparse_strided(4, 2.0), TypeError, "stride must be an integer, got 2.0"),
-            (lambda: patterns.sparse_strided(4, 2, heads=0), ValueError, "heads must be at least 1, got 0"),
-            (lambda: patterns.sparse_fixed(4, 2, 3), ValueError, "c must be at most stride = 2"),
-            (lambda: patterns.sparse_fixed(4, 2, 1, heads=True), TypeError, "heads must be an integer, got the bool True"),
-        ],
-    )
-    def test_wrong_arguments(self, build, error, match):
-        with pytest.raises(error, match=match):
-            build()
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.strides(4, 0), ValueError, "stride must be at least 1, got 0"),
+                (lambda: patterns.strides(-4, 2), ValueError, "must be at least 0, got -4"),
+                (lambda: patterns.summary_tokens(4, 2, 0), ValueError, "c must be at least 1, got 0"),
+                (
+                    lambda: patterns.summary_tokens(4, 2, 3),
+                    ValueError,
+                    "c must be at most stride = 2, the length of a chunk, got 3",
+                ),
+                (lambda: patterns.sparse_strided(4, 2.0), TypeError, "stride must be an integer, got 2.0"),
+                (lambda: patterns.sparse_strided(4, 2, heads=0), ValueError, "heads must be at least 1, got 0"),
+                (lambda: patterns.sparse_fixed(4, 2, 3), ValueError, "c must be at most stride = 2"),
+                (lambda: patterns.sparse_fixed(4, 2, 1, heads=True), TypeError, "heads must be an integer, got the bool True"),
+            ]
+        )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.masking_utils import or_masks, sliding_window_causal_mask_function
+from support.extras import needs
 
 from gnn_attention import TokenGraph, _ranges, patterns
 from gnn_attention._range_extremes import extremes
@@ -236,10 +236,11 @@ class TestSharp:
 
     def test_rules_of_transformers(self):
         """Its ``and_masks`` and ``or_masks``, as FlexAttention's, begin with ``new_ones(())`` and ``new_zeros(())``."""
-        window = sliding_window_causal_mask_function(8)
+        masking = needs("transformers.masking_utils")
+        window = masking.sliding_window_causal_mask_function(8)
         assert not bool(asked(window, boxes((32, 39, 0, 7))).some)
         assert int(asked(window, boxes((0, 63, 0, 63))).axes) == DIFFERENCE
-        either = or_masks(window, lambda b, h, dst, src: src < 8)
+        either = masking.or_masks(window, lambda b, h, dst, src: src < 8)
         assert bool(asked(either, boxes((32, 39, 0, 7))).every)
         assert not bool(asked(either, boxes((32, 39, 8, 15))).some)
 

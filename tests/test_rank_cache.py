@@ -30,7 +30,7 @@ def drawn():
 
 
 def decode(rank, world, name, filled):
-    """The error of the outputs of all chunks, and how many senders this rank keeps at the end."""
+    """The error of the outputs of all chunks as a share of what is allowed, and the senders that this rank has at the end."""
     graph, (q, k, v) = GRAPHS[name], drawn()
     want = ga.attend(q, k, v, graph, score_mod=ALIBI, sink_logits=SINKS, backend="reference")
     cache = distributed.cache(graph, block=2)
@@ -44,7 +44,7 @@ def decode(rank, world, name, filled):
         part = slice(start, start + count)
         cache.append(k[:, :, part], v[:, :, part])
         out = cache.attend(q[:, :, part], score_mod=ALIBI, sink_logits=SINKS)
-        errors.append(float((out - want[:, :, part]).abs().max()))
+        errors.append(ranks.share([out], [want[:, :, part]], [want]))
         start += count
     return max(errors), cache.positions().tolist(), cache.length
 
@@ -70,7 +70,7 @@ def test_decoding_on_ranks_is_the_full_pass(world, cases):
 
 def check(results, name, filled):
     """Equal outputs; every sender that is still heard is kept, once."""
-    assert max(error for error, *_ in results) < 1e-12
+    assert max(error for error, *_ in results) <= 1
     length = sum(CHUNKS) + (PREFIX if filled else 0)
     assert {done for *_, done in results} == {length}
     kept = sorted(position for _, positions, _ in results for position in positions)

@@ -14,6 +14,7 @@ from gnn_attention._rank_plan import PARTITIONS, best, plan
 from gnn_attention._rank_rates import DEVICES, LINKS, Link, Rates, link_of, rates_of
 from gnn_attention.cost_model import Costs
 from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.measure import EXACT
 
 PLAIN = Setting(1, 1, 2, 3, 1, torch.float32, Rates("one", 10.0, math.inf, 0.0), Link("link", 20.0, 0.5))  # 10 flops an edge: 1 s
 
@@ -108,8 +109,8 @@ class TestEstimates:
         """At 60 bytes a second 3 rows are read and written in 2 s; 4 results of 16 bytes, twice read and once written: 3.2 s."""
         slow = Setting(1, 1, 2, 3, 1, torch.float32, PLAIN.rates._replace(copy=60.0), PLAIN.link)
         found = estimate("halo", self.traffic([[5, 0], [4, 2]], [[0, 0], [3, 0]], (4, 4)), slow)
-        assert found.communication.tolist() == pytest.approx([5.5, 3.5])
-        assert found.seconds.tolist() == pytest.approx([5.5, 3.5 + 4 + 3.2])
+        assert found.communication.tolist() == pytest.approx([5.5, 3.5], rel=EXACT)
+        assert found.seconds.tolist() == pytest.approx([5.5, 3.5 + 4 + 3.2], rel=EXACT)
 
     def test_a_ring_waits_for_the_slowest_at_every_step(self):
         """Blocks of 4 take 4.5 s. Steps of 3 ranks: own edges (1, 2, 9), then from r - 1 (3, 1, 2), then from r - 2 (1, 7, 1)."""
@@ -220,7 +221,7 @@ class TestRates:
     def test_of_a_cpu_by_the_cost_model(self, monkeypatch):
         """2 ns for a pair of 64 channels: 256 operations in 2 ns."""
         monkeypatch.setattr("gnn_attention._rank_rates.costs", lambda: Costs(cell=2.0, call=5000.0))
-        assert rates_of("cpu", torch.float32)[1:] == (128e9, 1e10, pytest.approx(5e-6))
+        assert rates_of("cpu", torch.float32)[1:] == (128e9, 1e10, pytest.approx(5e-6, rel=EXACT))
 
     def test_numbers(self):
         assert link_of(3e9).bandwidth == 3e9

@@ -55,17 +55,18 @@ def test_cells_and_edges_are_the_graph(name, block, least):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [4, 7, 64])
-def test_the_zoo(block):
-    """Every builder and every graph of the checks."""
-    for graph in SMALL.values():
-        check(graph, block, 0.4)
+@pytest.mark.parametrize("turn", range(3))
+def test_the_zoo(turn):
+    """Every builder and every graph of the checks, in blocks of three sizes in turn."""
+    for number, graph in enumerate(SMALL.values()):
+        if number % 3 == turn:
+            check(graph, (4, 7, 64)[number // 3 % 3], 0.4)
 
 
 sizes = st.integers(1, 90)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes, sizes, st.sampled_from([1, 5, 16, 32]), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(0, 99))
 def test_random_graphs(num_dst, num_src, block, least, density, seed):
     """Blocks of edges with holes, as a list and as a rule."""

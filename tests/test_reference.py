@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
@@ -31,10 +32,10 @@ def test_chunks_do_not_change_the_reference(monkeypatch, most):
     wanted = torch.autograd.grad(whole.sum(), [q, k, v], retain_graph=True)
     monkeypatch.setattr(reference, "_most_edges", lambda call: most)
     found, info = ga.attend(q, k, v, graph, backend="reference", return_info=True)
-    assert torch.allclose(found, whole, rtol=0, atol=1e-14)
-    assert torch.allclose(info.lse, told.lse, rtol=0, atol=1e-14)
+    assert_exact(found, whole)
+    assert_exact(info.lse, told.lse)
     gradients = torch.autograd.grad(found.sum(), [q, k, v])
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(gradients, wanted, strict=True))
+    assert_exact(gradients, wanted)
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 20, 31, 44, 45, 46, 100])
@@ -96,7 +97,7 @@ def test_reference_refuses_with_the_estimate(monkeypatch):
         with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
             ga.attend(q, k, v, patterns.causal(9), backend="reference")
     found = ga.attend(q, k, v, patterns.causal(9), backend="reference")
-    assert torch.allclose(found, ga.attend(q, k, v, patterns.causal(9), backend="dense"), rtol=0, atol=1e-12)
+    assert_exact(found, ga.attend(q, k, v, patterns.causal(9), backend="dense"))
 
 
 @pytest.mark.slow
@@ -122,10 +123,10 @@ print(peak() - before)
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
     """How many edges fit at once depends on it: of a symbol, the program asks between which powers of two it is."""
     torch.compiler.reset()
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**13)
-    graph, counted = patterns.causal(9), CompileCounter()
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**12)
+    graph, counted = patterns.causal(5), CompileCounter()
     compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, backend="reference"), fullgraph=True, backend=counted)
-    for samples in (2, 3, 4, 5, 6, 7):
-        x = torch.randn(samples, 1, 9, 3, dtype=torch.float64)
-        assert torch.allclose(compiled(x), ga.attend(x, x, x, graph), rtol=0, atol=1e-12)
-    assert counted.frame_count <= 5
+    for samples in (3, 4, 5, 6):
+        x = torch.randn(samples, 1, 5, 3, dtype=torch.float64)
+        assert_exact(compiled(x), ga.attend(x, x, x, graph))
+    assert counted.frame_count <= 3

@@ -22,6 +22,7 @@ import networkx as nx
 import pytest
 import torch
 from explorer_engine import data_of
+from support.bounds import assert_exact, error
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional
@@ -45,6 +46,7 @@ from gnn_attention import (
 )
 from gnn_attention import model as lm
 from gnn_attention.cache import PatternMessageCache
+from gnn_attention.verify.measure import EXACT
 
 # Cells of the notebooks that show what a seed asks for beyond its numbers: they are tagged with it.
 SHOWN = {
@@ -121,10 +123,6 @@ def table_of(weights: Tensor, graph: ga.TokenGraph) -> Tensor:
     return table
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
-
-
 def differ(a: Tensor, b: Tensor) -> bool:
     """True if the two are further apart than any rounding."""
     return bool((a - b).abs().max() > 1e-3)
@@ -140,9 +138,9 @@ def test_S0_1_concat_heads_equals_mha(way):
     q, k, v = functional.linear(x, mha.in_proj_weight, mha.in_proj_bias).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
     for graph, hidden in ((patterns.full(6), None), (patterns.causal(6), ~torch.ones(6, 6, dtype=torch.bool).tril())):
         update = layer(x, graph)
-        close(update, mha(x, x, x, attn_mask=hidden, need_weights=False)[0])
+        assert_exact(update, mha(x, x, x, attn_mask=hidden, need_weights=False)[0])
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=hidden is not None)
-        close(update, functional.linear(heads.transpose(1, 2).flatten(2), mha.out_proj.weight, mha.out_proj.bias))
+        assert_exact(update, functional.linear(heads.transpose(1, 2).flatten(2), mha.out_proj.weight, mha.out_proj.bias))
 
 
 def test_S0_2_concat_becomes_a_sum(way):
@@ -152,12 +150,12 @@ def test_S0_2_concat_becomes_a_sum(way):
     head = [listening(x @ Q, x @ K, graph.mask()) @ (x @ V) for Q, K, V in qkv]
     W_O = heads.W_O.flatten(0, 1)  # [h * d_v, d_model]
     update = MessagePassingAttention(heads, backend=way)(x, graph)
-    close(update, torch.cat(head, dim=1) @ W_O)
-    close(update, sum(head[i] @ W_O[4 * i : 4 * i + 4] for i in range(3)))
+    assert_exact(update, torch.cat(head, dim=1) @ W_O)
+    assert_exact(update, sum(head[i] @ W_O[4 * i : 4 * i + 4] for i in range(3)))
     for i in range(3):
         rest = [j for j in range(3) if j != i]
         without = StandardHeads.from_arrays(heads.W_Q[rest], heads.W_K[rest], heads.W_V[rest], heads.W_O[rest])
-        close(update - MessagePassingAttention(without, backend=way)(x, graph), head[i] @ W_O[4 * i : 4 * i + 4])
+        assert_exact(update - MessagePassingAttention(without, backend=way)(x, graph), head[i] @ W_O[4 * i : 4 * i + 4])
 
 
 def test_S0_3_inputs_from_different_sources(way):
@@ -165,10 +163,10 @@ def test_S0_3_inputs_from_different_sources(way):
     heads, text, image, sound = heads_with(source_width=8), drawn(5, 12), drawn(7, 8, seed=2), drawn(7, 8, seed=3)
     q, k, v = (torch.stack([x @ W for W in Ws]) for x, Ws in ((text, heads.W_Q), (image, heads.W_K), (image, heads.W_V)))
     cross = sum(functional.scaled_dot_product_attention(q, k, v)[i] @ heads.W_O[i] for i in range(3))
-    close(MessagePassingAttention(heads, backend=way)((image, text), patterns.cross(5, 7)), cross)
+    assert_exact(MessagePassingAttention(heads, backend=way)((image, text), patterns.cross(5, 7)), cross)
     queries, keys, values = heads.receive(text[None]), heads.send(image[None])[0], heads.send(sound[None])[1]
     mixed = ga.attend(queries, keys, values, patterns.cross(5, 7), backend=way or "auto")
-    close(mixed[0], functional.scaled_dot_product_attention(q, k, torch.stack([sound @ W for W in heads.W_V])))
+    assert_exact(mixed[0], functional.scaled_dot_product_attention(q, k, torch.stack([sound @ W for W in heads.W_V])))
 
 
 def test_S0_4_values_moved_out_of_the_scores(way):
@@ -176,9 +174,9 @@ def test_S0_4_values_moved_out_of_the_scores(way):
     heads, x = heads_with(), drawn(6, 12)
     values = FactoredHeads.of(heads).messages(x[None])[0]
     assert values.shape == (3, 6, 12)
-    close(values, torch.stack([x @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
+    assert_exact(values, torch.stack([x @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
     scores = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i]) for i in range(3)])
-    close(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), (scores @ values).sum(0))
+    assert_exact(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), (scores @ values).sum(0))
 
 
 def test_S0_5_messages_are_low_rank():
@@ -186,13 +184,13 @@ def test_S0_5_messages_are_low_rank():
     heads, x = heads_with(), drawn(6, 12)
     factored, merged = FactoredHeads.of(heads), MergedHeads.of(heads)
     M = torch.stack([x @ (V @ W_O) for V, W_O in zip(heads.W_V, heads.W_O, strict=True)])
-    close(factored.messages(x[None])[0], M)
-    close(merged.messages(x[None])[0], M)
+    assert_exact(factored.messages(x[None])[0], M)
+    assert_exact(merged.messages(x[None])[0], M)
     assert torch.linalg.matrix_rank(merged.W_M).tolist() == [4, 4, 4]  # d_head, of 12
     q, (k, messages) = merged.receive(x[None]), merged.send(x[None])
     slope = jacobian(lambda M: ga.attend(q, k, M, patterns.full(6), scale=merged.scale), messages)
     influence = torch.einsum("hiwhjw->hij", slope[0, :, :, :, 0]) / 12  # of message j on the update of i
-    close(influence, torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i]) for i in range(3)]))
+    assert_exact(influence, torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i]) for i in range(3)]))
 
 
 def test_S0_6_patterns_of_the_query_side():
@@ -202,9 +200,9 @@ def test_S0_6_patterns_of_the_query_side():
         P = form.patterns(x[None])[0]
         assert P.shape == (3, 6, 12)
         for i in range(3):
-            close(P[i], x @ heads.W_Q[i] @ heads.W_K[i].T)
-            close(P[i] @ x.T / 4**0.5, (x @ heads.W_Q[i]) @ (x @ heads.W_K[i]).T / 4**0.5)
-        close(edges.logit(form.receive(x[None]), form.send(x[None])[0], form.scale)[0], (P * x).sum(-1) / 4**0.5)
+            assert_exact(P[i], x @ heads.W_Q[i] @ heads.W_K[i].T)
+            assert_exact(P[i] @ x.T / 4**0.5, (x @ heads.W_Q[i]) @ (x @ heads.W_K[i]).T / 4**0.5)
+        assert_exact(edges.logit(form.receive(x[None]), form.send(x[None])[0], form.scale)[0], (P * x).sum(-1) / 4**0.5)
 
 
 def test_S0_7_all_in_model_space():
@@ -212,10 +210,12 @@ def test_S0_7_all_in_model_space():
     heads, embedding, unembedding, words = heads_with(), drawn(20, 12, seed=2), drawn(12, 20, seed=3), [7, 0, 19, 7, 4]
     x, merged = embedding[words], MergedHeads.of(heads)
     looked_for = merged.patterns(x[None])[0] @ embedding.T / 4**0.5  # what every word of the vocabulary would score
-    close(looked_for[:, :, words], torch.stack([(x @ Q) @ (x @ K).T / 2 for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
+    assert_exact(
+        looked_for[:, :, words], torch.stack([(x @ Q) @ (x @ K).T / 2 for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
+    )
     said = merged.messages(x[None])[0] @ unembedding  # what every message says of every word
     weights = torch.stack([listening(x @ Q, x @ K) for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
-    close(MessagePassingAttention(merged)(x, patterns.full(5)) @ unembedding, (weights @ said).sum(0))
+    assert_exact(MessagePassingAttention(merged)(x, patterns.full(5)) @ unembedding, (weights @ said).sum(0))
 
 
 def test_S0_8_the_scale_keeps_the_head_size():
@@ -224,7 +224,7 @@ def test_S0_8_the_scale_keeps_the_head_size():
     for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
         assert form.scale == 4**-0.5
         call = (form.receive(x[None]), *form.send(x[None]), graph)
-        close(form.collect(ga.attend(*call, scale=4**-0.5))[0], update_of(heads, x, graph.mask()))
+        assert_exact(form.collect(ga.attend(*call, scale=4**-0.5))[0], update_of(heads, x, graph.mask()))
         assert differ(form.collect(ga.attend(*call, scale=12**-0.5))[0], update_of(heads, x, graph.mask()))  # sqrt(d_model)
 
 
@@ -237,9 +237,9 @@ def test_S0_9_the_compact_formulation(way):
 
     heads, x = heads_with(), drawn(6, 12)
     expected = multi_head(x, heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O, d_k=4)
-    close(expected, update_of(heads, x))
+    assert_exact(expected, update_of(heads, x))
     for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
-        close(MessagePassingAttention(form, backend=way)(x, patterns.full(6)), expected)
+        assert_exact(MessagePassingAttention(form, backend=way)(x, patterns.full(6)), expected)
 
 
 def test_S0_10_words_before_and_after_the_softmax():
@@ -247,10 +247,10 @@ def test_S0_10_words_before_and_after_the_softmax():
     q, k, v = (drawn(1, 3, 5, 4, seed=s) for s in range(3))
     src, dst = LISTED.edge_index
     logits = edges.logit(q[:, :, dst], k[:, :, src], 0.5)
-    close(logits, (q @ k.mT * 0.5)[:, :, dst, src])
+    assert_exact(logits, (q @ k.mT * 0.5)[:, :, dst, src])
     expected = listening(q, k, LISTED.mask())[:, :, dst, src]
-    close(edges.softmax(logits, dst, 5)[0], expected)
-    close(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
+    assert_exact(edges.softmax(logits, dst, 5)[0], expected)
+    assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
     public = [*ga.__all__, *edges.__all__, *dir(StandardHeads), *dir(MergedHeads), *inspect.signature(ga.attend).parameters]
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}  # FlexAttention's word, before the softmax
 
@@ -278,12 +278,12 @@ def test_S1_1_names_of_what_is_projected():
     heads, x = heads_with(), drawn(6, 12)
     merged, QK, VO = MergedHeads.of(heads), heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O
     for named, product in ((merged.W_P, QK), (heads.pattern_matrix().full(), QK)):
-        close(named, product)
+        assert_exact(named, product)
     for named, product in ((merged.W_M, VO), (heads.message_matrix().full(), VO)):
-        close(named, product)
+        assert_exact(named, product)
     for form in (merged, FactoredHeads.of(heads)):
-        close(form.patterns(x[None])[0], x @ QK)
-        close(form.messages(x[None])[0], x @ VO)
+        assert_exact(form.patterns(x[None])[0], x @ QK)
+        assert_exact(form.messages(x[None])[0], x @ VO)
 
 
 def test_S1_2_heads_are_separable(way):
@@ -295,11 +295,11 @@ def test_S1_2_heads_are_separable(way):
         return MessagePassingAttention(StandardHeads.from_arrays(*arrays), backend=way)
 
     whole = update_of(heads, x, graph.mask())
-    close(layer([2, 0, 1])(x, graph), whole)
+    assert_exact(layer([2, 0, 1])(x, graph), whole)
     alone = [layer([i])(x, graph) for i in range(3)]
-    close(alone[0] + alone[1] + alone[2], whole)
+    assert_exact(alone[0] + alone[1] + alone[2], whole)
     form = FactoredHeads.of(heads)  # its results of single heads are in model space
-    close(ga.attend(form.receive(x[None]), *form.send(x[None]), graph, scale=form.scale)[0], torch.stack(alone))
+    assert_exact(ga.attend(form.receive(x[None]), *form.send(x[None]), graph, scale=form.scale)[0], torch.stack(alone))
 
 
 def test_S1_3_two_independent_processes(way):
@@ -324,8 +324,8 @@ def test_S1_4_value_output_is_linear():
     heads, x, y = heads_with(), drawn(1, 6, 12), drawn(1, 6, 12, seed=2)
     folded = torch.stack([V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)])
     for form in (FactoredHeads.of(heads), MergedHeads.of(heads)):
-        close(form.messages(2.5 * x - 0.5 * y), 2.5 * form.messages(x) - 0.5 * form.messages(y))
-        close(form.messages(x)[0], x[0] @ folded)
+        assert_exact(form.messages(2.5 * x - 0.5 * y), 2.5 * form.messages(x) - 0.5 * form.messages(y))
+        assert_exact(form.messages(x)[0], x[0] @ folded)
 
 
 def test_S1_5_merging_costs_sixteen_times_more():
@@ -356,7 +356,7 @@ def test_S1_6_the_decomposition_is_a_design_choice(way):
         shared = (W.repeat_interleave(group, dim=0) for W in (heads.W_K, heads.W_V))
         expected = update_of(StandardHeads.from_arrays(heads.W_Q, *shared, heads.W_O), x)
         for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
-            close(MessagePassingAttention(form, backend=way)(x, patterns.full(6)), expected)
+            assert_exact(MessagePassingAttention(form, backend=way)(x, patterns.full(6)), expected)
 
 
 def test_S1_7_values_and_outputs_merge_into_messages():
@@ -365,8 +365,8 @@ def test_S1_7_values_and_outputs_merge_into_messages():
     W_M, merged = heads.message_matrix(), MergedHeads.of(heads)
     assert (W_M.left.shape, W_M.right.shape, merged.W_M.shape) == ((3, 12, 4), (3, 4, 12), (3, 12, 12))
     for i in range(3):
-        close(merged.W_M[i], heads.W_V[i] @ heads.W_O[i])
-        close(merged.messages(x[None])[0, i], (x @ heads.W_V[i]) @ heads.W_O[i])
+        assert_exact(merged.W_M[i], heads.W_V[i] @ heads.W_O[i])
+        assert_exact(merged.messages(x[None])[0, i], (x @ heads.W_V[i]) @ heads.W_O[i])
 
 
 def test_S1_8_messages_are_created_by_the_context():
@@ -376,7 +376,7 @@ def test_S1_8_messages_are_created_by_the_context():
         slope = jacobian(lambda x, form=form: form.messages(x[None])[0], x)  # [head, message, :, token, :]
         moved = slope.abs().sum((0, 2, 4))
         assert torch.equal(moved > 0, torch.eye(5, dtype=torch.bool))
-        close(slope[:, 2, :, 2], (heads.W_V @ heads.W_O).mT)
+        assert_exact(slope[:, 2, :, 2], (heads.W_V @ heads.W_O).mT)
 
 
 def test_S1_9_a_message_sent_on_through_the_current_token(way):
@@ -393,7 +393,7 @@ def test_S1_9_a_message_sent_on_through_the_current_token(way):
 
     assert ((loops | hop[1]) @ (loops | hop[0])).mask()[t, j]  # two hops, though neither graph has the edge j -> t
     (kept, expected), (cut, expected_cut) = two_layers(loops | hop[0]), two_layers(loops)
-    close(kept - cut, expected - expected_cut)
+    assert_exact(kept - cut, expected - expected_cut)
     changed = (kept - cut).abs().amax(1) > 1e-3  # without j -> q: at q, and at t beyond it
     assert changed.tolist() == [False, False, False, True, False, True]
 
@@ -404,8 +404,8 @@ def test_S1_10_patterns_of_one_vector():
     for form in (FactoredHeads.of(heads), MergedHeads.of(heads)):
         p = form.patterns(x[None, 4:5])[0, :, 0]
         for i in range(3):
-            close(p[i], x[4] @ heads.W_Q[i] @ heads.W_K[i].T)
-            close(p[i] @ x.T, (x[4] @ heads.W_Q[i]) @ (x @ heads.W_K[i]).T)
+            assert_exact(p[i], x[4] @ heads.W_Q[i] @ heads.W_K[i].T)
+            assert_exact(p[i] @ x.T, (x[4] @ heads.W_Q[i]) @ (x @ heads.W_K[i]).T)
 
 
 def test_S1_11_a_pattern_is_a_template():
@@ -466,9 +466,9 @@ def test_S1_14_cache_a_message():
     for t in range(6):
         cache.append(x[None, t : t + 1])
         P, M = cache.senders()
-        close(P[0], torch.stack([x[: t + 1] @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
-        close(M[0], torch.stack([x[: t + 1] @ V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)]))
-        close(cache.attend(x[None, t : t + 1])[0, 0], update_of(heads, x, whole)[t])
+        assert_exact(P[0], torch.stack([x[: t + 1] @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
+        assert_exact(M[0], torch.stack([x[: t + 1] @ V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)]))
+        assert_exact(cache.attend(x[None, t : t + 1])[0, 0], update_of(heads, x, whole)[t])
 
 
 def test_S1_15_patterns_of_the_key_side(way):
@@ -476,13 +476,13 @@ def test_S1_15_patterns_of_the_key_side(way):
     heads, x = heads_with(), drawn(6, 12)
     for form in (FactoredHeads.of(heads, side="sender"), MergedHeads.of(heads, side="sender")):
         P, _ = form.send(x[None])
-        close(P[0], torch.stack([x @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
-        close(form.patterns(x[None]), P)
+        assert_exact(P[0], torch.stack([x @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
+        assert_exact(form.patterns(x[None]), P)
         layer = MessagePassingAttention(form, backend=way)
         update, (_, weights) = layer(x, patterns.causal(6), return_attention_weights=True)
-        close(update, update_of(heads, x, patterns.causal(6).mask()))
-        close(weights[-6:].T, torch.softmax(P[0] @ x[5] / 4**0.5, dim=-1))  # x_q is the last token
-    close(heads.pattern_matrix().T.full(), heads.W_K @ heads.W_Q.mT)
+        assert_exact(update, update_of(heads, x, patterns.causal(6).mask()))
+        assert_exact(weights[-6:].T, torch.softmax(P[0] @ x[5] / 4**0.5, dim=-1))  # x_q is the last token
+    assert_exact(heads.pattern_matrix().T.full(), heads.W_K @ heads.W_Q.mT)
 
 
 def test_S1_16_the_magnitude_of_a_pattern_matters():
@@ -491,11 +491,11 @@ def test_S1_16_the_magnitude_of_a_pattern_matters():
     louder = StandardHeads.from_arrays(heads.W_Q * 3, heads.W_K, heads.W_V, heads.W_O)
     (p, p_3), logits = (FactoredHeads.of(h).patterns(x)[0] for h in (heads, louder)), (x @ heads.W_Q) @ (x @ heads.W_K).mT
     cos = functional.cosine_similarity(p.unsqueeze(2), x.unsqueeze(1), dim=-1)
-    close(p.norm(dim=-1, keepdim=True) * x.norm(dim=-1).unsqueeze(1) * cos, logits, 1e-11)
-    close(functional.cosine_similarity(p_3.unsqueeze(2), x.unsqueeze(1), dim=-1), cos)
-    close(p_3.norm(dim=-1), 3 * p.norm(dim=-1))
+    assert_exact(p.norm(dim=-1, keepdim=True) * x.norm(dim=-1).unsqueeze(1) * cos, logits)
+    assert_exact(functional.cosine_similarity(p_3.unsqueeze(2), x.unsqueeze(1), dim=-1), cos)
+    assert_exact(p_3.norm(dim=-1), 3 * p.norm(dim=-1))
     weights = [MessagePassingAttention(h)(x, patterns.full(6), return_attention_weights=True)[1][1][0].T for h in (heads, louder)]
-    close(weights[1].view(3, 6, 6), (3 * logits / 4**0.5).softmax(-1))
+    assert_exact(weights[1].view(3, 6, 6), (3 * logits / 4**0.5).softmax(-1))
     assert differ(*weights)
 
 
@@ -504,7 +504,7 @@ def test_S1_17_softmax_is_a_competition():
     q, k, v, graph = drawn(1, 1, 1, 4), drawn(1, 1, 6, 4, seed=1), drawn(1, 1, 6, 4, seed=2), patterns.cross(1, 6)
     strong = torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     calm, lifted = (ga.attend(q, k, v, graph, bias=bias, return_info=True)[1].weights()[0, 0] for bias in (None, strong))
-    close(lifted, (q[0, 0, 0] @ k[0, 0].T / 2 + strong).softmax(0))
+    assert_exact(lifted, (q[0, 0, 0] @ k[0, 0].T / 2 + strong).softmax(0))
     assert ((lifted < calm) == (strong == 0)).all()
     assert ga.attend(q, k, v, graph).norm() <= v.norm(dim=-1).max()
     # Even listening to T messages from N(0, 1)^64: |o| is chi with 64 degrees, mean 7.969 (variance < 1/2), over sqrt(T).
@@ -522,21 +522,21 @@ def test_S1_18_aggregate_messages(way):
     o, (_, weights) = layer((x, x[5:]), now, return_attention_weights=True)
     alpha = weights.T
     assert (alpha.shape, M.shape, o.shape) == ((1, 6), (6, 12), (1, 12))
-    close(alpha, listening(x[5:] @ heads.W_Q[0], x @ heads.W_K[0]))
-    close(o, alpha @ M)
-    close(o, sum(alpha[0, j] * (x[j] @ heads.W_V[0] @ heads.W_O[0]) for j in range(6))[None])
+    assert_exact(alpha, listening(x[5:] @ heads.W_Q[0], x @ heads.W_K[0]))
+    assert_exact(o, alpha @ M)
+    assert_exact(o, sum(alpha[0, j] * (x[j] @ heads.W_V[0] @ heads.W_O[0]) for j in range(6))[None])
 
 
 def test_S1_19_the_residual_connection():
     """The final output of the Attention block, including the residual connection: x' = x + sum_i alpha_i M_i."""
     heads, x, graph = heads_with(), drawn(1, 6, 12), patterns.causal(6)
-    close((x + MessagePassingAttention(heads)(x, graph))[0], x[0] + update_of(heads, x[0], graph.mask()))
+    assert_exact((x + MessagePassingAttention(heads)(x, graph))[0], x[0] + update_of(heads, x[0], graph.mask()))
     model, tokens = model_with(num_layers=1), torch.tensor([[3, 1, 4, 1, 5]])
     block = model.blocks[0]
     block.attention.score_mod.table.zero_()  # the text has no positions
     before, after, _ = model.states(tokens)  # the third is that after the MLP
     normed = functional.rms_norm(before[0], (12,), block.attention_norm.weight)
-    close(after[0], before[0] + update_of(block.attention.heads, normed, patterns.causal(5).mask()))
+    assert_exact(after[0], before[0] + update_of(block.attention.heads, normed, patterns.causal(5).mask()))
 
 
 def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
@@ -549,10 +549,10 @@ def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
     update, (src, dst) = layer(x[None], LISTED)[0], LISTED.edge_index
     assert list(seen) == ["edge_update", "message", "aggregate"]  # weights, then weighted messages, then their sums
     weights = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i], LISTED.mask()) for i in range(3)])[:, dst, src].T
-    close(seen["edge_update"][0], weights)
-    close(seen["message"][0], weights.unsqueeze(-1) * torch.stack([x @ V for V in heads.W_V], dim=1)[src])
-    close(seen["aggregate"][0], torch.stack([seen["message"][0][dst == node].sum(0) for node in range(5)]))
-    close(update, sum(seen["aggregate"][0][:, i] @ heads.W_O[i] for i in range(3)))
+    assert_exact(seen["edge_update"][0], weights)
+    assert_exact(seen["message"][0], weights.unsqueeze(-1) * torch.stack([x @ V for V in heads.W_V], dim=1)[src])
+    assert_exact(seen["aggregate"][0], torch.stack([seen["message"][0][dst == node].sum(0) for node in range(5)]))
+    assert_exact(update, sum(seen["aggregate"][0][:, i] @ heads.W_O[i] for i in range(3)))
     named = [line.split(":")[0] for line in layer.mapping().splitlines()]
     assert named == ["edge_update", "message", "aggregate", "update"]
     assert all(callable(getattr(layer, name)) for name in named)
@@ -563,13 +563,13 @@ def test_S1_21_three_formulations(way):
     heads, x = heads_with(), drawn(5, 12)
     forms = {"standard": heads, "refactored": FactoredHeads.of(heads), "merged": MergedHeads.of(heads)}
     for form in forms.values():
-        close(MessagePassingAttention(form, backend=way)(x, LISTED), update_of(heads, x, LISTED.mask()))
+        assert_exact(MessagePassingAttention(form, backend=way)(x, LISTED), update_of(heads, x, LISTED.mask()))
     for word in ("patterns", "messages"):
         assert [name for name, form in forms.items() if hasattr(form, word)] == ["refactored", "merged"]
     for name in ("refactored", "merged"):
         P, M = forms[name].receive(x[None]), forms[name].send(x[None])[1]
-        close(P[0], x @ heads.W_Q @ heads.W_K.mT)
-        close(M[0], x @ heads.W_V @ heads.W_O)
+        assert_exact(P[0], x @ heads.W_Q @ heads.W_K.mT)
+        assert_exact(M[0], x @ heads.W_V @ heads.W_O)
 
 
 def test_S1_22_compute_requirements():
@@ -615,9 +615,9 @@ def test_S1_24_heads_read_and_write_subspaces(way):
     write, read = (torch.linalg.qr(W)[0] for W in (heads.W_O[0].T, torch.cat([heads.W_Q[0], heads.W_K[0], heads.W_V[0]], dim=1)))
     assert (write.shape, read.shape) == ((12, 2), (12, 6))
     update, noise = layer(x, graph), drawn(6, 12, seed=5)
-    close(update @ write @ write.T, update)  # nothing outside the write space
+    assert_exact(update @ write @ write.T, update)  # nothing outside the write space
     unread = noise - noise @ read @ read.T
-    close(layer(x + unread, graph), update)
+    assert_exact(layer(x + unread, graph), update)
     assert differ(unread, torch.zeros(6, 12))
     assert differ(layer(x + noise, graph), update)
 
@@ -627,15 +627,17 @@ def test_S1_25_edit_a_word_along_a_line():
     words, sentiment, formality = drawn(200, 3), *drawn(2, 3, seed=1)
     line = circuits.Subspace.spanned_by(sentiment)
     unit = sentiment / sentiment.norm()
-    close(line.project(words), (words @ unit).unsqueeze(1) * unit)
+    assert_exact(line.project(words), (words @ unit).unsqueeze(1) * unit)
     moved = line.edit(words, sentiment, 2.0)
-    close(moved, words + (2 - words @ unit).unsqueeze(1) * unit)  # up or down in the direction of the line, and nowhere else
-    close(moved @ unit, torch.full((200,), 2.0, dtype=torch.float64))
+    assert_exact(
+        moved, words + (2 - words @ unit).unsqueeze(1) * unit
+    )  # up or down in the direction of the line, and nowhere else
+    assert_exact(moved @ unit, torch.full((200,), 2.0, dtype=torch.float64))
     plane = line + circuits.Subspace.spanned_by(formality)
     across = torch.linalg.cross(sentiment, formality)
     assert (line.dim, plane.dim, plane.width) == (1, 2, 3)
-    close(plane.reject(words), (words @ across).unsqueeze(1) * across / across.square().sum())
-    close(plane.reject(plane.edit(words, formality, -1.0)), plane.reject(words))
+    assert_exact(plane.reject(words), (words @ across).unsqueeze(1) * across / across.square().sum())
+    assert_exact(plane.reject(plane.edit(words, formality, -1.0)), plane.reject(words))
 
 
 def test_S1_26_alternative_decompositions(way):
@@ -651,7 +653,7 @@ def test_S1_26_alternative_decompositions(way):
         group = heads.num_heads // heads.num_kv_heads
         W_K, W_V = (W.repeat_interleave(group, dim=0) for W in (heads.W_K, heads.W_V))
         expected = update_of(StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O), x)
-        close(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), expected, 1e-11)
+        assert_exact(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), expected)
 
 
 # -- S2: the query, key and value note --------------------------------------------------------------------------------
@@ -671,8 +673,8 @@ def test_S2_1_column_convention(way):
     q, k, v = (layer(x).unflatten(1, (3, 4)).transpose(0, 1) for layer in linear[:3])
     expected = linear[3](functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
     for heads in loaded:
-        close(heads.receive(x[None])[0], queries)
-        close(MessagePassingAttention(heads, backend=way)(x, patterns.full(5)), expected)
+        assert_exact(heads.receive(x[None])[0], queries)
+        assert_exact(MessagePassingAttention(heads, backend=way)(x, patterns.full(5)), expected)
 
 
 def test_S2_2_what_queries_keys_and_values_mean(way):
@@ -688,10 +690,10 @@ def test_S2_2_what_queries_keys_and_values_mean(way):
     (out, weights), (_, by_query) = heard(q, k, v), heard(new_q, k, v)
     (_, by_key), (said, by_value) = heard(q, new_k, v), heard(q, k, new_v)
     assert torch.equal((by_query - weights).abs().amax(1) > 1e-9, here)  # token 2 listens elsewhere, nobody else does
-    close((by_key / weights)[:, ~here], (by_key / weights)[:, :1].expand(5, 4))  # all others share what token 2 leaves
+    assert_exact((by_key / weights)[:, ~here], (by_key / weights)[:, :1].expand(5, 4))  # all others share what token 2 leaves
     assert ((by_key - weights)[:, here].abs() > 1e-6).all()
     assert torch.equal(by_value, weights)
-    close(said - out, listening(q, k)[0, 0][:, here] * (other - v[0, 0, 2]))
+    assert_exact(said - out, listening(q, k)[0, 0][:, here] * (other - v[0, 0, 2]))
 
 
 def test_S2_3_scores_of_edges():
@@ -699,25 +701,26 @@ def test_S2_3_scores_of_edges():
     heads, x, (src, dst) = heads_with(), drawn(1, 5, 12), LISTED.edge_index
     q, (k, v) = heads.receive(x), heads.send(x)
     score = [[(x[0, i] @ heads.W_Q[h]) @ (x[0, j] @ heads.W_K[h]) / 4**0.5 for j, i in LISTED.edge_index.T] for h in range(3)]
-    close(edges.logit(q[:, :, dst], k[:, :, src], heads.scale)[0], torch.tensor(score, dtype=torch.float64))
+    assert_exact(edges.logit(q[:, :, dst], k[:, :, src], heads.scale)[0], torch.tensor(score, dtype=torch.float64))
     _, info = ga.attend(q, k, v, LISTED, return_info=True)
-    close(info.weights().log()[0] + info.lse[0, :, dst], torch.tensor(score, dtype=torch.float64))
+    assert_exact(info.weights().log()[0] + info.lse[0, :, dst], torch.tensor(score, dtype=torch.float64))
 
 
 def test_S2_4_without_scaling_gradients_vanish():
     """Larger dot products would cause the softmax function to saturate, resulting in vanishing gradients."""
 
     def of_a_typical_receiver(d: int, scale: float) -> tuple[float, float]:
-        q, k, v, direction = (drawn(1, 4, 64, size, seed=s) for s, size in enumerate((d, d, 4, 4)))
-        added = torch.zeros(1, 4, 64 * 64, dtype=torch.float64, requires_grad=True)  # its gradient is that of the logits
-        out, info = ga.attend(q, k, v, patterns.full(64), scale=scale, bias=added, return_info=True)
+        q, k, v, direction = (drawn(1, 4, 40, size, seed=s) for s, size in enumerate((d, d, 4, 4)))
+        added = torch.zeros(1, 4, 40 * 40, dtype=torch.float64, requires_grad=True)  # its gradient is that of the logits
+        out, info = ga.attend(q, k, v, patterns.full(40), scale=scale, bias=added, return_info=True)
         (out * direction).sum().backward()
-        gradients, weights = added.grad.unflatten(2, (64, 64)), info.weights().detach().unflatten(2, (64, 64))
+        gradients, weights = added.grad.unflatten(2, (40, 40)), info.weights().detach().unflatten(2, (40, 40))
         return gradients.norm(dim=-1).median().item(), weights.amax(-1).median().item()
 
     gradient, largest = of_a_typical_receiver(1024, 1024**-0.5)
     unscaled, saturated = zip(*(of_a_typical_receiver(d, 1.0) for d in (16, 256, 1024)), strict=True)
-    assert gradient == pytest.approx(of_a_typical_receiver(16, 16**-0.5)[0], rel=0.2)  # the same for heads of any size
+    # the same for heads of any size: two medians of 160 numbers that vary by half are off by 7 % of each other
+    assert 0.8 < gradient / of_a_typical_receiver(16, 16**-0.5)[0] < 1.25
     assert unscaled[0] > 10 * unscaled[1] > 100 * unscaled[2]
     assert unscaled[2] < gradient / 100
     assert saturated[2] > 0.99 > 0.2 > largest  # one sender has all the weight
@@ -733,7 +736,7 @@ def test_S2_5_the_future_cannot_reach_the_past(way):
     assert ((before != after).any(1)[3:]).all()
     q, k = x @ heads.W_Q[0], x @ heads.W_K[0]
     attention = ga.attend(q[None, None], k[None, None], torch.eye(6).double()[None, None], graph, backend=way or "auto")[0, 0]
-    close(attention, (q @ k.T / 2 + torch.full((6, 6), -torch.inf).triu(1)).softmax(-1))
+    assert_exact(attention, (q @ k.T / 2 + torch.full((6, 6), -torch.inf).triu(1)).softmax(-1))
     assert (attention.triu(1) == 0).all()
 
 
@@ -742,13 +745,13 @@ def test_S2_6_attention_is_transfer_strength(way):
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
     _, (listed, weights) = MessagePassingAttention(heads, backend=way)(x, LISTED, return_attention_weights=True)
     assert torch.equal(listed, LISTED.edge_index)
-    close(torch.zeros(5, 3).double().index_add(0, dst, weights), torch.ones(5, 3).double())  # 1 for each receiver
+    assert_exact(torch.zeros(5, 3).double().index_add(0, dst, weights), torch.ones(5, 3).double())  # 1 for each receiver
     values = torch.stack([x @ V for V in heads.W_V], dim=1)
     weighted_value = torch.stack([sum(weights[e, :, None] * values[src[e]] for e in range(7) if dst[e] == i) for i in range(5)])
     mixed = ga.attend(heads.receive(x[None]), *heads.send(x[None]), LISTED, backend=way or "auto")[0]
-    close(mixed.transpose(0, 1), weighted_value)
+    assert_exact(mixed.transpose(0, 1), weighted_value)
     expected = torch.stack([listening(x @ Q, x @ K, LISTED.mask()) for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
-    close(weights.T, expected[:, dst, src])
+    assert_exact(weights.T, expected[:, dst, src])
 
 
 def test_S2_7_output_of_each_head(way):
@@ -758,7 +761,7 @@ def test_S2_7_output_of_each_head(way):
     matrices = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)
     expected = update_of(heads, x, graph.mask()) + b_O[0] + b_O[1] + b_O[2]
     for split in (b_O, b_O + torch.stack([shift, -shift, 0 * shift]), b_O.sum(0).expand(3, 12) / 3, b_O.sum(0)):
-        close(MessagePassingAttention(StandardHeads.from_arrays(*matrices, b_O=split), backend=way)(x, graph), expected)
+        assert_exact(MessagePassingAttention(StandardHeads.from_arrays(*matrices, b_O=split), backend=way)(x, graph), expected)
 
 
 def test_S2_8_sizes_of_the_original_paper():
@@ -769,7 +772,7 @@ def test_S2_8_sizes_of_the_original_paper():
     for heads in (heads_with(512, 8), heads_with(512, 8, head_dim=48), heads_with(512, 3, head_dim=5)):
         heads.W_Q /= 16  # logits of the order of 1
         heads.W_K /= 16
-        close(MessagePassingAttention(heads)(x, patterns.causal(4)), update_of(heads, x, patterns.causal(4).mask()), 1e-10)
+        assert_exact(MessagePassingAttention(heads)(x, patterns.causal(4)), update_of(heads, x, patterns.causal(4).mask()))
     with pytest.raises(ValueError, match="width 512 is no multiple of num_heads 3: give head_dim"):
         StandardHeads(512, 3)
 
@@ -796,10 +799,10 @@ def test_S3_1_pairwise_similarities():
     src, dst = graph.edge_index
     similarity = table_of(edges.logit(a[dst], b[src], 1.0), graph)
     assert similarity.shape == (4, 6)
-    close(similarity, a @ b.T)
-    close(similarity, torch.tensor([[sum(a_i * b_j) for b_j in b] for a_i in a], dtype=torch.float64))
+    assert_exact(similarity, a @ b.T)
+    assert_exact(similarity, torch.tensor([[sum(a_i * b_j) for b_j in b] for a_i in a], dtype=torch.float64))
     _, info = ga.attend(a[None, None], b[None, None], b[None, None], graph, scale=1.0, return_info=True)
-    close(table_of(info.weights().log()[0, 0] + info.lse[0, 0, dst], graph), a @ b.T)
+    assert_exact(table_of(info.weights().log()[0, 0] + info.lse[0, 0, dst], graph), a @ b.T)
 
 
 def test_S3_2_weights_before_they_are_normalised(way):
@@ -807,7 +810,7 @@ def test_S3_2_weights_before_they_are_normalised(way):
     q, k, v, (src, dst) = drawn(1, 2, 5, 4), drawn(1, 2, 5, 4, seed=1), drawn(1, 2, 5, 4, seed=2), LISTED.edge_index
     _, info = ga.attend(q, k, v, LISTED, return_info=True, backend=way or "auto")
     unnormalised = info.weights() * info.lse.exp()[:, :, dst]
-    close(unnormalised, torch.exp((q[:, :, dst] * k[:, :, src]).sum(-1) / 4**0.5), 1e-11)
+    assert_exact(unnormalised, torch.exp((q[:, :, dst] * k[:, :, src]).sum(-1) / 4**0.5))
 
 
 def test_S3_3_rows_are_attention_weights(way):
@@ -817,10 +820,10 @@ def test_S3_3_rows_are_attention_weights(way):
     _, (_, weights) = MessagePassingAttention(heads, backend=way)(x, graph, return_attention_weights=True)
     A = table_of(weights.T, graph)[0]
     S = (x @ heads.W_Q[0]) @ (x @ heads.W_K[0]).T / 4**0.5
-    close(A, S.softmax(dim=1))
+    assert_exact(A, S.softmax(dim=1))
     for i in range(5):  # one query after the other
         w = [torch.exp((x[i] @ heads.W_Q[0]) @ (x[j] @ heads.W_K[0]) / 4**0.5) for j in range(5)]
-        close(A[i], torch.stack(w) / sum(w))
+        assert_exact(A[i], torch.stack(w) / sum(w))
 
 
 def test_S3_4_matrices_instead_of_iteration():
@@ -833,7 +836,7 @@ def test_S3_4_matrices_instead_of_iteration():
         "at once": lambda: ga.attend(q, k, v, graph, backend="dense"),
     }
     for run in ways.values():
-        close(run(), listening(q, k, graph.mask()) @ v)
+        assert_exact(run(), listening(q, k, graph.mask()) @ v)
     slow, fast = (min(timeit.repeat(ways[name], number=1, repeat=3)) for name in ("one after the other", "at once"))
     assert fast < slow  # by far: one call against 128
 
@@ -844,9 +847,9 @@ def test_S3_5_a_product_is_weighted_sums_of_rows(way):
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V)
     out, (_, weights) = MessagePassingAttention(bare, backend=way)(x, LISTED, return_attention_weights=True)
     A, V = listening(x @ heads.W_Q[0], x @ heads.W_K[0], LISTED.mask()), x @ heads.W_V[0]
-    close(table_of(weights.T, LISTED)[0], A)
-    close(out, A @ V)
-    close(out, torch.stack([sum(A[i, j] * V[j] for j in range(5)) for i in range(5)]))
+    assert_exact(table_of(weights.T, LISTED)[0], A)
+    assert_exact(out, A @ V)
+    assert_exact(out, torch.stack([sum(A[i, j] * V[j] for j in range(5)) for i in range(5)]))
 
 
 def test_S3_6_a_sum_without_oneself(way):
@@ -856,12 +859,12 @@ def test_S3_6_a_sum_without_oneself(way):
     layer = MessagePassingAttention(bare, backend=way)
     everyone, others = layer(x, patterns.full(6)), layer(x, patterns.no_self(6))
     S, V = (x @ heads.W_Q[0]) @ (x @ heads.W_K[0]).T / 2, x @ heads.W_V[0]
-    close(everyone, S.softmax(1) @ V)
-    close(others, (S + torch.full((6,), -torch.inf).diag()).softmax(1) @ V)
+    assert_exact(everyone, S.softmax(1) @ V)
+    assert_exact(others, (S + torch.full((6,), -torch.inf).diag()).softmax(1) @ V)
     assert differ(everyone, others)
     own = S.softmax(1).diag()[:, None]
     muted = S.softmax(1).fill_diagonal_(0) @ V  # as in O = A V with A_ii set to 0
-    close(others, muted / (1 - own))
+    assert_exact(others, muted / (1 - own))
     assert (others - muted).abs().max() > 0.1
 
 
@@ -872,11 +875,11 @@ def test_S3_7_row_and_column_conventions():
     columns = StandardHeads.from_arrays(*W, layout="column", num_heads=2)
     turned = StandardHeads.from_arrays(*(matrix.T for matrix in W), layout="column", num_heads=2)
     row, column = (heads.receive(v[None])[0].transpose(0, 1).flatten(1) for heads in (rows, columns))
-    close(row, v @ W[0])
-    close(row, torch.stack([W[0].T @ v_i for v_i in v]))
-    close(column, torch.stack([W[0] @ v_i for v_i in v]))
+    assert_exact(row, v @ W[0])
+    assert_exact(row, torch.stack([W[0].T @ v_i for v_i in v]))
+    assert_exact(column, torch.stack([W[0] @ v_i for v_i in v]))
     assert differ(row, column)
-    close(MessagePassingAttention(turned)(v, patterns.full(5)), MessagePassingAttention(rows)(v, patterns.full(5)))
+    assert_exact(MessagePassingAttention(turned)(v, patterns.full(5)), MessagePassingAttention(rows)(v, patterns.full(5)))
 
 
 def test_S3_8_no_output_matrix(way):
@@ -885,7 +888,7 @@ def test_S3_8_no_output_matrix(way):
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, W_O=None)
     q, k, v = (x.unsqueeze(1) @ W for W in (heads.W_Q, heads.W_K, heads.W_V))
     expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    close(MessagePassingAttention(bare, backend=way)(x, graph), torch.cat(expected.unbind(1), dim=-1))
+    assert_exact(MessagePassingAttention(bare, backend=way)(x, graph), torch.cat(expected.unbind(1), dim=-1))
     with pytest.raises(ValueError, match="needs W_O: without it there are values but no messages"):
         FactoredHeads.of(bare)
 
@@ -898,14 +901,14 @@ def test_S4_1_four_perspectives_on_one_run():
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
     told = [call.told(view) for view in ("search", "routing", "transforms", "message exchange")]
-    close(told[0]["query"][0], x @ heads.W_Q)
-    close(told[0]["value"][0], x @ heads.W_V)
+    assert_exact(told[0]["query"][0], x @ heads.W_Q)
+    assert_exact(told[0]["value"][0], x @ heads.W_V)
     weights = listening(x @ heads.W_Q, x @ heads.W_K, LISTED.mask())
     names = ("soft result ranking", "attention matrix", "column-probability matrix", "listening distribution")
     for view, name in zip(told, names, strict=True):
-        close(table_of(view[name].mT, LISTED)[0], weights)
+        assert_exact(table_of(view[name].mT, LISTED)[0], weights)
     for view, name in zip(told, ("interpretation", "information written", "mixture of updates", "state update"), strict=True):
-        close(view[name][0], update_of(heads, x, LISTED.mask()))
+        assert_exact(view[name][0], update_of(heads, x, LISTED.mask()))
 
 
 def test_S4_2_a_sequence_model():
@@ -922,7 +925,7 @@ def test_S4_2_a_sequence_model():
         up, _, down = block.mlp
         hidden = functional.gelu(rms_norm(x, (12,), block.mlp_norm.weight) @ up.weight.T + up.bias)
         x = x + hidden @ down.weight.T + down.bias
-    close(model(tokens)[0], rms_norm(x, (12,), model.norm.weight) @ model.unembedding.weight.T)
+    assert_exact(model(tokens)[0], rms_norm(x, (12,), model.norm.weight) @ model.unembedding.weight.T)
     assert [model(torch.zeros(2, T, dtype=torch.int64)).shape for T in (1, 7)] == [(2, 1, 9), (2, 7, 9)]
 
 
@@ -952,7 +955,7 @@ def test_S4_4_columns(way):
     A = torch.exp(X.T @ W_K.T @ W_Q @ X / 3**0.5)
     Y = W_O.T @ W_V @ X @ (M * A / (M * A).sum(0))
     heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
-    close(MessagePassingAttention(heads, backend=way)(X.T, patterns.causal(6)).T, Y, 1e-11)
+    assert_exact(MessagePassingAttention(heads, backend=way)(X.T, patterns.causal(6)).T, Y)
     assert (heads.head_dim, heads.W_V.shape, heads.W_O.shape) == (3, (1, 12, 5), (1, 5, 12))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         X.T @ W_K @ W_Q @ X
@@ -963,9 +966,9 @@ def test_S4_5_two_hidden_dimensions(way):
     heads, x = heads_with(head_dim=3, value_dim=5), drawn(2, 6, 12)
     q, k, v = (x.unsqueeze(1) @ W for W in (heads.W_Q, heads.W_K, heads.W_V))
     assert (heads.receive(x).shape[-1], heads.send(x)[1].shape[-1], heads.scale) == (3, 5, 3**-0.5)
-    close(heads.send(x)[1], v)
+    assert_exact(heads.send(x)[1], v)
     expected = (functional.scaled_dot_product_attention(q, k, v, is_causal=True) @ heads.W_O).sum(1)
-    close(MessagePassingAttention(heads, backend=way)(x, patterns.causal(6)), expected)
+    assert_exact(MessagePassingAttention(heads, backend=way)(x, patterns.causal(6)), expected)
 
 
 @pytest.mark.parametrize("graph", [LISTED, patterns.causal(5)], ids=["listed", "causal"])
@@ -977,9 +980,9 @@ def test_S4_6_masked_column_softmax(graph, way):
     A, M = X.T @ heads.W_K[0] @ heads.W_Q[0].T @ X, torch.zeros(5, 5, dtype=torch.float64)
     M[tuple(graph.edge_index)] = 1  # M_ji = 1: an edge from j to i
     multiplied = M * torch.exp(A / 4**0.5)
-    close(sigma, multiplied / multiplied.sum(0))
-    close(sigma, (A / 4**0.5).masked_fill(M == 0, -torch.inf).softmax(0))  # the additive mask of minus infinity
-    close(sigma.sum(0), torch.ones(5, dtype=torch.float64))
+    assert_exact(sigma, multiplied / multiplied.sum(0))
+    assert_exact(sigma, (A / 4**0.5).masked_fill(M == 0, -torch.inf).softmax(0))  # the additive mask of minus infinity
+    assert_exact(sigma.sum(0), torch.ones(5, dtype=torch.float64))
     assert bool(sigma.tril(-1).any()) == (graph is LISTED)
 
 
@@ -991,10 +994,10 @@ def test_S4_7_inverse_temperature(way):
     def weights(beta: float | None) -> Tensor:
         return ga.attend(q, k, one_hot, LISTED, scale=beta, backend=way or "auto")[0, 0]
 
-    close(weights(None), (logits / 4**0.5).softmax(1))
-    close(weights(0.3), (0.3 * logits).softmax(1))
-    close(weights(1e6), functional.one_hot(logits.argmax(1), 5).double())
-    close(weights(0.0), LISTED.mask() / LISTED.mask().sum(1, keepdim=True).double())
+    assert_exact(weights(None), (logits / 4**0.5).softmax(1))
+    assert_exact(weights(0.3), (0.3 * logits).softmax(1))
+    assert_exact(weights(1e6), functional.one_hot(logits.argmax(1), 5).double())
+    assert_exact(weights(0.0), LISTED.mask() / LISTED.mask().sum(1, keepdim=True).double())
 
 
 def test_S4_8_three_stages_of_a_ranking(way):
@@ -1005,10 +1008,10 @@ def test_S4_8_three_stages_of_a_ranking(way):
     def ranking(graph: ga.TokenGraph, beta: float) -> Tensor:
         return ga.attend(q, k, values, graph, scale=beta, backend=way or "auto")[0, 0].T
 
-    close(ranking(patterns.full(5), 1e6), functional.one_hot(a.argmax(0), 5).double().T)
-    close(ranking(patterns.full(5), 0.5), torch.exp(a / 2) / torch.exp(a / 2).norm(p=1, dim=0))
+    assert_exact(ranking(patterns.full(5), 1e6), functional.one_hot(a.argmax(0), 5).double().T)
+    assert_exact(ranking(patterns.full(5), 0.5), torch.exp(a / 2) / torch.exp(a / 2).norm(p=1, dim=0))
     m = torch.ones(5, 5, dtype=torch.float64).triu()
-    close(ranking(patterns.causal(5), 0.5), m * torch.exp(a / 2) / (m * torch.exp(a / 2)).norm(p=1, dim=0))
+    assert_exact(ranking(patterns.causal(5), 0.5), m * torch.exp(a / 2) / (m * torch.exp(a / 2)).norm(p=1, dim=0))
     offered = [mask["name"].partition("(")[0] for mask in data_of(explorer.page("Llamas do not output words"))["masks"]]
     assert {"full", "causal"} <= set(offered)  # the soft and the masked soft ranking, to switch between in the explorer
 
@@ -1019,9 +1022,9 @@ def test_S4_9_sum_to_i_or_to_T(way):
     for graph, same in ((patterns.causal(5), True), (patterns.window(5, 2), True), (patterns.full(5), False), (LISTED, False)):
         mass = graph.mask().T * torch.exp((k @ q.mT)[0, 0] / 4**0.5)  # M_ji exp(beta a_ji)
         attention = ga.attend(q, k, one_hot, graph, backend=way or "auto")[0, 0].T
-        close(attention, mass / mass.sum(0))
+        assert_exact(attention, mass / mass.sum(0))
         to_i = torch.stack([sum(mass[j, i] for j in range(i + 1)) for i in range(5)])
-        assert torch.allclose(attention * to_i, mass, rtol=0, atol=1e-12) == same
+        assert (error(attention * to_i, mass) <= EXACT) == same
 
 
 def test_S4_10_content_mixture_interpretation(way):
@@ -1031,10 +1034,10 @@ def test_S4_10_content_mixture_interpretation(way):
     A = listening(X.T @ heads.W_Q[0], X.T @ heads.W_K[0], graph.mask()).T
     key, value = heads.send(X.T[None])
     mixture = ga.attend(heads.receive(X.T[None]), key, value, graph, backend=way or "auto")
-    close(value[0, 0].T, W_V @ X)
-    close(mixture[0, 0].T, W_V @ X @ A)
-    close(heads.collect(mixture)[0].T, W_O.T @ (W_V @ X @ A))
-    close(MessagePassingAttention(heads, backend=way)(X.T, graph).T, W_O.T @ (W_V @ X @ A))
+    assert_exact(value[0, 0].T, W_V @ X)
+    assert_exact(mixture[0, 0].T, W_V @ X @ A)
+    assert_exact(heads.collect(mixture)[0].T, W_O.T @ (W_V @ X @ A))
+    assert_exact(MessagePassingAttention(heads, backend=way)(X.T, graph).T, W_O.T @ (W_V @ X @ A))
 
 
 def test_S4_11_residual_streams():
@@ -1042,13 +1045,15 @@ def test_S4_11_residual_streams():
     model, tokens, graph = model_with(), torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]]), patterns.causal(5)
     streams, updates = model.states(tokens), []
     assert len(streams) == 2 * len(model.blocks) + 1
-    close(streams[0], model.embedding.weight[tokens])
+    assert_exact(streams[0], model.embedding.weight[tokens])
     for block, state, heard in zip(model.blocks, streams[0::2], streams[1::2], strict=False):
         updates += [block.communicate(state, graph), block.compute(heard)]
     for before, update, after in zip(streams, updates, streams[1:], strict=False):
-        close(after, before + update)  # x_i + y_i
-    close(sum(updates), streams[-1] - streams[0])
-    close(model(tokens), functional.rms_norm(streams[0] + sum(updates), (12,), model.norm.weight) @ model.unembedding.weight.T)
+        assert_exact(after, before + update)  # x_i + y_i
+    assert_exact(sum(updates), streams[-1] - streams[0])
+    assert_exact(
+        model(tokens), functional.rms_norm(streams[0] + sum(updates), (12,), model.norm.weight) @ model.unembedding.weight.T
+    )
 
 
 @torch.no_grad()
@@ -1077,29 +1082,29 @@ def test_S4_13_the_attention_transform():
     """W_A = W_K^T W_Q, of rank at most h, determines a quadratic relationship A = X^T W_A X."""
     heads, X = heads_with(num_heads=1, head_dim=4), drawn(12, 6)
     W_A = heads.W_K[0] @ heads.W_Q[0].T  # W_K^T W_Q where W_K and W_Q multiply columns
-    close(heads.pattern_matrix().T.full()[0], W_A)
+    assert_exact(heads.pattern_matrix().T.full()[0], W_A)
     assert heads.pattern_matrix().rank().tolist() == [4] == [torch.linalg.matrix_rank(W_A)]
     src, dst = patterns.full(6).edge_index
     q, (k, _) = heads.receive(X.T[None]), heads.send(X.T[None])
     A = table_of(edges.logit(q[:, :, dst], k[:, :, src], 1.0), patterns.full(6))[0, 0].T
-    close(A, torch.stack([torch.stack([x_j @ W_A @ x_i for x_i in X.T]) for x_j in X.T]))
+    assert_exact(A, torch.stack([torch.stack([x_j @ W_A @ x_i for x_i in X.T]) for x_j in X.T]))
     even, odd = (W_A + W_A.T) / 2, (W_A - W_A.T) / 2  # how far two tokens match, and who listens to whom
-    close(A + A.T, 2 * X.T @ even @ X)
-    close(A - A.T, 2 * X.T @ odd @ X)
-    close(A.diag(), (X.T @ even @ X).diag())
+    assert_exact(A + A.T, 2 * X.T @ even @ X)
+    assert_exact(A - A.T, 2 * X.T @ odd @ X)
+    assert_exact(A.diag(), (X.T @ even @ X).diag())
 
 
 def test_S4_14_the_information_transform(way):
     """W_I = W_O^T W_V, of rank at most h', gives u_i = W_I x_i; Y = U sigma(A). Erratum: the u_i are columns of U, not rows."""
     heads, X, graph = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 6), patterns.causal(6)
     W_I = heads.W_O[0].T @ heads.W_V[0].T
-    close(heads.message_matrix().T.full()[0], W_I)
+    assert_exact(heads.message_matrix().T.full()[0], W_I)
     assert heads.message_matrix().rank().tolist() == [5] == [torch.linalg.matrix_rank(W_I)]
     U = FactoredHeads.of(heads).messages(X.T[None])[0, 0].T
-    close(U, torch.stack([W_I @ x_i for x_i in X.T], dim=1))
+    assert_exact(U, torch.stack([W_I @ x_i for x_i in X.T], dim=1))
     sigma = listening(X.T @ heads.W_Q[0], X.T @ heads.W_K[0], graph.mask()).T
     for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
-        close(MessagePassingAttention(form, backend=way)(X.T, graph).T, U @ sigma)
+        assert_exact(MessagePassingAttention(form, backend=way)(X.T, graph).T, U @ sigma)
 
 
 def test_S4_15_factors_or_products():
@@ -1115,7 +1120,7 @@ def test_S4_15_factors_or_products():
         functional.mse_loss(before[-1], goal).backward()
         torch.optim.SGD(heads.parameters(), lr=0.05).step()
         after.append(layer(x, graph))
-    close(*before)  # one function and one step on the same data
+    assert_exact(*before)  # one function and one step on the same data
     assert differ(*after)
     ranks = [torch.linalg.matrix_rank(W_P).tolist() for W_P in (factors.W_Q @ factors.W_K.mT, products.W_P)]
     assert max(ranks[0]) == 2 < 4 < min(ranks[1])  # what is learned in factors stays of low rank
@@ -1133,7 +1138,7 @@ def test_S4_16_the_mask_is_an_adjacency_matrix():
     heads, x, changed = heads_with(), drawn(5, 12), drawn(5, 12)
     changed[2] += 1  # node 2 speaks to node 4 alone; what it hears does not depend on it
     before, after = (MessagePassingAttention(heads)(state, ga.convert.from_networkx(G)) for state in (x, changed))
-    close(before, update_of(heads, x, M.T))
+    assert_exact(before, update_of(heads, x, M.T))
     assert ((before - after).abs().amax(1) > 1e-6).tolist() == [i in G.successors(2) for i in range(5)]
 
 
@@ -1155,8 +1160,8 @@ def test_S4_17_the_protocol():
     told = call.told("message exchange")
     assert list(told) == list(wanted)
     for name, tensor in told.items():
-        close(tensor[0], wanted[name])
-    close(call.overlap()[0], q @ k.mT * scale)  # the whole matrix, "masking will be applied in the next step"
+        assert_exact(tensor[0], wanted[name])
+    assert_exact(call.overlap()[0], q @ k.mT * scale)  # the whole matrix, "masking will be applied in the next step"
 
 
 def test_S4_18_limited_bandwidth():
@@ -1168,7 +1173,7 @@ def test_S4_18_limited_bandwidth():
     src = graph.edge_index[0]
     sent = seen[0][0, src == 5]  # [receivers, heads, width]: what node 5 says to each of the 8
     weights = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i])[:, 5] for i in range(3)], dim=1)
-    close(sent, weights.unsqueeze(-1) * torch.stack([x[5] @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
+    assert_exact(sent, weights.unsqueeze(-1) * torch.stack([x[5] @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
     assert torch.linalg.matrix_rank(sent.transpose(0, 1)).tolist() == [1, 1, 1]  # of one head: the same words, louder or softer
     assert torch.linalg.matrix_rank(sent.sum(1)) == 3
     general = EdgeConv(redrawn(nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 12))))  # a message made of both ends
@@ -1189,14 +1194,14 @@ def test_S4_19_communication_and_computation():
     silent = model.states(tokens, deaf)
     for number, (before, after) in enumerate(pairwise(silent)):
         assert torch.equal(before, after) == (number % 2 == 0)
-    close(model.blocks[1].compute(states[3]), states[4] - states[3])
-    close(model.blocks[1].communicate(states[2], patterns.causal(5)), states[3] - states[2])
-    close(model.blocks[1](states[2], patterns.causal(5)), states[4])
+    assert_exact(model.blocks[1].compute(states[3]), states[4] - states[3])
+    assert_exact(model.blocks[1].communicate(states[2], patterns.causal(5)), states[3] - states[2])
+    assert_exact(model.blocks[1](states[2], patterns.causal(5)), states[4])
     run = trace.record(model, tokens)
     assert [phase.name for phase in run.phases] == phases[:4]
     for phase, before, after in zip(run.phases, states, states[1:], strict=False):
-        close(phase.before, before)
-        close(phase.before + phase.update, after)
+        assert_exact(phase.before, before)
+        assert_exact(phase.before + phase.update, after)
 
 
 def test_S4_20_a_program_on_a_graph(way):
@@ -1211,7 +1216,7 @@ def test_S4_20_a_program_on_a_graph(way):
     heard = layers[0](state, before)
     assert torch.equal((heard @ memory.T)[1:], functional.one_hot(text[:-1], 5).double())
     answer = layers[1](state + heard, patterns.strict_causal(10)) @ token.T  # who was preceded by my token? what is it?
-    close(answer[5:9], functional.one_hot(text[6:], 5).double())
+    assert_exact(answer[5:9], functional.one_hot(text[6:], 5).double())
     layers[0].heads.W_V.requires_grad_()
     (layers[1](state + layers[0](state, before), patterns.causal(10)) ** 2).sum().backward()
     assert 0 < layers[0].heads.W_V.grad.norm() < torch.inf
@@ -1222,7 +1227,7 @@ def test_S4_21_a_contextual_mlp(activation):
     """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static nodes."""
     mlp, x = redrawn(nn.Sequential(nn.Linear(12, 20), activation, nn.Linear(20, 12))), drawn(6, 12)
     nodes = general.StaticNodes.of(mlp)
-    close(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
+    assert_exact(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
     heads, graph = heads_with(), patterns.window(6, 3)
     found = general.PairwiseMessages.of(heads, normaliser=activation)(x, graph)
     for i in range(6):
@@ -1231,8 +1236,8 @@ def test_S4_21_a_contextual_mlp(activation):
             first = heard @ heads.W_K[h] @ heads.W_Q[h].T / heads.head_dim**0.5  # a row for each token that is heard
             second = heard @ heads.W_V[h] @ heads.W_O[h]
             written = written + activation(x[i] @ first.T) @ second
-        close(found[i], written)
-    close(general.PairwiseMessages.of(heads)(x, graph), update_of(heads, x, graph.mask()))
+        assert_exact(found[i], written)
+    assert_exact(general.PairwiseMessages.of(heads)(x, graph), update_of(heads, x, graph.mask()))
 
 
 def test_S4_22_senders_and_receivers_are_symmetric(way):
@@ -1243,12 +1248,12 @@ def test_S4_22_senders_and_receivers_are_symmetric(way):
     assert LISTED.T.in_degree().tolist() == [(src == j).sum() for j in range(5)]  # as many as hear j
     update, (_, weights) = MessagePassingAttention(heads, backend=way)(x, LISTED, return_attention_weights=True)
     said = weights.unsqueeze(-1) * FactoredHeads.of(heads).messages(x[None])[0].transpose(0, 1)[src]  # [E, heads, width]
-    close(update, torch.stack([said[dst == i].sum((0, 1)) for i in range(5)]))  # each reads what it hears
+    assert_exact(update, torch.stack([said[dst == i].sum((0, 1)) for i in range(5)]))  # each reads what it hears
     written = torch.zeros(5, 12, dtype=torch.float64)
     for j in range(5):  # each writes to all who hear it
         written.index_add_(0, LISTED.T.edge_index[0][LISTED.T.edge_index[1] == j], said[src == j].sum(1))
-    close(written, update_of(heads, x, LISTED.mask()))
-    close(update, written)
+    assert_exact(written, update_of(heads, x, LISTED.mask()))
+    assert_exact(update, written)
 
 
 def test_S4_23_keys_times_queries(way):
@@ -1260,10 +1265,10 @@ def test_S4_23_keys_times_queries(way):
     update, (_, weights) = MessagePassingAttention(heads, backend=way)((source, target), graph, return_attention_weights=True)
     alignment = table_of(weights.T, graph)[0].T  # [source, target]
     K, Q = source.T, target.T
-    close(alignment, (K.T @ Q / 12**0.5).softmax(0))
-    close(alignment.sum(0), torch.ones(4, dtype=torch.float64))
+    assert_exact(alignment, (K.T @ Q / 12**0.5).softmax(0))
+    assert_exact(alignment.sum(0), torch.ones(4, dtype=torch.float64))
     assert torch.equal(alignment.argmax(0), order)
-    close(update.T, source.T @ alignment, 1e-11)
+    assert_exact(update.T, source.T @ alignment)
 
 
 # -- the notebooks ----------------------------------------------------------------------------------------------------

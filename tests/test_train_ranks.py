@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from support.bounds import assert_exact, assert_sum
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -24,6 +25,7 @@ from gnn_attention import _files, training
 from gnn_attention import model as lm
 from gnn_attention._train_ranks import Layout, Ranks, clip, lost, started
 from gnn_attention.training import Checkpoints
+from gnn_attention.verify.measure import EXACT, summation_bound
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=4, batch=4, length=15, pieces=280, warmup=2, precision="float32", graph="window(15, 5)")
@@ -65,7 +67,7 @@ def alone_here(dtype: torch.dtype) -> None:
 
 
 def compared(rank: int, world_size: int, recipe: training.Recipe, wide: bool) -> dict[str, tuple[float, float]]:
-    """For each layout, how far the losses (relative) and the weights are from those of one process."""
+    """For each layout, how far the losses are from those of one process, relative to them, and the weights, to the largest."""
     alone_here(torch.float64 if wide else torch.float32)
     expected, weights = trained(recipe)
     found = {}
@@ -74,26 +76,34 @@ def compared(rank: int, world_size: int, recipe: training.Recipe, wide: bool) ->
         assert len(losses) == recipe.steps
         assert weights.keys() == others.keys()
         far = max(abs(a - b) / a for a, b in zip(expected, losses, strict=True))
-        found[name] = far, max(float((weights[key] - others[key]).abs().max()) for key in weights)
+        largest = max(float(weight.abs().max()) for weight in weights.values())
+        found[name] = far, max(float((weights[key] - others[key]).abs().max()) for key in weights) / largest
     return found
 
 
+# Sums on the longest way to a loss: 280 words, 60 tokens, and eleven products over 16 numbers.
+IN_FLOAT32 = summation_bound(280 + 60 + 11 * 16, 1.0, torch.float32)
+# About 20 products in a row, each rounded to within u = 2^-8 of itself: sqrt(20) u, their squares added; of 45 tokens the mean.
+IN_BFLOAT16 = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
+
+
 @pytest.mark.parametrize(
-    ("world_size", "batch", "precision", "wide", "tolerance"),
+    ("world_size", "batch", "precision", "wide", "allowed"),
     [
-        (2, 4, "float32", True, 1e-9),
-        pytest.param(2, 3, "float32", False, 1e-4, marks=pytest.mark.slow),  # three windows for two ranks
-        pytest.param(2, 4, "bfloat16", False, 1e-2, marks=pytest.mark.slow),
-        pytest.param(4, 5, "float32", True, 1e-9, marks=pytest.mark.slow),
+        (2, 4, "float32", True, EXACT),
+        pytest.param(2, 3, "float32", False, IN_FLOAT32, marks=pytest.mark.slow),  # three windows for two ranks
+        pytest.param(2, 4, "bfloat16", False, IN_BFLOAT16, marks=pytest.mark.slow),
+        pytest.param(4, 5, "float32", True, EXACT, marks=pytest.mark.slow),
     ],
+    ids=["float64 on 2", "float32 on 2", "bfloat16 on 2", "float64 on 4"],
 )
-def test_losses_are_those_of_one_process(world_size: int, batch: int, precision: str, wide: bool, tolerance: float) -> None:
+def test_losses_are_those_of_one_process(world_size: int, batch: int, precision: str, wide: bool, allowed: float) -> None:
     recipe = replace(SHORT, batch=batch, precision=precision)
     for found in ranks.run(world_size, compared, recipe, wide, deadline=60.0):
         assert set(found) == set(LAYOUTS[world_size])
-        assert not {name: far for name, (far, _) in found.items() if not far < tolerance}
-        if wide:  # weights are rounded to float16 in the end
-            assert not {name: far for name, (_, far) in found.items() if not far < 2e-3}
+        assert not {name: far for name, (far, _) in found.items() if not far <= allowed}
+        if wide:  # weights are rounded to float16 in the end: equal, or neighbours where one is beyond the middle between them
+            assert not {name: far for name, (_, far) in found.items() if not far <= torch.finfo(torch.float16).eps}
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -135,7 +145,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check_goes_on(expected: list[float], found: list[float], after: int = 4) -> None:
-    assert found == pytest.approx(expected[after:], rel=1e-9)
+    assert_exact(torch.tensor(found, dtype=torch.float64), torch.tensor(expected[after:], dtype=torch.float64))
 
 
 @pytest.mark.usefixtures("_wide")
@@ -244,7 +254,9 @@ def clipped(rank: int, world_size: int) -> list[float]:
 def test_gradients_of_several_meshes_have_one_norm() -> None:
     norm = (4 * 9 + 4 * 16 + 8 * 25) ** 0.5
     for found in ranks.run(2, clipped):
-        assert found == pytest.approx([norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))], rel=1e-5)
+        for value, true in zip(found, [norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))], strict=True):
+            # 16 squares, a root, a quotient and a product
+            assert_sum(value, true, 20, true)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +330,13 @@ def torchrun(tmp_path: Path, hit: dict[str, str], *options: str) -> subprocess.C
     return subprocess.run([*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("hit", "said"), [("SIGKILL", "rank 0 lost another: "), ("SIGINT", "interrupted: ")])
+@pytest.mark.parametrize(
+    ("hit", "said"),
+    [
+        pytest.param("SIGKILL", "rank 0 lost another: ", marks=pytest.mark.slow),
+        pytest.param("SIGINT", "interrupted: ", marks=pytest.mark.nightly),
+    ],
+)
 def test_torchrun_goes_on_after_a_rank_was_killed_or_interrupted(tmp_path: Path, hit: str, said: str) -> None:
     ended = torchrun(tmp_path, {"HIT": hit}, "--data", "fsdp")
     assert ended.returncode == 1, ended.stderr
@@ -332,7 +349,8 @@ def test_torchrun_goes_on_after_a_rank_was_killed_or_interrupted(tmp_path: Path,
     recipe = training.Recipe(steps=8, pieces=260, batch=4, length=16, precision="float32")
     losses: list[float] = []
     training.train(recipe, CORPUS, watch=lambda _, loss: losses.append(loss))
-    assert found["losses"] == pytest.approx(losses, rel=1e-4, abs=1e-4)
+    # in float32, by another layout, written with 4 digits behind the point: 5e-5 by that alone
+    assert found["losses"] == pytest.approx(losses, rel=IN_FLOAT32, abs=5e-5)
     assert found["ranks"]["data"] == "fsdp"
 
 

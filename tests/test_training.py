@@ -6,20 +6,32 @@ import argparse
 import functools
 import itertools
 import math
+import re
+import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 
+from gnn_attention import _progress, _train_report, training
 from gnn_attention import model as lm
-from gnn_attention import training
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
 QUICK = replace(SHORT, steps=2)
 CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+
+
+@pytest.fixture(autouse=True)
+def judged_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of trainings take most of the time here: fewer windows, shorter sequences."""
+    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", 16)
+    monkeypatch.setattr(_train_report, "_WINDOWS_LOOKED_AT", 8)
+    for name in ("induction_scores", "previous_token_scores"):
+        monkeypatch.setattr(_train_report, name, functools.partial(getattr(lm, name), length=8, samples=2))
 
 
 @functools.cache
@@ -76,13 +88,12 @@ def test_training_lowers_the_loss_and_comes_back() -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
         assert torch.equal(tensor, tensor.half().float())
-    other, _, _ = training.train(training.Recipe(**asdict(SHORT) | {"seed": 1}), CORPUS, SIZES)
-    assert not torch.equal(other.embedding.weight, model.embedding.weight)
 
 
-def test_training_leaves_the_generator_of_torch_alone() -> None:
+def test_another_seed_is_another_model_and_the_generator_of_torch_is_left_alone() -> None:
     before = torch.get_rng_state()
-    training.train(QUICK, CORPUS, SIZES)
+    model, other = (training.train(replace(QUICK, seed=seed), CORPUS, SIZES)[0] for seed in (0, 1))
+    assert not torch.equal(other.embedding.weight, model.embedding.weight)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -98,13 +109,23 @@ def test_minutes_end_it() -> None:
 
 
 def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(_progress, "EVERY", 0.001)
     monkeypatch.setattr(training, "_STEPS_BETWEEN_LOOKS", 10)
+    encoded = training.encoded
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.1)  # so little text is read before the first line could be written
+        return encoded(*arguments)
+
+    monkeypatch.setattr(training, "encoded", slowly)
     _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 20
-    assert lines[-1].startswith("step 20/20  loss ")
-    assert "held_out_loss" in lines[-1]
+    assert lines[0] == "train: 0:00 elapsed (reading the text)"
+    at_step = re.compile(r"train: (\d+) of 20 steps, 0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)")
+    steps = [(int(found[1]), line) for line in lines if (found := at_step.fullmatch(line))]
+    assert [step for step, _ in steps] == sorted(step for step, _ in steps)
+    assert all(("held_out_loss" in line) == (step >= 10) for step, line in steps if step != 10)
+    assert {step < 10 for step, _ in steps} == {True, False}
     assert [look["step"] for look in report["history"]] == [10, 20]
     training.train(QUICK, CORPUS, SIZES, progress=False)
     training.train(QUICK, CORPUS, SIZES)  # stderr is no terminal here
@@ -114,9 +135,9 @@ def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], mo
 def test_the_rate_rises_and_falls() -> None:
     recipe = training.Recipe(steps=100, warmup=9, rate=1.0)
     rates = [training.rate(recipe, step, step / 100) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
+    assert_exact(rates[0], 0.1)
     assert rates.index(max(rates)) in (9, 10)
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert_exact(rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100))  # a hundredth before the end of a half cosine from 1 to 0.1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
 
 

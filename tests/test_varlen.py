@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from test_flash import backward_kernel, forward_kernel
 
 import gnn_attention as ga
@@ -46,7 +47,7 @@ def test_equal_to_the_reference(name, with_sinks):
     """Output, lse, and all gradients of a function of both; grouped heads, two samples, channels of any number."""
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
     for mine, theirs in zip(*(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+        assert_exact(mine, theirs)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
@@ -58,7 +59,7 @@ def test_a_split_uses_it(monkeypatch):
     call = ga.backends.Call.checked(*(x.detach() for x in given), graph)
     assert [row[4] for row in split.planned(call).rows] == ["dense", "varlen"]
     for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+        assert_exact(mine, theirs)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
@@ -71,7 +72,7 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     assert dense.bytes_needed(call) == 0
     monkeypatch.setattr(dense, "_formula", None)
     for mine, theirs in zip(*(results(graph, b, sinks, given) for b in ("dense", "reference")), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+        assert_exact(mine, theirs)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

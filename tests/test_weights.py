@@ -14,8 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from support.extras import needs
 from torch import Tensor
 
 from gnn_attention import weights
@@ -88,10 +87,11 @@ def test_what_is_saved_is_loaded(tensors: dict[str, Tensor], metadata: dict[str,
 @given(tensor_maps, metadata_maps)
 @fixed
 def test_the_library_reads_what_we_write(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    theirs, safe_open = needs("safetensors.torch"), needs("safetensors").safe_open
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "some.safetensors"
         weights.save(path, tensors, metadata)
-        assert_same(load_file(path), tensors)
+        assert_same(theirs.load_file(path), tensors)
         with safe_open(path, "pt") as file:
             assert (file.metadata() or {}) == metadata
 
@@ -99,9 +99,10 @@ def test_the_library_reads_what_we_write(tensors: dict[str, Tensor], metadata: d
 @given(tensor_maps, metadata_maps)
 @fixed
 def test_we_read_what_the_library_writes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    theirs = needs("safetensors.torch")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "some.safetensors"
-        save_file(tensors, path, metadata or None)  # of two empty ones, safetensors 0.8.0 writes no valid JSON
+        theirs.save_file(tensors, path, metadata or None)  # of two empty ones, safetensors 0.8.0 writes no valid JSON
         found, found_metadata = weights.load(path)
     assert_same(found, tensors)
     assert found_metadata == metadata
@@ -173,7 +174,7 @@ def test_a_big_endian_machine_swaps_the_bytes(path: Path, monkeypatch: pytest.Mo
 def test_no_tensors_make_a_file_too(path: Path) -> None:
     weights.save(path, {})
     assert weights.load(path) == ({}, {})
-    assert load_file(path) == {}
+    assert needs("safetensors.torch").load_file(path) == {}
 
 
 def test_saving_replaces_the_file_and_leaves_nothing_else(path: Path) -> None:
@@ -342,7 +343,7 @@ def test_the_header_may_name_tensors_in_another_order_than_the_data(path: Path) 
     found, _ = weights.load(path)
     assert {name: values.tolist() for name, values in found.items()} == {"b": [2, 3], "empty": [], "a": [1]}
     assert list(found) == ["b", "empty", "a"]
-    assert_same(load_file(path), found)
+    assert_same(needs("safetensors.torch").load_file(path), found)
 
 
 @pytest.mark.parametrize("shape", [[0], [0, 2**62], [2**31, 0, 2**31], [1] * 70 + [0]])

@@ -9,9 +9,9 @@ from block_kernels import (
     GRAPHS,
     HIDDEN,
     SMALL,
+    check_exact,
     check_nothing_to_do,
     check_strides,
-    errors,
     form_of,
     problem_of,
     with_slow,
@@ -27,22 +27,21 @@ from gnn_attention.kernels import tiles
 KINDS = ("tiles 64", "tiles 128")
 SOME = "tiles 64"
 QUICK = ("irregular", "no edges")
-EXACT = 1e-12  # float64
 
 
 @pytest.mark.parametrize("name", with_slow(GRAPHS, QUICK))
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs(kind, name, device):
     """Every graph in blocks of every size, with grouped heads and widths that are no powers of two."""
-    problem = problem_of(GRAPHS[name], torch.float32, device)
-    assert max(errors(tiles, problem, form_of(kind, GRAPHS[name], device=device), GRAPHS[name])) < 5e-6
+    problem = problem_of(GRAPHS[name], device=device)
+    check_exact(tiles, problem, form_of(kind, GRAPHS[name], device=device), GRAPHS[name])
 
 
 @pytest.mark.parametrize("feature", with_slow(FEATURES, ("everything",)))
 def test_features(feature, device):
     """Exact in float64, gradients of everything that is added to a logit too."""
     problem, form = problem_of(SMALL, device=device, **FEATURES[feature]), form_of(SOME, SMALL, True, device)
-    assert max(errors(tiles, problem, form, SMALL)) < EXACT
+    check_exact(tiles, problem, form, SMALL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
