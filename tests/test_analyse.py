@@ -509,6 +509,7 @@ class TestYun:
     def test_against_all_orders(self, graph):
         self.check_all_orders(graph)
 
+    @pytest.mark.slow
     def test_five_tokens_against_all_orders(self):
         """Each attends to two others, so that only a search can tell."""
         for seed in range(150):

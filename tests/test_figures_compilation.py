@@ -15,7 +15,7 @@ from gnn_attention.figures import compilation, operators
 from gnn_attention.figures.compilation import FIGURE, KINDS, CompilationCase, cases, measure
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
 
 
 def silent(text):

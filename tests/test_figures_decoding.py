@@ -13,6 +13,8 @@ from gnn_attention._lifetimes import last_receivers
 from gnn_attention.figures import chunked, decoding, greedy
 from gnn_attention.figures.decoding import CELLS, FIGURE, case, measure
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def silent(text):
     """Tell nobody."""

@@ -13,6 +13,8 @@ from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import determinism
 from gnn_attention.figures.determinism import FIGURE
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def silent(text):
     """Nobody listens."""

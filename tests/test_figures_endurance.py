@@ -10,6 +10,8 @@ import pytest
 
 from gnn_attention.figures import endurance, memos
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 ALIVE = 100_000  # graphs that all tests together hold
 
 

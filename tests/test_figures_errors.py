@@ -10,6 +10,8 @@ from gnn_attention import attend, patterns
 from gnn_attention.backends import BACKENDS, split
 from gnn_attention.figures import errors
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 F2, F3 = errors.FIGURES
 
 

@@ -12,6 +12,8 @@ from gnn_attention.backends import BACKENDS, RefusalError
 from gnn_attention.figures import gradients
 from gnn_attention.figures.gradients import FIGURE, FORMS, KINDS, MEASURED, STEP, TRIPLES, GradientCase, measure
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def silent(text):
     """Nobody listens."""

@@ -13,6 +13,8 @@ from gnn_attention.figures.memory import CELLS, FIGURE, case, measure
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def silent(text):
     """Tell nobody."""

@@ -527,6 +527,7 @@ def test_score_mods_that_return_no_tensor(gradients, monkeypatch):
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: 3, backend=FLEX)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_score_mods_that_cannot_be_compiled():
     """What is not pointwise is the compiler's complaint, in our words."""

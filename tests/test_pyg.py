@@ -537,6 +537,7 @@ OLD = pytest.mark.skipif(
 
 
 @OLD
+@pytest.mark.slow
 def test_fullgraph_compile_with_an_edge_index_of_theirs():
     """An EdgeIndex is a list of edges, sorted or not."""
     torch.compiler.reset()

@@ -90,7 +90,7 @@ IN_BFLOAT16 = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
 @pytest.mark.parametrize(
     ("world_size", "batch", "precision", "wide", "allowed"),
     [
-        (2, 4, "float32", True, EXACT),
+        pytest.param(2, 4, "float32", True, EXACT, marks=pytest.mark.slow),
         pytest.param(2, 3, "float32", False, IN_FLOAT32, marks=pytest.mark.slow),  # three windows for two ranks
         pytest.param(2, 4, "bfloat16", False, IN_BFLOAT16, marks=pytest.mark.slow),
         pytest.param(4, 5, "float32", True, EXACT, marks=pytest.mark.slow),

@@ -15,7 +15,16 @@ from torch.nn import functional
 
 from gnn_attention._shapes import Tensor
 
-__all__ = ["Order", "attention", "layer", "masked_softmax", "reordered_attention", "reordered_sdpa", "sdpa"]
+__all__ = [
+    "Order",
+    "attention",
+    "layer",
+    "masked_softmax",
+    "reordered_attention",
+    "reordered_sdpa",
+    "sdpa",
+    "sdpa_lse_error",
+]
 
 Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all heads and positions at once
 
@@ -168,6 +177,23 @@ def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Te
     """
     channel = functional.pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
     return torch.cat([q, column], dim=-1), torch.cat([k, channel], dim=-1), torch.zeros_like(column)
+
+
+def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
+    """How far lse is off in SDPA's fused kernel for CPUs, in the dtype of q; 0 on other devices.
+
+    In half types that kernel takes a quick exp, right to 2^-14, where vectors are whole: keys are padded to 64, which holds any.
+    """
+    if q.device.type != "cpu":
+        return 0.0
+    group, more = q.shape[1] // k.shape[1], -k.shape[2] % 64
+    q, k = q.detach(), functional.pad(k.detach(), (0, 0, 0, more)).repeat_interleave(group, 1)
+    additive = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    additive = functional.pad(additive, (0, more), value=-torch.inf)
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, attn_mask=additive, scale=scale)[1]
+    logits = torch.einsum("bhid,bhjd->bhij", q.double(), k.double()) * scale
+    off = found.double() - (logits + additive.double()).logsumexp(-1)
+    return float(off[mask.any(-1)].abs().max()) if mask.any() else 0.0
 
 
 def reordered_sdpa(

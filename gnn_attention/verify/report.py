@@ -86,7 +86,7 @@ class Report:
         shares = {dtype: self._worst_share(dtype) for dtype in dict.fromkeys(r.dtype for r in self.results)}
         exact, others = shares.pop("float64", None), {dtype: share for dtype, share in shares.items() if share is not None}
         lines = ["Attention along the edges of such graphs, compared with dense attention written out in float64:"]
-        if counts:
+        if counts and self.environment.get("selection") != "only":
             found = "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends".format(**counts)
             pairs = ": every pair of them" if self.environment.get("selection") == "pairs" else ""
             lines.append(f"  {found}, forward and gradients{pairs}")

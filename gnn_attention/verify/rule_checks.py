@@ -19,7 +19,7 @@ from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, GRAPHS, HEADS, KV_HEADS, GraphCase
 from gnn_attention.verify.check import DIM, DTYPES, GPU_ONLY, VALUE_DIM, Check, Settings, bound, worst
-from gnn_attention.verify.measure import Outcome, Truth, exactly, judge, summation_bound, within
+from gnn_attention.verify.measure import ALLOWED_OUTPUT, EXACT, Outcome, Truth, exactly, judge, summation_bound, within
 from gnn_attention.verify.refusals import DROPOUT, refused
 from gnn_attention.verify.truth import ORDERS, Dense, attention_truth, unchanged
 
@@ -230,7 +230,7 @@ def _with_lse(
     truth, lse, slope = _lse_truth(settings, dtype, name, given)
     found, what = info.lse[reached], f"{name} with {', '.join(options) or 'no option'}"
     exact = found.dtype == torch.float64
-    allowed = 0.0 if exact else summation_bound(_lse_terms(case), _largest_logit(q, k, options), found.dtype)
+    allowed = 0.0 if exact else _allowed_lse(case, q, k, options)
     yield f"output beside lse, {what}", _judged(out, {}, truth, backend)
     yield f"output, {what}", _judged(plain, {}, truth, backend)
     yield f"lse, {what}", exactly("lse", found, lse) if exact else within("lse", found, lse, allowed)
@@ -250,6 +250,12 @@ def _lse_terms(case: GraphCase) -> int:
     logit that moves most; its own sum has a term for each sender and the sink, exp and log round twice each.
     """
     return DIM + 8 + case.graph.num_src + 1 + 4
+
+
+def _allowed_lse(case: GraphCase, q: Tensor, k: Tensor, options: Mapping[str, Any]) -> float:
+    """How far lse in float32 may be off: by its roundings, or by twice as much as that of SDPA in the dtype of q."""
+    bound = summation_bound(_lse_terms(case), _largest_logit(q, k, options), torch.float32)
+    return max(bound, ALLOWED_OUTPUT * oracle.sdpa_lse_error(q, k, case.mask.to(q.device), DIM**-0.5))
 
 
 def _largest_logit(q: Tensor, k: Tensor, options: Mapping[str, Any]) -> float:
@@ -408,8 +414,8 @@ def _rule_weights(settings: Settings, dtype: torch.dtype, backend: Backend) -> M
     ones = (case.graph.in_degree() > 0).double().expand_as(sums)
     some = info.weights(torch.tensor([5, 2])).cpu()
     # exp(logit - lse): both are off by what _lse_terms says, and a weight, which is at most 1, by as large a share of itself
-    bound = summation_bound(2 * _lse_terms(case) + 2, _largest_logit(q, k, {}), found.dtype)
-    allowed = 1e-12 if found.dtype == torch.float64 else bound
+    bound = summation_bound(2, 1.0, torch.float32) + 2 * _allowed_lse(case, q, k, {})
+    allowed = EXACT if found.dtype == torch.float64 else bound
     return worst(
         [
             ("in edge order", within("weights", found, wanted, allowed)),
