@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 __all__ = ["EVERY", "Progress", "line", "on_terminal"]
 
@@ -111,7 +111,7 @@ class Progress:
         self.done = self.done if self._poll is None else self._poll()
         return line(self.name, self.done, self.total, self.unit, time.monotonic() - self.began, self.left, self.note)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Progress:
         self.began = self.since = time.monotonic()
         if self.shown and sys.stderr is not None:
             self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)

@@ -156,7 +156,9 @@ class TestEngine:
                 "factored": FactoredHeads.of(call.heads).patterns(heard)[0, head, dst],
                 "merged": MergedHeads.of(call.heads).patterns(heard)[0, head, dst],
             }
-            largest = float(call.logits().abs().max())  # a logit, and what a message adds to one, is a sum that may cancel
+            # A logit, and what a message adds to one, are sums that may cancel: no larger than these.
+            largest = float(call.logits().abs().max())
+            reach = float(sent.norm() * double.unembedding.weight[word].norm())
         for form in forms.values():
             assert_exact(form["logit"], float(logit), largest)
             assert_exact(doubles(form["message"], -1), sent)
@@ -165,7 +167,7 @@ class TestEngine:
         for name, wanted in (("q", call.q[0, head, dst]), ("k", call.k[0, head, src]), ("v", call.v[0, head, src])):
             assert_exact(doubles(forms["standard"][name], -1), wanted)
         assert_exact(doubles(message, -1), sent)
-        assert_exact(contribution, float(along), float(sent.norm() * double.unembedding.weight[word].norm()))
+        assert_exact(contribution, float(along), reach)
 
     def test_the_next_token_and_a_decoding_step(self, page: explorer.Page, shipped: Any) -> None:
         """The likeliest are Python's; greedy steps write what generate writes; a draw is where the shares say."""

@@ -441,7 +441,8 @@ def test_numbers_hold_for_every_receiver(files: Callable[[str], str], oracle: Or
 @pytest.mark.slow
 def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     names = {name: files(name) for name in ("demo", "one", "64", "512")}
-    (found,) = drive([{"scenario": "sizes", "files": names}])
+    widths = {"demo": [320, 600, 1200], "one": [320], "64": [320, 1200], "512": [320, 1200]}
+    (found,) = drive([{"scenario": "sizes", "files": names, "widths": widths}])
     assert "error" not in found, found
     counts = {"demo": 11, "one": 1, "64": 64, "512": 512}
     for name, told in found["result"].items():

@@ -53,7 +53,7 @@ async function show(page, view) {
 export async function sizes(browser, job) {
   const told = {};
   for (const [name, file] of Object.entries(job.files)) {
-    for (const width of [320, 600, 1200]) {
+    for (const width of job.widths[name]) {
       const { page, seen, context } = await open(browser, file, { viewport: { width, height: 500 }, deviceScaleFactor: 2 });
       const kind = await page.locator(".stage").getAttribute("data-kind");
       told[`${name} at ${width}`] = { overflow: await overflow(page), kind, tokens: await page.locator(".token").count(), seen };
