@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -36,6 +37,8 @@ __all__ = [
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
 VANISHED, ROUNDINGS = 1e-9, 128
+
+Magnitude = TypeVar("Magnitude", float, Tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +155,7 @@ def described(name: str, found: Tensor, true: Tensor, allowed: float) -> str:
     return f"{name}{index}: expected {wanted:.9g}, came {came:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
 
 
-def summation_bound(terms: int, magnitude: float, dtype: torch.dtype) -> float:
+def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Magnitude:
     """How far a sum of ``terms`` terms in ``dtype`` may be off in any order: ``n u / (1 - n u) sum |term|``, ``u = eps / 2``.
 
     ``magnitude`` is the sum of absolute values. Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
@@ -161,7 +164,7 @@ def summation_bound(terms: int, magnitude: float, dtype: torch.dtype) -> float:
     True
     """
     share = terms * torch.finfo(dtype).eps / 2
-    return share / (1 - share) * magnitude if share < 1 else math.inf
+    return magnitude * (share / (1 - share) if share < 1 else math.inf)
 
 
 def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
