@@ -1,9 +1,12 @@
 """What holds for all tests."""
 
 import gc
+import importlib.util
 import os
 
 import pytest
+
+DOCTESTS = {"gnn_attention/draw.py": "matplotlib"}
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +32,14 @@ def _without_progress():
     from gnn_attention import _progress
 
     _progress.EVERY = 3600.0
+
+
+def pytest_collection_modifyitems(items):
+    """Doctests of an extra that is absent are skipped with the reason, as :mod:`support.extras` does for tests."""
+    for item in items:
+        package = DOCTESTS.get(item.nodeid.split("::")[0])
+        if package is not None and "CI" not in os.environ and importlib.util.find_spec(package) is None:
+            item.add_marker(pytest.mark.skip(reason=f"{package} is not installed"))
 
 
 def pytest_collection_finish(session):

@@ -211,7 +211,9 @@ class TestEngine:
     def test_numbers_and_the_error_function(self, page: explorer.Page) -> None:
         x = torch.cat([torch.linspace(-7, 7, 20001, dtype=torch.float64), torch.tensor([0.0, 1e-9, 6.0, 100.0])])
         erf, halves = ask(page, [{"ask": "erf", "numbers": x.tolist()}, {"ask": "halves"}])
-        assert_exact(doubles(erf["said"], -1), torch.special.erf(x))
+        # The remainder of Taylor's polynomial, max |6th derivative| / 720 / 128^6, is 1.2e-14; the series behind its values has
+        # at most 96 terms, all positive, of three roundings each: 300 x 2^-53 = 3.3e-14 of a sum of at most 1.
+        assert (doubles(erf["said"], -1) - torch.special.erf(x)).abs().max() < 1e-13
         wanted = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
         assert torch.equal(doubles(halves["said"], -1).nan_to_num(7.0, 8.0, 9.0), wanted.nan_to_num(7.0, 8.0, 9.0))
 
