@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import torch
+from support.extras import needs
 
 import gnn_attention as ga
 from gnn_attention import bench, figures
@@ -19,6 +20,7 @@ RECORDS = README.parent / "tests" / "records"
 
 def test_its_code_runs():
     """Every line after >>> prints what it says."""
+    needs("transformers")
     with torch.random.fork_rng():
         found = doctest.testfile(str(README), module_relative=False, encoding="utf-8")
     assert found.attempted > 15
