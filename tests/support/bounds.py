@@ -7,16 +7,12 @@ bound is that of summation. No test has a tolerance of its own: processors round
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import torch
 
-from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import EXACT, Truth, gradients_of, judge, summation_bound, worst_errors
+from gnn_attention.verify import oracle, truth
+from gnn_attention.verify.measure import EXACT, Truth, judge, summation_bound
 
 __all__ = ["assert_exact", "assert_rule", "assert_sum", "attention_truth", "error"]
-
-ORDERS = 8  # of the tokens, over which SDPA's largest error is taken
 
 
 def error(found, true):
@@ -50,9 +46,9 @@ def assert_sum(found, true, terms, magnitude, dtype=torch.float32):
     assert off <= allowed, f"off by {off:.3g}, allowed are {allowed:.3g} for a sum of {terms} terms in {dtype}"
 
 
-def assert_rule(out, gradients, truth):
+def assert_rule(out, gradients, true: Truth):
     """The rule of ``verify``: at most 2 times SDPA's error, 3 times for gradients; ``gradients`` may be {}."""
-    found = judge(out, gradients, truth)
+    found = judge(out, gradients, true)
     assert found.passed, f"output {found.output:.3g} (allowed 2), gradients {found.gradient:.3g} (allowed 3) of SDPA's errors"
 
 
@@ -62,48 +58,20 @@ def attention_truth(
     """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype over 8 orders of the tokens.
 
     Gradients are those of ``(out * direction).sum()`` with respect to "q", "k", "v" (direction None: of ``out.sum()``). ``added``
-    is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on float64 logits and needs inputs in float64.
+    is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on logits, and makes the plain formula the yardstick.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    mask = _mask_of(graph, q, k)
+    mask = graph if isinstance(graph, torch.Tensor) else graph.mask()
+    mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     direction = torch.ones(*q.shape[:3], v.shape[3], dtype=q.dtype) if direction is None else direction
     table = None if added is None else added.expand(mask.shape)
 
-    def change(logits):
+    def dense(inputs, logits):
         logits = logits if table is None else logits + table.to(logits.dtype)
         return logits if modify is None else modify(logits)
 
-    wide = _leaves(torch.float64, q=q, k=k, v=v)
-    sinks = None if sink_logits is None else sink_logits.detach().double()
-    out = oracle.attention(wide["q"], wide["k"], wide["v"], mask, scale, change, sinks)
-    gradients = gradients_of(out, direction.double(), wide)
-    if q.dtype == torch.float64:
-        return Truth(out.detach(), gradients, {})
-    assert modify is None, "SDPA takes a table alone: give added"
-    plain, fused = (
-        worst_errors(_baseline(q, k, v, direction, mask, scale, table, sink_logits, widened), out, gradients)
-        for widened in (False, True)
-    )
-    return Truth(out.detach(), gradients, plain, fused)
-
-
-def _baseline(
-    q, k, v, direction, mask, scale, table, sinks, widened
-) -> Iterable[tuple[torch.Tensor, Mapping[str, torch.Tensor]]]:
-    for number in range(ORDERS):
-        leaves = _leaves(q.dtype, q=q, k=k, v=v)
-        order = oracle.Order.draw(number, q.shape[0], q.shape[2], k.shape[2], q.shape[3], "cpu", widened)
-        out = oracle.reordered_sdpa(order, leaves["q"], leaves["k"], leaves["v"], mask, scale, table, sinks)
-        yield out, gradients_of(out, direction, leaves)
-
-
-def _leaves(dtype, **tensors):
-    return {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in tensors.items()}
-
-
-def _mask_of(graph, q, k):
-    mask = graph if isinstance(graph, torch.Tensor) else graph.mask()
-    return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    inputs = {"q": q, "k": k, "v": v} | ({} if sink_logits is None else {"sink_logits": sink_logits})
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return truth.attention_truth(inputs, mask, direction, scale, dense, additive=modify is None)
 
 
 def _pairs(found, true):
