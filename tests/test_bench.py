@@ -12,6 +12,8 @@ from gnn_attention.__main__ import main
 from gnn_attention.bench import graphs, process
 from gnn_attention.verify.measure import EXACT
 
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
 
 class TestGraphs:
     @pytest.mark.parametrize("case", graphs.GRAPHS)

@@ -19,6 +19,8 @@ from gnn_attention.bench.methods import PEERS, Method, Prepared
 from gnn_attention.bench.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, SPARSE, WORKLOADS, Problem
 from gnn_attention.verify.measure import EXACT
 
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
 TINY = Settings(budget=0.002, most=3, shortest=0.0, retries=0, patience=0.0)
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])  # not symmetric; receiver 2 hears nobody
 

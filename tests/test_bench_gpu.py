@@ -23,6 +23,8 @@ from gnn_attention.bench.gpu.workloads import PASSES, WORKLOADS
 from gnn_attention.bench.methods import Prepared
 from gnn_attention.verify.measure import EXACT
 
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
 CPU = torch.device("cpu")
 ROOMY = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12, "nobody")
 

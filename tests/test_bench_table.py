@@ -7,6 +7,8 @@ from gnn_attention.bench import plots, summary, table, targets
 from gnn_attention.bench.workloads import FLEX, MASKED, PYG, WORKLOADS
 from gnn_attention.verify.measure import EXACT
 
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
 LIMITS = {"gemm_gflops": 200.0, "copy_gb_s": 60.0}
 
 

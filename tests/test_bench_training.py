@@ -11,6 +11,8 @@ import gnn_attention as ga
 from gnn_attention.bench import training
 from gnn_attention.training import Corpus, train
 
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
 READ, LOOP = "def read(self, size=-1):\n    return self.buffer.read(size)\n", "for line in text:\n    pass\n"
 TEXT = Corpus({"a.py": READ * 40}, {"b.py": LOOP * 30})
 

@@ -87,7 +87,8 @@ def interrupted_at_random(folder, count):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="only Unix has timers")
-@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow), pytest.param(3000, marks=pytest.mark.nightly)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [60, 300, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_interrupted_anywhere(tmp_path, count):
     """The one before is whole, nothing else is left, and no other error hides the interrupt.
 

@@ -12,6 +12,8 @@ from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import interference
 from gnn_attention.figures.interference import FIGURE, Poisoned
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def silent(text):
     """Nobody listens."""

@@ -19,6 +19,8 @@ from gnn_attention.figures import interrupts
 from gnn_attention.figures.interrupts import COMMANDS, Case, Forks
 from gnn_attention.verify import processes
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def test_cases_cover_the_commands_and_the_moments():
     cases = [Case.drawn(number) for number in range(interrupts.FIGURE.full)]

@@ -14,6 +14,8 @@ from gnn_attention._train_report import told_before
 from gnn_attention.figures import malformed
 from gnn_attention.figures._malformed_case import COMPILED, EAGER, Case, Subject, faults, held
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def quiet(line):
     """Nobody listens."""

@@ -12,7 +12,10 @@ from gnn_attention.figures import mutated_files, mutations, sandbox
 from gnn_attention.figures.file_forms import FORMS, Form
 from gnn_attention.figures.mutations import MARK
 
-pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
+pytestmark = [
+    pytest.mark.slow,  # a guarantee is measured: by default those of test_figures alone
+    pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available())),
+]
 
 
 def silent(text):

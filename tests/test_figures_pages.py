@@ -12,6 +12,8 @@ from gnn_attention.figures.documents import html_document, svg_document
 from gnn_attention.figures.hostile_texts import TEXTS
 from gnn_attention.figures.surfaces import SURFACES
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 needs("matplotlib")
 needs("transformers")
 

@@ -9,6 +9,8 @@ from gnn_attention import figures
 from gnn_attention.__main__ import main
 from gnn_attention.figures import FIGURES, Figure, Measured, Result, Results, _command, _running, _table, results
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 GOOD = Result("F1", "equal", "0 mismatches", 10, True, "0 of 10", True, date="2026-11-22T01:02:03+00:00")
 BAD = Result("F2", "exact", "1e-12", 10, True, "2e-12", False, ("case 7: 2e-12",), ("case 9: no transformers",))
 

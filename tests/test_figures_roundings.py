@@ -7,6 +7,8 @@ from gnn_attention.figures import equality
 from gnn_attention.figures.roundings import rounded
 from gnn_attention.verify.measure import Truth
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 EPS = torch.finfo(torch.float32).eps
 
 

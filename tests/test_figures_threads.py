@@ -13,6 +13,8 @@ from gnn_attention.figures import threads
 from gnn_attention.figures.together import KINDS, Shared
 from gnn_attention.model import Config, LanguageModel
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
+
 
 def in_a_thread(work):
     """What a call in another thread returns or raises."""

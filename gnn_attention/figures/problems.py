@@ -21,14 +21,14 @@ from gnn_attention._shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.figures.draws import DTYPES, Draw
-from gnn_attention.figures.roundings import NEIGHBOURS, lse_of, nearby, rounded, with_neighbours
+from gnn_attention.figures.roundings import NEIGHBOURS, lse_of, rounded, with_neighbours
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify import oracle
 from gnn_attention.verify.layer_checks import layer_truth, plain_names
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS
+from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, nearby
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 

@@ -26,26 +26,12 @@ import torch
 from gnn_attention._shapes import Float, Tensor
 from gnn_attention.verify.measure import Truth, worst_errors
 
-__all__ = ["NEIGHBOURS", "lse_of", "nearby", "rounded", "with_neighbours"]
+__all__ = ["NEIGHBOURS", "lse_of", "rounded", "with_neighbours"]
 
 MOVES = 4
 NEIGHBOURS = 3
 FEW = 1000  # numbers, of which the largest error is luck
-FAR = 8  # roundings by which a neighbour's inputs are off at most: enough for the last bits of every product to be others
 Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]]  # inputs -> output, what the heads heard, lse
-
-
-def nearby(x: Tensor, number: int) -> Tensor:
-    """Every number moved by up to ``FAR`` roundings of its dtype; number 0 as it is.
-
-    >>> x = torch.ones(3, dtype=torch.bfloat16)
-    >>> nearby(x, 0).equal(x), bool(0 < (nearby(x, 1) - x).abs().max() <= FAR * torch.finfo(x.dtype).eps)
-    (True, True)
-    """
-    if not number:
-        return x
-    rng = torch.Generator().manual_seed(number)
-    return (x.double() * (1 + FAR * torch.finfo(x.dtype).eps * _signs(x, rng))).to(x.dtype)
 
 
 def with_neighbours(truth: Truth, neighbours: Iterable[Truth]) -> Truth:
