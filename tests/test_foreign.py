@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -382,12 +382,16 @@ def worst(case: Case, dtype: torch.dtype, change: Callable[[Any], Any] = lambda 
 # -- equal ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_case
 def test_is_as_exact_as_the_models_own_attention_in_float32(case):
-    """At most twice its error; what is true, layers of the model in float64 say, which are equal to its arithmetic (below)."""
+    """At most twice its error; what is true, layers of the model in float64 say, which are equal to its arithmetic (below).
+
+    Over eight inputs: the largest error on one, of a few numbers, is luck.
+    """
     model, exact = case.made(torch.float32), case.made(torch.float64)
     ours, theirs = [], []
-    for place, seen in watch(case, model, torch.float32).items():
+    for place, seen in (call for shift in range(8) for call in watch(rolled(case, shift), model, torch.float32).items()):
         layer, wide = (foreign.layer_of(kind, place[1], place[0]) for kind in (model, exact))
         true = through_the_graph(case, wide, *place, Seen(seen.x_dst.double(), seen.x_src.double(), seen.update))
         found = through_the_graph(case, layer, *place, seen)
@@ -395,6 +399,11 @@ def test_is_as_exact_as_the_models_own_attention_in_float32(case):
         ours.append(error(found.double(), true))
         theirs.append(error(seen.update.double(), true))
     assert max(ours) <= 2 * max(theirs)
+
+
+def rolled(case: Case, shift: int) -> Case:
+    """With other tokens at each position."""
+    return replace(case, inputs=lambda: {name: x.roll(shift, -1) for name, x in case.inputs().items()})
 
 
 @each_case

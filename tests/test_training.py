@@ -120,7 +120,7 @@ def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(training, "encoded", slowly)
     _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "train: 0:00 elapsed (reading the text)"
+    assert "train: 0:00 elapsed (reading the text)" in lines
     at_step = re.compile(r"train: (\d+) of 20 steps, 0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)")
     steps = [(int(found[1]), line) for line in lines if (found := at_step.fullmatch(line))]
     assert [step for step, _ in steps] == sorted(step for step, _ in steps)

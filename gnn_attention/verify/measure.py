@@ -2,7 +2,7 @@
 
 ``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest absolute
 differences from the float64 truth, of the code under test and of SDPA in the same dtype (over a few orders of the same
-input); rounding is half an ulp of the largest true number (nobody who returns this dtype can promise less). In float64 the
+input); rounding is half an ulp of the largest true number (no result in this dtype can promise less). In float64 the
 unit is 1e-12 of the largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is
 small beside it). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the stricter stick.
 """
@@ -36,7 +36,6 @@ __all__ = [
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
-VANISHED, ROUNDINGS = 1e-9, 128
 
 Magnitude = TypeVar("Magnitude", float, Tensor)
 
@@ -168,18 +167,12 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
 
 
 def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
-    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is needed.
-
-    It also is for a tensor that is 0 in theory, as the gradient of q where everyone hears one token: SDPA may have it exactly by
-    luck, and float32, in which everyone sums, promises some roundings of what cancels.
-    """
+    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is needed."""
     if found.shape != true.shape:
         return math.inf, 0.0
     if found.dtype == torch.float64:
         return _distance(found, true), EXACT * largest
     unit = max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
-    if _largest(true) <= VANISHED * largest:
-        unit = max(unit, ROUNDINGS * torch.finfo(torch.float32).eps * largest)
     return _distance(found, true), unit
 
 

@@ -15,7 +15,7 @@ __all__ = ["FUSED_ORDERS", "NEIGHBOURS", "ORDERS", "Dense", "attention_truth", "
 
 ORDERS = 8  # in which the yardstick of a layer is taken
 FUSED_ORDERS = 8  # in which that of the fused kernel is taken
-NEIGHBOURS = 8  # problems over which that of a call is taken, itself among them
+NEIGHBOURS = 16  # problems over which that of a call is taken, itself among them
 FAR = 8  # roundings by which a neighbour's inputs are off at most: enough for the last bits of every product to be others
 FUSED = ("q", "k", "v", "sink_logits")  # what that kernel gives a gradient: no mask, and so no bias
 
@@ -43,8 +43,8 @@ def attention_truth(
     ``(out * direction).sum()`` for all of them. ``mask [B, H, dst, src]``; ``factors`` multiply the weights. Where SDPA cannot
     express the call (``additive`` False, or factors), the yardstick is the plain formula in the dtype of the inputs.
 
-    SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it is taken over 8
-    problems: this one, and 7 :func:`nearby`, each in another order and with a truth of its own.
+    SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it is taken over 16
+    problems: this one, and 15 :func:`nearby`, each in another order and with a truth of its own.
     """
     problem = _Problem(mask, direction, scale, dense, additive, factors, device)
     out, gradients = problem.solved(inputs)
