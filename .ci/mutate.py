@@ -28,13 +28,13 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parent.parent
 NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr RShift_LShift LShift_RShift"
-BACKEND = ("test_estimates", "test_attend", "test_score_mods", "test_edge_dropout", "test_verify", "test_figures_memory")
+BACKEND = ("test_estimates", "test_attend", "test_equality", "test_score_mods", "test_edge_dropout", "test_verify")
 TESTS = {
-    "edges": ("test_edges", "test_merging", "test_layer"),
+    "edges": ("test_edges", "test_merging", "test_layer", "test_equality"),
     "graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),
     "heads": ("test_heads", "test_lazy_heads", "test_layer"),
     "standard_heads": ("test_heads", "test_lazy_heads", "test_layer"),
-    "attend": ("test_attend", "test_heard", "test_choosing"),
+    "attend": ("test_attend", "test_equality", "test_heard", "test_choosing"),
     "backends/__init__": ("test_attend", "test_choosing", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),

@@ -425,6 +425,7 @@ def test_values_without_channels_have_lse(nightly_kernel, monkeypatch):
         assert_lse(lse, q, k, graph.mask().expand(*q.shape[:3], -1), scale=1.0)
 
 
+@needs_compiler
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
 def test_without_receivers_or_senders(sizes):
     """The sum of nothing is 0; nothing is compiled, and no score_mod is asked about a token that is not there."""

@@ -1,8 +1,8 @@
 """Errors in units of a yardstick: the rule by which a check passes.
 
 ``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest absolute
-differences from the float64 truth, of the code under test and of SDPA in the same dtype (over a few orders of the same
-input); rounding is half an ulp of the largest true number (no result in this dtype can promise less). In float64 the
+differences from the float64 truth, of the code under test and of SDPA in the same dtype (over some problems a few roundings
+apart); rounding is half an ulp of the largest true number (no result in this dtype can promise less). In float64 the
 unit is 1e-12 of the largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is
 small beside it). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the stricter stick.
 """
