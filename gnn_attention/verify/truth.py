@@ -9,7 +9,7 @@ import torch
 
 from gnn_attention._shapes import Tensor
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.measure import Truth, gradients_of, summation_bound, worst_errors
 
 __all__ = ["FUSED_ORDERS", "NEIGHBOURS", "ORDERS", "Dense", "attention_truth", "nearby", "unchanged"]
 
@@ -58,7 +58,7 @@ def attention_truth(
         errors = [worst_errors([problem.baseline(x, n, widened)], *true) for n, (x, true) in numbered]
         return {name: max(error[name] for error in errors) for name in errors[0]}
 
-    return Truth(out, gradients, worst(widened=False), worst(widened=True))
+    return Truth(out, gradients, worst(widened=False), worst(widened=True), problem.cancelled(inputs))
 
 
 def nearby(x: Tensor, number: int) -> Tensor:
@@ -94,6 +94,26 @@ class _Problem:
         out = oracle.attention(*_qkv(wide), self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors)
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
+    def cancelled(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+        """Bounds of what gradients that pass through the logits are off in float32, where their terms cancel.
+
+        The gradient of a logit is ``w_e (grad_out . v - grad_out . out)``: two sums of C products, each off by at most
+        ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what else is learned times 1.
+        """
+        wide = {name: x.detach().cpu().double() for name, x in inputs.items()}
+        (q, k, v), direction = _qkv(wide), self.direction.cpu().double().abs()
+        serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
+        logits = self.dense(wide, torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * self.scale)
+        weights = oracle.masked_softmax(logits, self.mask, wide.get("sink_logits"))
+        products = torch.einsum("bhic,bhjc->bhij", direction, v[:, serving].abs())
+        weights = weights if self.factors is None else weights * self.factors.cpu()
+        off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
+        by_query = torch.einsum("bhij,bhjd->bhid", off, k[:, serving].abs()) * self.scale
+        by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()) * self.scale
+        by_key = by_key.reshape(len(k), k.shape[1], -1, *k.shape[2:]).sum(2)
+        bounds = {name: _largest(off.sum()) for name in inputs if name != "v"}
+        return bounds | {"q": _largest(by_query), "k": _largest(by_key)}
+
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients of SDPA in the given order; of the plain formula where SDPA cannot express the call."""
         leaves = _leaves(inputs, self.direction.dtype, self.device)
@@ -107,6 +127,10 @@ class _Problem:
             out = oracle.reordered_attention(order, q, k, v, mask, self.scale, lambda x: self.dense(leaves, x), sinks, factors)
         learned = {name: x for name, x in leaves.items() if name in FUSED} if widened else leaves
         return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0
 
 
 def _leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
