@@ -199,9 +199,7 @@ class TestTerminal:
                 progress.write("a line")
                 assert waited_for(lambda: "\ra line\n" in sent())
                 assert waited_for(lambda: "verify" in sent().split("a line\n")[1])
-            left = sent().split("\r")
-        assert "\n" not in left[-1]
-        assert (left[-1], left[-2].strip()) == ("", "")
+            assert waited_for(lambda: [part.strip(" ") for part in sent().split("\r")[-2:]] == ["", ""])
 
     def test_without_a_total_there_is_no_bar(self, fast):
         with terminal() as sent:
