@@ -133,7 +133,9 @@ class Planner(DefaultLoadPlanner):
 def _written(item: WriteItem, planner: SavePlanner, stream: BinaryIO) -> WriteResult:
     """An item of the plan, at the end of the file."""
     content, start = planner.resolve_data(item), stream.tell()
-    stream.write((_saved(content) if isinstance(content, torch.Tensor) else content).getbuffer())
+    # the view ends here, also where the disk is full: Python 3.13 complains of one that outlives its bytes
+    with (_saved(content) if isinstance(content, torch.Tensor) else content).getbuffer() as view:
+        stream.write(view)
     length = stream.tell() - start
     return WriteResult(item.index, length, _StorageInfo(Path(stream.name).name, start, length))
 
