@@ -325,7 +325,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def torchrun(tmp_path: Path, hit: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    words = command(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    # torchrun looks every two seconds, so that a rank that lost another has said so before torchrun ends it
+    launch = ("--standalone", "--nproc-per-node", "2", "--monitor-interval", "2")
+    words = command(tmp_path, "-m", "torch.distributed.run", *launch)
     folder, env = tmp_path, environment(**hit)
     return subprocess.run([*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
