@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 
 from gnn_attention._shapes import Float, Tensor
+from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 
 __all__ = ["NEIGHBOURS", "lse_of", "rounded", "with_neighbours"]
@@ -90,8 +91,7 @@ def lse_of(
     sink_logits: Tensor | None = None,
 ) -> Float[Tensor, "batch heads dst"]:
     """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for a receiver without in-edges."""
-    serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
-    logits = torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * scale
+    logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * scale
     logits = logits if modify is None else modify(logits)
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)

@@ -18,8 +18,10 @@ from gnn_attention._shapes import Tensor
 __all__ = [
     "Order",
     "attention",
+    "attention_weights",
     "layer",
     "masked_softmax",
+    "per_query_head",
     "reordered_attention",
     "reordered_sdpa",
     "sdpa",
@@ -51,13 +53,29 @@ def attention(
     sink_logits: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """Dense attention ``[B, Hq, dst, Dv]``; key/value head ``h // g`` serves query head h; ``factors`` multiply the weights."""
-    serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
-    logits = torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * scale
-    logits = logits if modify is None else modify(logits)
-    weights = masked_softmax(logits, mask, sink_logits)
-    weights = weights if factors is None else weights * factors.to(weights.dtype)
-    return torch.einsum("bhij,bhjv->bhiv", weights, v[:, serving])
+    """Dense attention ``[B, Hq, dst, Dv]``: the weights of :func:`attention_weights` times v."""
+    weights = attention_weights(q, k, mask, scale, modify, sink_logits, factors)
+    return torch.einsum("bhij,bhjv->bhiv", weights, per_query_head(v, q))
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    scale: float,
+    modify: Modify | None = None,
+    sink_logits: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """The softmax of the logits ``[B, Hq, dst, src]``, times ``factors`` (those of dropout)."""
+    logits = torch.einsum("bhid,bhjd->bhij", q, per_query_head(k, q)) * scale
+    weights = masked_softmax(logits if modify is None else modify(logits), mask, sink_logits)
+    return weights if factors is None else weights * factors.to(weights.dtype)
+
+
+def per_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for each head of q: key/value head ``h // g`` serves query head h."""
+    return x[:, [h // (q.shape[1] // x.shape[1]) for h in range(q.shape[1])]]
 
 
 def layer(

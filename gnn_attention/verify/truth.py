@@ -101,15 +101,12 @@ class _Problem:
         ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what else is learned times 1.
         """
         wide = {name: x.detach().cpu().double() for name, x in inputs.items()}
-        (q, k, v), direction = _qkv(wide), self.direction.cpu().double().abs()
-        serving = [h // (q.shape[1] // k.shape[1]) for h in range(q.shape[1])]
-        logits = self.dense(wide, torch.einsum("bhid,bhjd->bhij", q, k[:, serving]) * self.scale)
-        weights = oracle.masked_softmax(logits, self.mask, wide.get("sink_logits"))
-        products = torch.einsum("bhic,bhjc->bhij", direction, v[:, serving].abs())
-        weights = weights if self.factors is None else weights * self.factors.cpu()
+        (q, k, v), sinks, direction = _qkv(wide), wide.get("sink_logits"), self.direction.cpu().double().abs()
+        weights = oracle.attention_weights(q, k, self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors)
+        products = torch.einsum("bhic,bhjc->bhij", direction, oracle.per_query_head(v, q).abs())
         off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
-        by_query = torch.einsum("bhij,bhjd->bhid", off, k[:, serving].abs()) * self.scale
-        by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()) * self.scale
+        by_query = torch.einsum("bhij,bhjd->bhid", off, oracle.per_query_head(k, q).abs()) * abs(self.scale)
+        by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()) * abs(self.scale)
         by_key = by_key.reshape(len(k), k.shape[1], -1, *k.shape[2:]).sum(2)
         bounds = {name: _largest(off.sum()) for name in inputs if name != "v"}
         return bounds | {"q": _largest(by_query), "k": _largest(by_key)}

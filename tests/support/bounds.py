@@ -55,7 +55,7 @@ def assert_rule(out, gradients, true: Truth):
 def attention_truth(
     q, k, v, graph, direction=None, scale=None, modify: oracle.Modify | None = None, sink_logits=None, added=None
 ) -> Truth:
-    """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype over 8 orders of the tokens.
+    """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype (:mod:`gnn_attention.verify.truth`).
 
     Gradients are those of ``(out * direction).sum()`` with respect to "q", "k", "v" (direction None: of ``out.sum()``). ``added``
     is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on logits, and makes the plain formula the yardstick.
