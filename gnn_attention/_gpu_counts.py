@@ -143,10 +143,10 @@ def _members(graph: TokenGraph) -> list[TokenGraph]:
     """The graphs whose union this one is, as ``|`` made it; itself alone if it is none."""
     rule = graph.rule
     if isinstance(rule, partial) and rule.func is _rules.or_:
-        return [member for part in rule.args for member in _members(replace(graph, rule=part, _memo={}))]
+        return [member for part in rule.args for member in _members(replace(graph, rule=part))]
     if graph._listed is None and isinstance(rule, partial) and rule.func is _rules.is_listed:
         keys = rule.args[0][:-1]
-        return [replace(graph, _listed=torch.stack([keys % rule.args[1], keys // rule.args[1]]), _memo={})]
+        return [replace(graph, _listed=torch.stack([keys % rule.args[1], keys // rule.args[1]]))]
     return [graph]
 
 

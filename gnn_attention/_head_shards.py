@@ -260,7 +260,7 @@ def _of_later_heads(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tens
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
     name = f"{graph.name}, heads {first} to {first + count - 1}"
     more = {"whole": kept(_graph_of_heads, graph.whole, first, count)} if isinstance(graph, RankGraph) else {}
-    return replace(graph, rule=partial(_later_heads, graph.rule, first), heads=count, name=name, _memo={}, **more)
+    return replace(graph, rule=partial(_later_heads, graph.rule, first), heads=count, name=name, **more)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

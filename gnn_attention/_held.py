@@ -114,7 +114,7 @@ class Held:
         else:
             rule: Rule = partial(_placed, graph.rule, self.start, first)
             rule = partial(_chosen, graph.rule, self.start, self.positions) if self.gap else rule
-            view = replace(graph, rule=rule, num_dst=count, num_src=rows, name=name, _listed=None, _memo={})
+            view = replace(graph, rule=rule, num_dst=count, num_src=rows, name=name, _listed=None)
         src_offset = 0 if self.gap else graph.src_offset + first  # in rows with gaps a score_mod looks its senders up
         return replace(view, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)
 

@@ -236,7 +236,7 @@ def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
         keys, num_src = term.args[0][:-1], term.args[1]
         listed = TokenGraph._of_distinct(torch.stack([keys % num_src, keys // num_src]), graph.num_dst, graph.num_src, "edges")
         return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
-    return replace(graph, rule=term, name=_name_of(term), _listed=None, _memo={})
+    return replace(graph, rule=term, name=_name_of(term), _listed=None)
 
 
 def _name_of(term: Rule) -> str:

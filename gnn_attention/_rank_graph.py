@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from gnn_attention._shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["RankGraph", "positions"]
+__all__ = ["RankGraph"]
 
 
 @dataclass(eq=False, repr=False)
@@ -42,6 +43,15 @@ class RankGraph(TokenGraph):
         if self.whole is not None and (self.heads, self.batch) != (self.whole.heads, self.whole.batch):
             self._refused()
 
+    def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
+        """The absolute positions of the own receivers (side "dst") or senders ("src")."""
+        at: Tensor = self.dst_at if side == "dst" else self.src_at
+        return at.to(device)
+
+    def runner(self, backend: Any) -> Callable[[Any], Any]:
+        """Attention over the whole graph, which fetches the senders of other ranks."""
+        return partial(self.run, backend=backend)
+
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
         """Refused: the in-edges of own receivers come from senders of other ranks too."""
         raise NotImplementedError(
@@ -62,17 +72,3 @@ class RankGraph(TokenGraph):
         """The whole graph, and whose part of it."""
         own = f"{self.num_src} own src -> {self.num_dst} own dst"
         return f"RankGraph({self.whole.name}: rank {self.rank} of {self.partition.world_size}, {own})"
-
-
-def positions(graph: Any, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
-    """The absolute positions of the receivers (side "dst") or senders ("src") of a graph, for rotations.
-
-    >>> from gnn_attention import patterns
-    >>> positions(patterns.causal(6).rows(4, 6), "dst", 2, torch.device("cpu")).tolist()
-    [4, 5]
-    """
-    if isinstance(graph, RankGraph):
-        at: Tensor = graph.dst_at if side == "dst" else graph.src_at
-        return at.to(device)
-    offset = graph.dst_offset if side == "dst" else graph.src_offset
-    return torch.arange(offset, offset + count, device=device)

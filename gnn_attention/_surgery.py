@@ -39,7 +39,7 @@ class Surgery:
             return part
         assert self.heads is not None
         rule = partial(_in_heads, part.rule, self.heads)
-        return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None, _memo={})
+        return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None)
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
         """:meth:`touched` and the rest of ``graph``. Heads that are not operated on keep ``graph`` itself and its plans."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from gnn_attention import _checks
 from gnn_attention import edges as arithmetic
 from gnn_attention._call import Call
 from gnn_attention._checks import quoted
-from gnn_attention._rank_graph import RankGraph
 from gnn_attention._shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.choosing import Explanation, choose, explain
@@ -192,8 +190,9 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 
 
 def _chosen(backend: str | Backend, call: Call) -> Backend:
-    if isinstance(call.graph, RankGraph):
-        return Backend("ranks", partial(call.graph.run, backend=backend))
+    runner = call.graph.runner(backend)
+    if runner is not None:
+        return Backend("ranks", runner)
     if backend == "auto":
         return choose(call)
     backend = checked_backend(backend)

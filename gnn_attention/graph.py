@@ -65,7 +65,7 @@ class TokenGraph(Sealed):
     dst_offset: int = 0
     src_offset: int = 0
     _listed: Tensor | None = None
-    _memo: MutableMapping[Any, Any] = field(default_factory=dict)
+    _memo: MutableMapping[Any, Any] = field(default_factory=dict, init=False)
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)  # by sample and head, once anyone asked
 
     # -- construction -------------------------------------------------------------------------------------------------
@@ -177,6 +177,20 @@ class TokenGraph(Sealed):
         """Number of edges, over all heads and samples where the graph differs by them."""
         return int(_once(self, "_count_edges"))
 
+    def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
+        """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations.
+
+        >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 6)
+        >>> causal.rows(4, 6).positions("dst", 2, torch.device("cpu")).tolist()
+        [4, 5]
+        """
+        offset = self.dst_offset if side == "dst" else self.src_offset
+        return torch.arange(offset, offset + count, device=device)
+
+    def runner(self, backend: Any) -> Callable[[Any], Any] | None:
+        """What runs a call along this graph, ``call -> (out, lse)``, where a backend alone does not; None: the backend."""
+        return None
+
     def in_degree(self) -> Int[Tensor, "..."]:
         """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`. Kept: do not write into it."""
         degree: Tensor = _once(self, "_count_in_edges")
@@ -218,7 +232,7 @@ class TokenGraph(Sealed):
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self._of_distinct(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
-            part = replace(self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name, _memo={})
+            part = replace(self, rule=partial(_rules.shifted, self.rule, start), num_dst=stop - start, name=name)
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
     @not_compiled
@@ -233,7 +247,7 @@ class TokenGraph(Sealed):
             return self
         name = f"{_text.bracketed(self.name)}.select({batch}, {head})"
         rule = partial(_rules.pinned, self.rule, batch, head)
-        return replace(self, rule=rule, heads=None, batch=None, name=name, _memo={})
+        return replace(self, rule=rule, heads=None, batch=None, name=name)
 
     # -- algebra ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +270,7 @@ class TokenGraph(Sealed):
     @not_compiled
     def __invert__(self) -> TokenGraph:
         """All pairs that are not edges."""
-        return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_text.bracketed(self.name)}", _listed=None, _memo={})
+        return replace(self, rule=partial(_rules.not_, self.rule), name=f"~{_text.bracketed(self.name)}", _listed=None)
 
     @property
     @not_compiled
@@ -270,7 +284,6 @@ class TokenGraph(Sealed):
             dst_offset=self.src_offset,
             src_offset=self.dst_offset,
             name=f"{_text.bracketed(self.name)}.T",
-            _memo={},
         )
         return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
 
@@ -407,7 +420,7 @@ class TokenGraph(Sealed):
         name = f"{_text.bracketed(self.name)} {sign} {_text.bracketed(other.name)}"
         heads, batch = self.heads or other.heads, self.batch or other.batch
         rule = partial(join, self.rule, other.rule)
-        result = replace(self, rule=rule, heads=heads, batch=batch, name=name, _listed=None, _memo={})
+        result = replace(self, rule=rule, heads=heads, batch=batch, name=name, _listed=None)
         candidates = None if heads or batch else _edge_lists.candidates(self._listed, other._listed, sign)
         if candidates is None:
             return result

@@ -21,7 +21,6 @@ from torch_geometric.utils.sparse import set_sparse_value
 from gnn_attention import _checks, convert, edges, score_mods
 from gnn_attention._arrays import check_heads
 from gnn_attention._call import Call
-from gnn_attention._rank_graph import positions
 from gnn_attention._shapes import Tensor
 from gnn_attention._templates import rendered
 from gnn_attention._traced_edges import TracedEdges, is_edge_list
@@ -124,8 +123,8 @@ class MessagePassingAttention(MessagePassing):
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
-        q = self.heads.receive(x_dst, positions(graph, "dst", x_dst.shape[-2], x_dst.device))
-        k, v = self.heads.send(x_src, positions(graph, "src", x_src.shape[-2], x_src.device))
+        q = self.heads.receive(x_dst, graph.positions("dst", x_dst.shape[-2], x_dst.device))
+        k, v = self.heads.send(x_src, graph.positions("src", x_src.shape[-2], x_src.device))
         score_mod, q = (self.score_mod, q) if shard is None else shard.entered(self.score_mod, q)
         wants_weights = isinstance(return_attention_weights, bool)
         dropout = self.dropout if self.training else 0.0

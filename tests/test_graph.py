@@ -893,3 +893,12 @@ class TestNeverChanges:
         """Brackets stand where they are needed."""
         scope = {name: getattr(patterns, name) for name in patterns.__all__}
         assert eval(graph.name, scope) == graph
+
+
+def test_a_derived_graph_remembers_nothing_of_its_source():
+    """An edge list is in the caller's order, that of a rule in its own: neither answers for the other."""
+    source = TokenGraph.from_edges(torch.tensor([[2, 1, 0], [1, 1, 0]]), 3, 3)
+    assert source.edge_index.tolist() == [[2, 1, 0], [1, 1, 0]]
+    derived = dataclasses.replace(source, _listed=None)
+    assert derived.edge_index.tolist() == [[0, 1, 2], [0, 1, 1]]
+    assert source.edge_index.tolist() == [[2, 1, 0], [1, 1, 0]]
