@@ -9,52 +9,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import (  # the first of them, that Ctrl-C is heard while torch is loaded
-    _interrupts,  # noqa: F401
-    algebra,
-    backends,
-    convert,
-    cost_model,
-    edges,
-    patterns,
-    rotary,
-    score_mods,
-    tiling,
-)
+from gnn_attention import algebra, backends, convert, edges, patterns, rotary, score_mods
+from gnn_attention._support import interrupts  # noqa: F401  the first of them, that Ctrl-C is heard while torch is loaded
 from gnn_attention.attend import attend, explain, list_backends
-from gnn_attention.backends import Backend, RefusalError
-from gnn_attention.factored import FactoredMatrix
-from gnn_attention.graph import TokenGraph
+from gnn_attention.backends import Backend, RefusalError, cost_model
+from gnn_attention.graph import TokenGraph, tiling
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.heads.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:
-    from gnn_attention import (
-        analyse,
-        bench,
-        cache,
-        catalogue,
-        circuits,
-        cost,
-        distributed,
-        draw,
-        experiment,
-        explorer,
-        expressions,
-        foreign,
-        general,
-        graph_files,
-        minilm,
-        model,
-        tasks,
-        trace,
-        verify,
-    )
-    from gnn_attention.auditor import audit
-    from gnn_attention.foreign import heads_of
+    from gnn_attention import analyse, bench, cache, cost, distributed, draw, explorer, model, verify
+    from gnn_attention.convert import catalogue, expressions
+    from gnn_attention.convert import files as graph_files
+    from gnn_attention.heads.latent import LatentHeads
+    from gnn_attention.heads.lazy import LazyHeads
     from gnn_attention.huggingface import use_graph
-    from gnn_attention.latent_heads import LatentHeads
+    from gnn_attention.interpret import circuits, trace
+    from gnn_attention.interpret.audit import audit
     from gnn_attention.layer import MessagePassingAttention
-    from gnn_attention.lazy_heads import LazyHeads
+    from gnn_attention.layer import pairwise as general
+    from gnn_attention.model import foreign, minilm
+    from gnn_attention.model.foreign import heads_of
+    from gnn_attention.training import compare as experiment
+    from gnn_attention.training import tasks
 
 __version__ = "0.1.0"
 
@@ -106,29 +83,29 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "LatentHeads": ("gnn_attention.latent_heads", "LatentHeads"),
-    "LazyHeads": ("gnn_attention.lazy_heads", "LazyHeads"),
+    "LatentHeads": ("gnn_attention.heads.latent", "LatentHeads"),
+    "LazyHeads": ("gnn_attention.heads.lazy", "LazyHeads"),
     "MessagePassingAttention": ("gnn_attention.layer", "MessagePassingAttention"),
     "analyse": ("gnn_attention.analyse", None),
-    "audit": ("gnn_attention.auditor", "audit"),
+    "audit": ("gnn_attention.interpret.audit", "audit"),
     "bench": ("gnn_attention.bench", None),
     "cache": ("gnn_attention.cache", None),
-    "catalogue": ("gnn_attention.catalogue", None),
-    "circuits": ("gnn_attention.circuits", None),
+    "catalogue": ("gnn_attention.convert.catalogue", None),
+    "circuits": ("gnn_attention.interpret.circuits", None),
     "cost": ("gnn_attention.cost", None),
     "distributed": ("gnn_attention.distributed", None),
     "draw": ("gnn_attention.draw", None),
-    "experiment": ("gnn_attention.experiment", None),
+    "experiment": ("gnn_attention.training.compare", None),
     "explorer": ("gnn_attention.explorer", None),
-    "expressions": ("gnn_attention.expressions", None),
-    "foreign": ("gnn_attention.foreign", None),
-    "general": ("gnn_attention.general", None),
-    "graph_files": ("gnn_attention.graph_files", None),
-    "heads_of": ("gnn_attention.foreign", "heads_of"),
-    "minilm": ("gnn_attention.minilm", None),
+    "expressions": ("gnn_attention.convert.expressions", None),
+    "foreign": ("gnn_attention.model.foreign", None),
+    "general": ("gnn_attention.layer.pairwise", None),
+    "graph_files": ("gnn_attention.convert.files", None),
+    "heads_of": ("gnn_attention.model.foreign", "heads_of"),
+    "minilm": ("gnn_attention.model.minilm", None),
     "model": ("gnn_attention.model", None),
-    "tasks": ("gnn_attention.tasks", None),
-    "trace": ("gnn_attention.trace", None),
+    "tasks": ("gnn_attention.training.tasks", None),
+    "trace": ("gnn_attention.interpret.trace", None),
     "use_graph": ("gnn_attention.huggingface", "use_graph"),
     "verify": ("gnn_attention.verify", None),
 }

@@ -10,30 +10,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gnn_attention import (
-    __version__,
-    _audit_command,
-    _cost_command,
-    _interrupts,
-    _output,
-    bench,
-    commands,
-    experiment,
-    generation,
-    tasks,
-    training,
-)
-from gnn_attention.explorer import _command as _explore_command
-from gnn_attention.verify import _command as _verify_command
+from gnn_attention import __version__, bench, training
+from gnn_attention._support import interrupts, output
+from gnn_attention.cli import audit, cost, generate, graphs
+from gnn_attention.cli import explore as _explore_command
+from gnn_attention.cli import verify as _verify_command
+from gnn_attention.training import compare, tasks
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    _output.prepare()
+    output.prepare()
     try:
-        with _interrupts.deliverable():
+        with interrupts.deliverable():
             return _run(_parser().parse_args(arguments))
     except KeyboardInterrupt as told:
         print(": ".join(["interrupted", *map(str, told.args)]), file=sys.stderr)
@@ -44,13 +35,13 @@ def _run(args: argparse.Namespace) -> int:
     try:
         code: int = args.run(args)
     except BrokenPipeError:  # the reader, a pager for example, has seen enough
-        _output.finish()
+        output.finish()
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
         with suppress(OSError):  # a stderr without a reader
             print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2
-    return code if _output.finish() else 0
+    return code if output.finish() else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,11 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
     added = parser.add_subparsers(dest="command", required=True, metavar="command")
     _verify_command.add_verify(added)
-    _audit_command.add_audit(added)
+    audit.add_audit(added)
     bench.add_arguments(added.add_parser("bench", help="time and memory of graphs of a million tokens, beside peers"))
-    commands.add_graphs(added)
-    commands.add_draw(added)
-    generation.add_generate(added)
+    graphs.add_graphs(added)
+    graphs.add_draw(added)
+    generate.add_generate(added)
     _explore_command.add_explore(added)
     train = added.add_parser("train", help="train the small language model on the standard library's sources")
     training.add_arguments(train)
@@ -70,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     reach = added.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
     tasks.add_arguments(reach)
     reach.set_defaults(run=tasks.run)
-    experiment.add_compare(added)
-    _cost_command.add_cost(added)
+    compare.add_compare(added)
+    cost.add_cost(added)
     return parser
 
 

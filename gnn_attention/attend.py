@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnn_attention import _checks
 from gnn_attention import edges as arithmetic
-from gnn_attention._call import Call
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.choosing import Explanation, choose, explain
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
@@ -183,7 +183,7 @@ def checked_backend(backend: str | Backend) -> str | Backend:
     'dense'
     """
     if isinstance(backend, str):
-        return _checks.choice("backend", backend, ["auto", *BACKENDS])
+        return checks.choice("backend", backend, ["auto", *BACKENDS])
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
     return backend

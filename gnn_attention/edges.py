@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention import _edge_checks as check
-from gnn_attention._shapes import Bool, Float, Int, Tensor
+from gnn_attention._support import edge_checks as check
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "sinks_alone", "softmax", "weights_from_lse"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
 

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from gnn_attention import _checks
-from gnn_attention._checks import quoted
-from gnn_attention._lookup import entries
-from gnn_attention._shapes import Float, Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.deterministic_index import entries
+from gnn_attention._support.shapes import Float, Tensor
 
 __all__ = [
     "RelativeBias",
@@ -71,7 +71,7 @@ def _check_object(score_mod: Any) -> None:
     kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
     if kind in _FITTING:
         return
-    _checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
+    checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
     if isinstance(kind, type):
         _FITTING.add(kind)
 
@@ -85,7 +85,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     >>> alibi_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
     """
-    num_heads = _checks.size("num_heads", num_heads, 1)
+    num_heads = checks.size("num_heads", num_heads, 1)
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
     if below < num_heads:
@@ -116,7 +116,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
         """TypeError or ValueError for what are no numbers, one for each head."""
         if not isinstance(self.slopes, (tuple, list)):
             raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
-        object.__setattr__(self, "slopes", tuple(_checks.number("each of slopes", slope) for slope in self.slopes))
+        object.__setattr__(self, "slopes", tuple(checks.number("each of slopes", slope) for slope in self.slopes))
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Lower the score by the distance."""
@@ -213,7 +213,7 @@ class RelativeBias(nn.Module):
     def __init__(self, num_heads: int, reach: int) -> None:
         """``reach``: the largest distance with an entry of its own."""
         super().__init__()
-        num_heads, reach = _checks.size("num_heads", num_heads, 1), _checks.size("reach", reach)
+        num_heads, reach = checks.size("num_heads", num_heads, 1), checks.size("reach", reach)
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def reset_parameters(self) -> None:

@@ -31,8 +31,9 @@ import networkx as nx
 import torch
 
 import gnn_attention as ga
-from gnn_attention import algebra, analyse, catalogue, draw, patterns
-from gnn_attention.expressions import parse
+from gnn_attention import algebra, analyse, draw, patterns
+from gnn_attention.convert import catalogue
+from gnn_attention.convert.expressions import parse
 
 # %% [markdown]
 # ## 1. Three ways to see a graph

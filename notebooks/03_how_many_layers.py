@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from gnn_attention import analyse, attend, draw, patterns
-from gnn_attention.expressions import parse
+from gnn_attention.convert.expressions import parse
 
 # %% [markdown]
 # ## 1. Hearsay

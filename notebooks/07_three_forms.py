@@ -35,7 +35,8 @@ from torch.nn import functional
 import gnn_attention as ga
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import circuits, cost  # noqa: E402
+from gnn_attention import cost  # noqa: E402
+from gnn_attention.interpret import circuits  # noqa: E402
 
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits

@@ -36,7 +36,7 @@ from torch.nn import functional
 import gnn_attention as ga
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import circuits  # noqa: E402
+from gnn_attention.interpret import circuits  # noqa: E402
 
 torch.set_num_threads(1)
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"  # told apart by colour-blind eyes too

@@ -30,7 +30,8 @@ from torch.nn import functional
 import gnn_attention as ga
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import circuits, draw, patterns, trace  # noqa: E402
+from gnn_attention import draw, patterns  # noqa: E402
+from gnn_attention.interpret import circuits, trace  # noqa: E402
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)  # nothing is trained here

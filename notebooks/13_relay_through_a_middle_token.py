@@ -34,7 +34,8 @@ from torch.autograd.functional import jacobian
 import gnn_attention as ga
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import analyse, draw, patterns, trace  # noqa: E402
+from gnn_attention import analyse, draw, patterns  # noqa: E402
+from gnn_attention.interpret import trace  # noqa: E402
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

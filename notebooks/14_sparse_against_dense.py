@@ -31,10 +31,10 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import analyse, draw, patterns
-from gnn_attention.expressions import parse
+from gnn_attention.convert.expressions import parse
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention.tasks import Reader  # noqa: E402
+from gnn_attention.training.tasks import Reader  # noqa: E402
 
 torch.set_num_threads(1)  # with more, sums are made in another order, and the numbers below differ a little
 BLUE, PURPLE, RED, GREEN, GREY = "#0072B2", "#CC79A7", "#D55E00", "#009E73", "#999999"

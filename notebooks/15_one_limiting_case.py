@@ -36,7 +36,8 @@ import gnn_attention as ga
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
 from torch_geometric.nn import EdgeConv, GATConv  # noqa: E402
 
-from gnn_attention import general, patterns  # noqa: E402
+from gnn_attention import patterns  # noqa: E402
+from gnn_attention.layer import pairwise  # noqa: E402
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -52,7 +53,7 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 # normaliser that makes weights of logits. This is what it does along an edge:
 
 # %%
-print(textwrap.dedent(inspect.getsource(general.PairwiseMessages.message)))
+print(textwrap.dedent(inspect.getsource(pairwise.PairwiseMessages.message)))
 
 # %% [markdown]
 # Four layers that were published under four names are choices of these parts. We write each as two functions and check it
@@ -64,12 +65,12 @@ graph = patterns.window(n, 3) | patterns.sinks(n, 1)
 x = torch.randn(n, width, dtype=torch.float64)
 
 heads = ga.StandardHeads(width, 3).double()
-attention = general.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
+attention = pairwise.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
 assert torch.allclose(attention(x, graph), ga.MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
 
 gat = GATConv(width, 5, add_self_loops=False, bias=False).double()
 W, a_src, a_dst = gat.lin.weight.T, gat.att_src[0, 0], gat.att_dst[0, 0]
-graph_attention = general.PairwiseMessages(
+graph_attention = pairwise.PairwiseMessages(
     message=lambda x_dst, x_src: x_src @ W,
     logit=lambda x_dst, x_src: functional.leaky_relu(x_dst @ W @ a_dst + x_src @ W @ a_src, 0.2),
 )
@@ -77,10 +78,10 @@ assert torch.allclose(graph_attention(x, graph), gat(x, graph.edge_index), rtol=
 
 mlp = nn.Sequential(nn.Linear(2 * width, 32), nn.ReLU(), nn.Linear(32, 5)).double()
 usual = EdgeConv(mlp, aggr="add")  # before the parts are used: it draws their weights anew
-edge_convolution = general.PairwiseMessages(message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
+edge_convolution = pairwise.PairwiseMessages(message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
 assert torch.allclose(edge_convolution(x, graph), usual(x, graph.edge_index), rtol=0, atol=1e-12)
 
-mean = general.PairwiseMessages(message=lambda x_dst, x_src: x_src, logit=lambda x_dst, x_src: torch.zeros_like(x_src[..., 0]))
+mean = pairwise.PairwiseMessages(message=lambda x_dst, x_src: x_src, logit=lambda x_dst, x_src: torch.zeros_like(x_src[..., 0]))
 degree = graph.in_degree()[:, None]
 assert torch.allclose(mean(x, graph), graph.mask().double() @ x / degree, rtol=0, atol=1e-12)
 print("attention, graph attention, edge convolution, mean of the neighbours: all equal to their usual form")
@@ -103,7 +104,7 @@ print("attention, graph attention, edge convolution, mean of the neighbours: all
 tokens = 64
 for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.window(tokens, 8)}.items():
     made = []
-    layer = general.PairwiseMessages.of(heads)
+    layer = pairwise.PairwiseMessages.of(heads)
     layer.message_of.register_forward_hook(lambda module, ends, said, made=made: made.append(said.shape[-3]))
     layer(torch.randn(tokens, width, dtype=torch.float64), g)
     assert made == [g.num_edges]
@@ -132,9 +133,9 @@ def sent(layer, graph, states):
 states, everyone = torch.randn(listeners, 12, dtype=torch.float64), patterns.full(listeners)
 ranks = {}
 for number in (1, 2, 3, 6):
-    layer = general.PairwiseMessages.of(ga.StandardHeads(12, number).double())
+    layer = pairwise.PairwiseMessages.of(ga.StandardHeads(12, number).double())
     ranks[f"{number} head{'s' * (number > 1)}"] = int(torch.linalg.matrix_rank(sent(layer, everyone, states)))
-layer = general.PairwiseMessages(general.BothEnds(12, 32, 12).double())
+layer = pairwise.PairwiseMessages(pairwise.BothEnds(12, 32, 12).double())
 ranks["both ends"] = int(torch.linalg.matrix_rank(sent(layer, everyone, states)))
 print(ranks)
 assert list(ranks.values()) == [1, 2, 3, 6, 10]
@@ -158,7 +159,7 @@ def rows_and_answers(samples, generator):
     return torch.stack([knows, silent], dim=1), torch.einsum("sf,lft->slt", row, turned)
 
 
-turning = general.PairwiseMessages(
+turning = pairwise.PairwiseMessages(
     message=lambda x_dst, x_src: torch.einsum("...l,...f,lft->...t", x_dst, x_src[..., :ROW], turned)
 )
 senders, answers = rows_and_answers(1024, torch.Generator().manual_seed(0))
@@ -237,7 +238,7 @@ for number, values in errors.items():
 # %%
 model, vocabulary = ga.model.load_trained()
 block = model.blocks[1]
-nodes = general.StaticNodes.of(block.mlp)  # of nn.Sequential(Linear, GELU, Linear)
+nodes = pairwise.StaticNodes.of(block.mlp)  # of nn.Sequential(Linear, GELU, Linear)
 pieces = [piece.replace(" ", "␣") for piece in vocabulary.pieces("Llamas do not output words")]
 
 with torch.no_grad():
@@ -345,7 +346,7 @@ print(f"what all nodes with weights below zero say together is {below_zero:.0%} 
 # %%
 heads = ga.StandardHeads(width, 3).double()
 context, newcomers = torch.randn(9, width, dtype=torch.float64), torch.randn(4, width, dtype=torch.float64)
-cached = [general.StaticNodes.of_context(heads, context, head) for head in range(3)]
+cached = [pairwise.StaticNodes.of_context(heads, context, head) for head in range(3)]
 
 heard = ga.MessagePassingAttention(heads)((context, newcomers), patterns.cross(4, 9))
 assert torch.allclose(sum(nodes(newcomers) for nodes in cached), heard, rtol=0, atol=1e-12)
@@ -356,13 +357,13 @@ print("attention to a context = static nodes under a softmax, summed over heads"
 # hears: a *contextual MLP*. The edges are still those of the mask.
 
 # %%
-contextual = general.PairwiseMessages.of(heads, normaliser="gelu")
+contextual = pairwise.PairwiseMessages.of(heads, normaliser="gelu")
 causal = patterns.causal(9)
 update = contextual(context, causal)
 
 i, written = 5, torch.zeros(width, dtype=torch.float64)
 for head in range(3):
-    by = general.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
+    by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
     W_1, W_2 = by.patterns, by.messages.T
     mlp = nn.Sequential(nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)).double()
     mlp[0].weight.data, mlp[2].weight.data = W_1.data, W_2.data
@@ -405,7 +406,7 @@ answer = solution if answer is None else answer
 
 mask = graph.mask().float()
 wanted = mask @ states - mask.sum(1, keepdim=True) * states
-assert torch.allclose(general.PairwiseMessages(answer)(states, graph), wanted, atol=1e-5), "not the sum of differences"
+assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), wanted, atol=1e-5), "not the sum of differences"
 print("right: a message of attention has no place for it, since it would depend on who hears it")
 
 # %% [markdown]
@@ -420,7 +421,7 @@ solution = (torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]]))
 answer = solution if answer is None else answer
 
 numbers = torch.linspace(-3, 3, 13)[:, None]
-nodes = general.StaticNodes(*answer, normaliser="relu")
+nodes = pairwise.StaticNodes(*answer, normaliser="relu")
 assert torch.allclose(nodes(numbers), numbers.abs()), "one node for what is above zero, one for what is below"
 print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
 

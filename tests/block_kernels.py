@@ -5,11 +5,11 @@ import torch
 from support.bounds import assert_exact, assert_rule, attention_truth
 
 import gnn_attention as ga
-from gnn_attention import _edge_dropout, patterns
-from gnn_attention._gpu_forms import Problem
-from gnn_attention._gpu_tiles import tiles_of
-from gnn_attention._gpu_windows import windows_of
-from gnn_attention.backends import BACKENDS
+from gnn_attention import patterns
+from gnn_attention.backends import BACKENDS, dropout
+from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.row_windows import windows_of
+from gnn_attention.backends.gpu.tiles import tiles_of
 
 
 def listed(num_dst, num_src, density, seed=0):
@@ -108,7 +108,7 @@ def _kept(weights, problem, i, j):
     if not problem.dropout:
         return weights
     first = problem.first_sample, problem.first_head
-    return _edge_dropout.dropped(weights, problem.seed.cpu(), problem.dropout, i[:, None], j, *first)
+    return dropout.dropped(weights, problem.seed.cpu(), problem.dropout, i[:, None], j, *first)
 
 
 def backward_of(module, problem, form, out, lse, grad_out, grad_lse=None):

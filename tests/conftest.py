@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-DOCTESTS = {"gnn_attention/draw.py": "matplotlib"}
+DOCTESTS = {"gnn_attention/draw/pictures.py": "matplotlib"}
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,9 +29,9 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(autouse=True, scope="session")
 def _without_progress():
     """On a slow machine a quick command may take more than 5 s; tests of what stands on stderr do not hang on that."""
-    from gnn_attention import _progress
+    from gnn_attention._support import progress
 
-    _progress.EVERY = 3600.0
+    progress.EVERY = 3600.0
 
 
 def pytest_collection_modifyitems(items):

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from gnn_attention import explorer
 from gnn_attention import model as lm
-from gnn_attention.bytepair import BytePair
+from gnn_attention.model.tokenizer import BytePair
 
 WEB = Path(explorer.__file__).parent / "web"
 ASK = Path(__file__).parent / "explorer" / "engine.mjs"

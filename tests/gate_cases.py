@@ -15,18 +15,19 @@ import traceback
 import torch
 from compile_gate import compiled_for
 
-from gnn_attention import _gpu_rows, _gpu_tiles, _gpu_windows, patterns
-from gnn_attention._gpu_forms import Problem
+from gnn_attention import patterns
+from gnn_attention.backends.gpu import csr, row_windows, tiles
+from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.edges import accumulation_dtype
 
 CPU = torch.device("cpu")
 FORMS = {
-    "rows": ("rows", lambda graph, numbered: _gpu_rows.rows_of(graph, CPU, numbered)),
-    "windows of 16": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 16, numbered)),
-    "windows of 32": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 32, numbered)),
-    "windows of 64": ("windows", lambda graph, numbered: _gpu_windows.windows_of(graph, CPU, 64, numbered)),
-    "tiles of 64": ("tiles", lambda graph, numbered: _gpu_tiles.tiles_of(graph, CPU, 64, numbered)),
-    "tiles of 128": ("tiles", lambda graph, numbered: _gpu_tiles.tiles_of(graph, CPU, 128, numbered)),
+    "rows": ("rows", lambda graph, numbered: csr.rows_of(graph, CPU, numbered)),
+    "windows of 16": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 16, numbered)),
+    "windows of 32": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 32, numbered)),
+    "windows of 64": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 64, numbered)),
+    "tiles of 64": ("tiles", lambda graph, numbered: tiles.tiles_of(graph, CPU, 64, numbered)),
+    "tiles of 128": ("tiles", lambda graph, numbered: tiles.tiles_of(graph, CPU, 128, numbered)),
 }
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 OPTIONS = ("plain", "everything")
@@ -45,7 +46,7 @@ def configurations(form):
 
 def kernels(form):
     """The module of its kernels."""
-    return importlib.import_module(f"gnn_attention.kernels.{FORMS[form][0]}")
+    return importlib.import_module(f"gnn_attention.backends.gpu.kernels.{FORMS[form][0]}")
 
 
 def launch(form, dtype, dim, options):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import gnn_attention as ga
 import gnn_attention.huggingface
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.auditor import PartOf, Verdict, audit
+from gnn_attention.interpret.audit import PartOf, Verdict, audit
 
 RECORD = Path(__file__).parent / "records" / "2026-11-20-audit-families.json"
 IMPLEMENTATIONS = ("gnn_attention", "eager", "sdpa", "flex_attention")

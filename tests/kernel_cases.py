@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _edge_dropout, patterns
+from gnn_attention import patterns
+from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
 from gnn_attention.verify.measure import summation_bound
@@ -114,7 +115,7 @@ def formula(case, given, seed=7):
     q, k, v, bias, sinks = (None if x is None else x.double() for x in given)
     graph, (batch, heads, num_dst, dim) = case.graph, given[0].shape
     torch.manual_seed(seed)
-    drawn = _edge_dropout.draw_seed(q.device) if case.dropout else None
+    drawn = backends_dropout.draw_seed(q.device) if case.dropout else None
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     b, h = torch.arange(batch).view(-1, 1, 1, 1), torch.arange(heads).view(1, -1, 1, 1)
     i = torch.arange(num_dst).view(-1, 1) + graph.dst_offset
@@ -138,7 +139,7 @@ def formula(case, given, seed=7):
     weights = weights.masked_fill(dead.unsqueeze(-1) | (logits == -torch.inf), 0.0)
     lse = joined.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -torch.inf)
     if drawn is not None:
-        stays = _edge_dropout.kept(drawn, b, h, i, j, case.dropout)
+        stays = backends_dropout.kept(drawn, b, h, i, j, case.dropout)
         weights = weights * stays / (1 - case.dropout)
     return weights @ v, lse
 

@@ -8,7 +8,7 @@ from zoo import ROWS
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention._pieces import Edges, Groups, Piece, Strided
+from gnn_attention.backends.plan.plan import Edges, Groups, Piece, Strided
 from gnn_attention.verify.cases import GRAPHS
 
 

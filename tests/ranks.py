@@ -33,7 +33,7 @@ __all__ = ["RanksError", "alone", "run", "share"]
 # What the server loads, once, and no process of a rank again: the package, and what test modules import.
 PRELOADED = (
     *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"),
-    *("gnn_attention.model", "gnn_attention.training", "gnn_attention.distributed", "gnn_attention.catalogue"),
+    *("gnn_attention.model", "gnn_attention.training", "gnn_attention.distributed", "gnn_attention.convert.catalogue"),
     *("gnn_attention.verify.oracle", "pytest"),
 )
 Tensors = Sequence[torch.Tensor]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 import gnn_attention as ga
-from gnn_attention import TokenGraph, _edge_lists, algebra, convert, patterns
+from gnn_attention import TokenGraph, algebra, convert, patterns
 from gnn_attention.algebra import (
     ancestry,
     blocks,
@@ -44,6 +44,7 @@ from gnn_attention.algebra import (
     tensor_product,
     union,
 )
+from gnn_attention.graph import edge_list
 
 fixed = settings(derandomize=True, deadline=None, max_examples=40)
 PRODUCTS = {"cartesian_product": cartesian_product, "strong_product": strong_product, "tensor_product": tensor_product}
@@ -139,13 +140,13 @@ def eye(n: int) -> Tensor:
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (3, 0, 2), (5, 7, 4), (16, 16, 16)])
 def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
     """By receiver, then sender, whichever way is taken."""
-    monkeypatch.setattr(_edge_lists, "DENSE_GAIN", gain)
+    monkeypatch.setattr(edge_list, "DENSE_GAIN", gain)
     rows, middle, columns = sizes
     random = torch.Generator().manual_seed(0)
     a, b = torch.rand(rows, middle, generator=random) < 0.3, torch.rand(middle, columns, generator=random) < 0.3
     left, right = (mask.nonzero().T.flip(0) for mask in (a, b))
     expected = torch.tensor([[s, d] for d in range(rows) for s in range(columns) if (a[d] & b[:, s]).any()]).reshape(-1, 2).T
-    assert torch.equal(_edge_lists.composed(left, right, rows, middle, columns), expected)
+    assert torch.equal(edge_list.composed(left, right, rows, middle, columns), expected)
 
 
 def test_products_of_dense_graphs_are_fast():

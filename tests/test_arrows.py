@@ -21,7 +21,9 @@ ALLOWED_INSIDE = {
     "pymetis",
     "tqdm",
     "matplotlib",
-    *(f"gnn_attention.kernels{name}" for name in ("", "._common", ".rows", ".windows", ".tiles")),  # they need Triton
+    *(
+        f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".windows", ".tiles")
+    ),  # they need Triton
 }  # loaded when asked for
 
 

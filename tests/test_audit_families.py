@@ -19,7 +19,7 @@ from transformers.integrations import sdpa_attention  # noqa: E402
 
 import gnn_attention as ga  # noqa: E402
 from gnn_attention import patterns  # noqa: E402
-from gnn_attention.auditor import PartOf, audit  # noqa: E402
+from gnn_attention.interpret.audit import PartOf, audit  # noqa: E402
 from gnn_attention.verify.measure import EXACT  # noqa: E402
 
 RECORD = json.loads(hf_audits.RECORD.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns
-from gnn_attention.auditor import PartOf, audit
+from gnn_attention.interpret.audit import PartOf, audit
 
 T, WIDTH = 6, 4
 WINDOW, CAUSAL = patterns.window(T, 2), patterns.causal(T)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, _hf_use, patterns, pytest_plugin
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.__main__ import main
-from gnn_attention._audit_cover import groups
-from gnn_attention._audit_runner import Runner, undisturbed
-from gnn_attention.auditor import audit
+from gnn_attention.huggingface import _overrides
+from gnn_attention.interpret.audit import audit, pytest_plugin
+from gnn_attention.interpret.audit.probe_groups import groups
+from gnn_attention.interpret.audit.runner import Runner, undisturbed
 from gnn_attention.verify.measure import EXACT
 
 T, WIDTH = 8, 4
@@ -727,7 +728,7 @@ def test_the_fixture_in_a_run_of_pytest(tmp_path):
         "def test_clean(audited):\n    audited(torch.nn.Identity(), patterns.causal(6), (6, 3))\n\n"
         "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), (6, 3))\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "gnn_attention.pytest_plugin", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "gnn_attention.interpret.audit.pytest_plugin", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 1 passed" in done.stdout
     assert "causal(6), 1 layer: 15 leaks" in done.stdout
@@ -893,7 +894,7 @@ def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
     model, graph = families.build("llama"), patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
-        (use,) = _hf_use.uses_now()
+        (use,) = _overrides.uses_now()
         known = dict(use.names), dict(use.numbers)
         assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
         assert (use.names, use.numbers) == known

@@ -9,9 +9,12 @@ import torch
 from support.bounds import assert_sum
 from support.extras import needs
 
-from gnn_attention import _gpu_devices, _progress, attend, cost_model, patterns
+from gnn_attention import attend, patterns
 from gnn_attention.__main__ import main
-from gnn_attention._gpu_devices import PRESETS
+from gnn_attention._support import progress
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.gpu import devices
+from gnn_attention.backends.gpu.devices import PRESETS
 from gnn_attention.bench import gpu
 from gnn_attention.bench.checked import sampled_receivers
 from gnn_attention.bench.gpu import calibrate, checked, machine, measuring, methods, plots, running, table, targets, workloads
@@ -34,9 +37,9 @@ def _no_measured_constants(tmp_path, monkeypatch):
     """The presets, whatever this machine's file says; ceilings that take no time."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
     monkeypatch.setattr(machine, "ceilings", lambda device: ROOMY)
-    _gpu_devices._measured.cache_clear()
+    devices._measured.cache_clear()
     yield
-    _gpu_devices._measured.cache_clear()
+    devices._measured.cache_clear()
 
 
 def bench(name, **changed):
@@ -293,7 +296,7 @@ class TestCommand:
 
     def test_a_trial_writes_record_report_and_pictures(self, tmp_path, capsys, monkeypatch):
         needs("matplotlib")
-        monkeypatch.setattr(_progress, "EVERY", 0.001)
+        monkeypatch.setattr(progress, "EVERY", 0.001)
         file = tmp_path / "record.json"
         arguments = ["--device", "cpu", "--quick", "--workloads", "bigbird131k", "--json", str(file), "--plots", str(tmp_path)]
         assert main(["bench", "gpu", *arguments]) == 0

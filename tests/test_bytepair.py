@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnn_attention.bytepair import BytePair
+from gnn_attention.model.tokenizer import BytePair
 
 # The words of the paper's example. Each ends a line, and a line's end joins nothing, so the counts are the paper's.
 PAPER = "low\n" * 5 + "lower\n" * 2 + "newest\n" * 6 + "widest\n" * 3

@@ -20,9 +20,9 @@ from support.covering import pairwise
 from torch import Tensor, nn
 
 from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph, algebra, patterns, score_mods
-from gnn_attention import _token_cache as token_cache
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.cache import _base as token_cache
+from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
 from gnn_attention.verify.layer_checks import plain_names
@@ -219,7 +219,7 @@ def test_every_backend_serves(backend: str) -> None:
 @torch.no_grad()
 def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large chunks of a listed graph renumber its edges: the same result."""
-    monkeypatch.setattr("gnn_attention._enumeration.FEW", 0)
+    monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.FEW", 0)
     q, k, v = tokens()
     for graph in (listed(), TokenGraph.from_edges((patterns.window(N, 4) | patterns.sinks(N, 2)).edge_index.flip(1), N)):
         found = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", 1), score_mod=absolute)

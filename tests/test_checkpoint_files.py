@@ -15,9 +15,8 @@ import ranks
 import torch
 from torch import nn
 
-from gnn_attention import _checkpoint_files
-from gnn_attention._checkpoint_files import INDEX
-from gnn_attention.training import Checkpoints
+from gnn_attention.training import Checkpoints, checkpoint_format
+from gnn_attention.training.checkpoint_format import INDEX
 
 TOLD = {"losses": [1.5], "history": [{"step": 1}], "seconds": 2.0, "recipe": "a"}
 
@@ -100,7 +99,7 @@ def test_interrupted_anywhere(tmp_path, count):
 def test_only_what_is_seen_of_a_tensor_is_written(tmp_path):
     """One row of a large table is not the table."""
     table = torch.arange(30_000.0).view(3000, 10)
-    found = _checkpoint_files._saved(table[7])
+    found = checkpoint_format._saved(table[7])
     assert found.getbuffer().nbytes < 3000
     found.seek(0)
     assert torch.equal(torch.load(found, weights_only=True), table[7])

@@ -9,11 +9,12 @@ from support.bounds import assert_exact
 from torch._subclasses import FakeTensorMode
 
 import gnn_attention as ga
-from gnn_attention import _lowering, choosing, cost_model, patterns, score_mods
-from gnn_attention._call import Call
-from gnn_attention._gpu_costs import Sizes
-from gnn_attention.backends import BACKENDS, dense, reference, rows
-from gnn_attention.cost_model import Costs
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, cost_model, dense, dispatch, reference, rows
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.cost_model import Costs
+from gnn_attention.backends.gpu.roofline import Sizes
+from gnn_attention.backends.plan import planner
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +22,10 @@ def _no_file_of_costs(tmp_path, monkeypatch):
     """The constants of the package, whatever this machine's file says."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
-    choosing._gpu_devices._measured.cache_clear()
+    dispatch._gpu_devices._measured.cache_clear()
     yield
     cost_model.costs.cache_clear()
-    choosing._gpu_devices._measured.cache_clear()
+    dispatch._gpu_devices._measured.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -85,7 +86,7 @@ def test_what_auto_takes(name):
     graph = make()
     found = ga.explain(graph, heads=8, dim=64)
     assert found.choice == (wanted or found.choice)
-    assert choosing.choose(call_on(graph)).name == found.choice
+    assert dispatch.choose(call_on(graph)).name == found.choice
     assert reason in found.reason
 
 
@@ -100,31 +101,31 @@ MADE_UP = {
 @pytest.mark.parametrize("wanted", MADE_UP)
 def test_the_order_follows_the_costs(wanted, monkeypatch):
     """On one and the same graph: whatever is made cheap is taken."""
-    monkeypatch.setattr(choosing, "costs", lambda: MADE_UP[wanted])
-    monkeypatch.setattr(_lowering, "costs", lambda: MADE_UP[wanted])
+    monkeypatch.setattr(dispatch, "costs", lambda: MADE_UP[wanted])
+    monkeypatch.setattr(planner, "costs", lambda: MADE_UP[wanted])
     graph = window_and_few(1024)
-    assert choosing.choose(call_on(graph)).name == wanted
+    assert dispatch.choose(call_on(graph)).name == wanted
     times = {name: seconds for name, _, _, seconds in ga.explain(graph, 8, 64).rows if seconds is not None}
-    order = [name for name in choosing._by_time(call_on(graph)) if name in times]
+    order = [name for name in dispatch._by_time(call_on(graph)) if name in times]
     assert [times[name] for name in order] == sorted(times[name] for name in order)
 
 
 def test_costs_from_the_file_of_the_machine_decide(tmp_path, monkeypatch):
     """Measured, saved, chosen by; a damaged file is named, not passed over."""
-    assert choosing.choose(call_on(patterns.window(2048, 256))).name == "tiles"
+    assert dispatch.choose(call_on(patterns.window(2048, 256))).name == "tiles"
     cost_model.save(Costs(cell=1e9))
-    assert choosing.choose(call_on(patterns.window(2048, 256))).name == "rows"
+    assert dispatch.choose(call_on(patterns.window(2048, 256))).name == "rows"
     cost_model.path_of_costs().write_text("{")
     cost_model.costs.cache_clear()
     with pytest.raises(ValueError, match="does not hold the constants"):
-        choosing.choose(call_on(patterns.window(2048, 256)))
+        dispatch.choose(call_on(patterns.window(2048, 256)))
 
 
 def test_lse_of_a_causal_graph_takes_no_table_of_all_pairs():
     """The dense backend would write them all out to tell lse; and so with sinks."""
     graph = patterns.causal(4096)
-    assert choosing.choose(call_on(graph)).name == "dense"
-    assert choosing.choose(call_on(graph, with_lse=True)).name == "tiles"
+    assert dispatch.choose(call_on(graph)).name == "dense"
+    assert dispatch.choose(call_on(graph, with_lse=True)).name == "tiles"
     q = torch.randn(1, 1, 4096, 4)
     _, info = ga.attend(q, q, q, graph, return_info=True)
     assert info.lse.isfinite().all()
@@ -136,28 +137,28 @@ def test_lse_of_a_causal_graph_takes_no_table_of_all_pairs():
 def test_mixed_is_never_taken_for_what_it_does_not_hold(graph, options):
     """Nor is anything else that refuses."""
     call = call_on(graph, **options)
-    assert "mixed" not in choosing._by_time(call)
-    assert choosing.choose(call).refusal(call) is None
+    assert "mixed" not in dispatch._by_time(call)
+    assert dispatch.choose(call).refusal(call) is None
 
 
 def test_the_bound_on_memory_is_kept(monkeypatch):
     """Dense is passed over beyond it; if nothing is left, all reasons are told."""
-    monkeypatch.setattr(choosing, "_ordered", lambda graph, *rest: ("dense", "rows", "reference"))
-    assert choosing.choose(call_on(patterns.window(1024, 1000))).name == "dense"
+    monkeypatch.setattr(dispatch, "_ordered", lambda graph, *rest: ("dense", "rows", "reference"))
+    assert dispatch.choose(call_on(patterns.window(1024, 1000))).name == "dense"
     monkeypatch.setattr(dense, "COMFORTABLE", 1024 * 1024)
-    assert choosing.choose(call_on(patterns.window(1024, 999))).name == "rows"
+    assert dispatch.choose(call_on(patterns.window(1024, 999))).name == "rows"
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
     monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
     message = r"no backend holds .*window\(1024, 998\).* with 8 heads: dense: it would need .* rows: its list .* reference: "
     with pytest.raises(NotImplementedError, match=message):
-        choosing.choose(call_on(patterns.window(1024, 998)))
+        dispatch.choose(call_on(patterns.window(1024, 998)))
 
 
 def test_many_samples_of_a_small_graph_respect_the_bound_too():
     """A graph with few pairs, but a million of samples with a score_mod."""
     few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=score_mods.softcap(1.0)) for n in (1, 10**6))
-    assert choosing.choose(few).name == "dense"
-    assert choosing.choose(many).name == "rows"
+    assert dispatch.choose(few).name == "dense"
+    assert dispatch.choose(many).name == "rows"
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------
@@ -185,9 +186,9 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
     """Of every backend, for one head; flops are 4 dim for each, times heads."""
     graph = COUNTED[name](n)
     mask = graph.mask()
-    work = {kind: choosing._work(graph, kind) for kind in ("dense", "tiles", "rows", "mixed")}
-    by_height = {times: int((touched(mask, 64 * times) > 0).sum()) * 64 * 64 * times for times in _lowering.HEIGHTS}
-    weights = {times: cells * _lowering.HEIGHTS[times] for times, cells in by_height.items()}
+    work = {kind: dispatch._work(graph, kind) for kind in ("dense", "tiles", "rows", "mixed")}
+    by_height = {times: int((touched(mask, 64 * times) > 0).sum()) * 64 * 64 * times for times in planner.HEIGHTS}
+    weights = {times: cells * planner.HEIGHTS[times] for times, cells in by_height.items()}
     best = min(weights, key=weights.get)
     assert work["tiles"].cells == by_height[best]
     assert_exact(float(work["tiles"].weighted_cells), float(weights[best]))
@@ -195,7 +196,7 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
     assert (work["rows"].edges, work["rows"].nodes) == (int(mask.sum()), n)
     assert work["dense"].masked_pairs == n * n
     count, size = touched(mask, 64), touched(torch.ones_like(mask), 64)
-    filled = (count >= _lowering.LEAST_FILL * size) & (count > 0)
+    filled = (count >= planner.LEAST_FILL * size) & (count > 0)
     assert work["mixed"].cells == int(filled.sum()) * 64 * 64
     assert work["mixed"].edges == int(count[~filled].sum())
     flops = {kind: count for kind, count, _, _ in ga.explain(graph, heads=3, dim=16).rows}
@@ -238,12 +239,12 @@ def test_explaining_builds_no_plan_and_lists_no_edges():
 def test_it_is_worked_out_once_for_each_graph(monkeypatch):
     """The next call only looks it up; other heads, widths and options have an order of their own."""
     graph = patterns.window(2048, 64)
-    choosing.choose(call_on(graph))
-    monkeypatch.setattr(choosing, "_seconds", lambda *arguments: pytest.fail("estimated again"))
-    choosing.choose(call_on(graph))
-    choosing.choose(call_on(graph, batch=3))
+    dispatch.choose(call_on(graph))
+    monkeypatch.setattr(dispatch, "_seconds", lambda *arguments: pytest.fail("estimated again"))
+    dispatch.choose(call_on(graph))
+    dispatch.choose(call_on(graph, batch=3))
     with pytest.raises(pytest.fail.Exception):
-        choosing.choose(call_on(graph, heads=2))
+        dispatch.choose(call_on(graph, heads=2))
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ ON_H200 = {
 @pytest.fixture
 def h200(monkeypatch):
     """Calls on a GPU that is not there: tensors without data, and its name."""
-    monkeypatch.setattr(choosing._gpu_devices, "device_of", lambda device: choosing._gpu_devices.PRESETS["H200"])
+    monkeypatch.setattr(dispatch._gpu_devices, "device_of", lambda device: dispatch._gpu_devices.PRESETS["H200"])
 
     def call(graph, dtype=torch.bfloat16, heads=8, dim=64, **options):
         with FakeTensorMode():
@@ -311,15 +312,15 @@ def test_what_auto_takes_on_a_gpu(name, h200):
     make, wanted, reason = ON_H200[name]
     graph = make()
     found = ga.explain(graph, 8, 64, "H200")
-    assert found.choice == choosing._by_time(h200(graph))[0] == wanted
+    assert found.choice == dispatch._by_time(h200(graph))[0] == wanted
     assert reason in found.reason
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "scattered"])
 def test_the_cpu_never_asks_for_the_constants_of_a_gpu(name, monkeypatch):
     """Nor does it take a kernel for CUDA."""
-    monkeypatch.setattr(choosing, "estimates", lambda *arguments: pytest.fail("asked"))
-    order = choosing._by_time(call_on(ON_H200[name][0]()))
+    monkeypatch.setattr(dispatch, "estimates", lambda *arguments: pytest.fail("asked"))
+    order = dispatch._by_time(call_on(ON_H200[name][0]()))
     assert not {"triton", "varlen", "split", "flex"} & set(order)
 
 
@@ -327,13 +328,13 @@ def test_flex_is_not_taken_unasked_and_whatever_refuses_is_passed_over(h200, mon
     """The order holds every backend but flex; without Triton those of a CPU serve, by the same structure."""
     for graph, first in ((patterns.dilated(8192, 64, 8), "tiles"), (patterns.random_senders(8192, 16, causal=False), "rows")):
         call = h200(graph)
-        order = choosing._by_time(call)
+        order = dispatch._by_time(call)
         assert set(order) == {"dense", "triton", "tiles", "rows", "mixed", "reference"}
         assert order[0] == "triton"
         assert order[2] == first
         monkeypatch.setitem(BACKENDS, "triton", replace(BACKENDS["triton"], refusal=lambda call: "not here"))
-        monkeypatch.setattr(choosing, "_too_large", lambda call: "too large")
-        assert choosing.choose(call).name == first
+        monkeypatch.setattr(dispatch, "_too_large", lambda call: "too large")
+        assert dispatch.choose(call).name == first
 
 
 @pytest.mark.parametrize(
@@ -347,18 +348,18 @@ def test_flex_is_not_taken_unasked_and_whatever_refuses_is_passed_over(h200, mon
     ],
 )
 def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
-    assert choosing._by_time(h200(graph, dtype, **options))[0] == wanted
+    assert dispatch._by_time(h200(graph, dtype, **options))[0] == wanted
 
 
 def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monkeypatch):
     """At par torch's are taken; measured constants decide as they are."""
     graph = patterns.window(8192, 256)
-    preset = choosing._gpu_devices.PRESETS["H200"]
-    tiles, varlen = (choosing.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen"))
+    preset = dispatch._gpu_devices.PRESETS["H200"]
+    tiles, varlen = (dispatch.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen"))
     assert tiles < varlen
-    assert choosing._by_time(h200(graph))[0] == "varlen"
-    monkeypatch.setattr(choosing._gpu_devices, "device_of", lambda device: replace(preset, measured="today"))
-    assert choosing._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
+    assert dispatch._by_time(h200(graph))[0] == "varlen"
+    monkeypatch.setattr(dispatch._gpu_devices, "device_of", lambda device: replace(preset, measured="today"))
+    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
 
 
 def test_a_prediction_says_what_it_is():
@@ -389,7 +390,7 @@ def test_of_graphs_that_differ_the_first_is_asked_on_a_gpu_too(h200):
     by_both = ga.TokenGraph.from_rule(
         lambda b, h, dst, src: (src <= dst) & (dst - src < 99 + 0 * (b + h)), 3000, heads=8, batch=2
     )
-    assert choosing._by_time(h200(by_both))[0] in ("triton", "varlen")
+    assert dispatch._by_time(h200(by_both))[0] in ("triton", "varlen")
     plain, both = (ga.explain(graph, 8, 64, "H200") for graph in (patterns.window(3000, 99), by_both))
     assert [row[1] for row in both.rows if row[0] == "triton tiles"] == [
         2 * row[1] for row in plain.rows if row[0] == "triton tiles"

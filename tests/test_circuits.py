@@ -11,9 +11,11 @@ from support.bounds import assert_exact, assert_sum
 from torch import Tensor
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, circuits, patterns, trace
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention import model as lm
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.interpret import trace
+from gnn_attention.interpret.circuits import api as circuits
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import EXACT
 

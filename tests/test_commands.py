@@ -11,15 +11,16 @@ import sys
 import pytest
 from support.extras import needs
 
-from gnn_attention import TokenGraph, catalogue, expressions, patterns
+from gnn_attention import TokenGraph, patterns
 from gnn_attention.__main__ import main
+from gnn_attention.convert import catalogue, expressions
 
 
 class TestCatalogue:
     def test_every_builder_has_an_example(self):
         missing = sorted(set(patterns.__all__) - set(catalogue.EXAMPLES))
         left_over = sorted(set(catalogue.EXAMPLES) - set(patterns.__all__))
-        assert not missing, f"no example in gnn_attention/catalogue.py, EXAMPLES, for: {', '.join(missing)}"
+        assert not missing, f"no example in gnn_attention/convert/catalogue.py, EXAMPLES, for: {', '.join(missing)}"
         assert not left_over, f"examples of builders that the zoo does not have: {', '.join(left_over)}"
 
     def test_an_example_shows_its_builder(self):

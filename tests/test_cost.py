@@ -21,7 +21,7 @@ from gnn_attention import model as lm
 from gnn_attention.__main__ import main
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.cost import FORMS, LatentSizes, Macs, Sizes
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.heads.latent import LatentHeads
 
 GROUPED = {"width": 24, "num_heads": 6, "head_dim": 5, "value_dim": 3, "num_kv_heads": 2}
 LATENT = {"width": 24, "num_heads": 6, "content_dim": 5, "rotary_dim": 4, "latent_dim": 7, "value_dim": 3}

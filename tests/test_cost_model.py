@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gnn_attention import cost_model as module
-from gnn_attention.cost_model import Costs, Work, costs, path_of_costs, save
+from gnn_attention.backends import cost_model as module
+from gnn_attention.backends.cost_model import Costs, Work, costs, path_of_costs, save
 from gnn_attention.verify.measure import EXACT
 
 

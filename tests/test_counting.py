@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import ROWS
 
-from gnn_attention import TokenGraph, _counting, _cover, _enumeration, patterns
-from gnn_attention._spans import DIFFERENCE, DST, SRC
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.graph.intervals.values import DIFFERENCE, DST, SRC
+from gnn_attention.graph.regions import counting, enumerate_pairs, quadtree
 
 FORMS = {
     "itself": lambda g: g,
@@ -23,8 +24,8 @@ FORMS = {
 @pytest.fixture(autouse=True)
 def by_boxes(monkeypatch):
     """Small graphs too."""
-    monkeypatch.setattr(_enumeration, "FEW", -1)
-    monkeypatch.setattr(_counting, "MANY", -1)
+    monkeypatch.setattr(enumerate_pairs, "FEW", -1)
+    monkeypatch.setattr(counting, "MANY", -1)
 
 
 def odd(b, h, dst, src):
@@ -50,9 +51,9 @@ class TestZoo:
     def check(self, row, form):
         graph = FORMS[form](row.build(row.sizes[-1]))
         name, shape = graph.name, graph._shape
-        degree, edges = (way(graph.rule, name, shape) for way in (_enumeration.in_degree, _enumeration.edge_list))
-        assert torch.equal(_counting.in_degree(graph.rule, name, shape), degree), (row.name, form)
-        assert torch.equal(_counting.edge_list(graph.rule, name, shape), edges), (row.name, form)
+        degree, edges = (way(graph.rule, name, shape) for way in (enumerate_pairs.in_degree, enumerate_pairs.edge_list))
+        assert torch.equal(counting.in_degree(graph.rule, name, shape), degree), (row.name, form)
+        assert torch.equal(counting.edge_list(graph.rule, name, shape), edges), (row.name, form)
 
     @pytest.mark.slow
     def test_a_missing_edge_is_seen(self):
@@ -148,32 +149,32 @@ class TestEdgesInBoxes:
         nothing = torch.zeros_like(dst)
         for i, j in corners:
             inside[i : i + block, j : j + block] = True
-        boxes = _cover.Boxes(torch.arange(len(dst)), nothing, nothing, dst, src, height, width)
+        boxes = quadtree.Boxes(torch.arange(len(dst)), nothing, nothing, dst, src, height, width)
         expected = (graph.mask() & inside).nonzero().t().flip(0)
-        assert torch.equal(_counting.edges_in(graph.rule, boxes, graph.num_src), expected)
-        assert _counting.edges_in(graph.rule, boxes.at(slice(0)), graph.num_src).shape == (2, 0)
+        assert torch.equal(counting.edges_in(graph.rule, boxes, graph.num_src), expected)
+        assert counting.edges_in(graph.rule, boxes.at(slice(0)), graph.num_src).shape == (2, 0)
 
 
 class TestCover:
     def test_many_heads_come_a_few_at_a_time(self):
         """No piece has more rows and columns than one graph of a million tokens."""
         shape = (1, 8, 10**6, 10**6)
-        pieces = list(_cover.cover(lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), _cover.root(shape)))
+        pieces = list(quadtree.cover(lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), quadtree.root(shape)))
         assert sum(len(piece.boxes) for piece in pieces) == 8
-        assert all(int((piece.boxes.height + piece.boxes.width).sum()) < 2 * _cover.LONGEST for piece in pieces)
+        assert all(int((piece.boxes.height + piece.boxes.width).sum()) < 2 * quadtree.LONGEST for piece in pieces)
 
     def test_few_boxes_wait(self, monkeypatch):
         """The smallest boxes are done before more of the larger ones are cut."""
-        monkeypatch.setattr(_cover, "AT_ONCE", 64)
-        asked, kinds = [], _cover._kinds
-        monkeypatch.setattr(_cover, "_kinds", lambda rule, boxes: asked.append(len(boxes)) or kinds(rule, boxes))
-        next(_cover.cover(odd, _cover.root((1, 1, 2048, 2048))))
+        monkeypatch.setattr(quadtree, "AT_ONCE", 64)
+        asked, kinds = [], quadtree._kinds
+        monkeypatch.setattr(quadtree, "_kinds", lambda rule, boxes: asked.append(len(boxes)) or kinds(rule, boxes))
+        next(quadtree.cover(odd, quadtree.root((1, 1, 2048, 2048))))
         assert sum(asked) <= 64 * len(asked) <= 64 * 6
 
     @pytest.mark.parametrize(
         ("graph", "kinds"),
         [
-            (patterns.full(10**6), [_cover.FULL]),
+            (patterns.full(10**6), [quadtree.FULL]),
             (patterns.causal(10**6), [DIFFERENCE]),
             (patterns.dilated(10**6, 256, 16), [DIFFERENCE]),
             (patterns.sinks(10**6, 4, causal=False), [SRC]),
@@ -184,7 +185,7 @@ class TestCover:
     )
     def test_a_simple_graph_is_one_box(self, graph, kinds):
         """A million tokens and no pair visited."""
-        pieces = list(_cover.cover(graph.rule, _cover.root(graph._shape)))
+        pieces = list(quadtree.cover(graph.rule, quadtree.root(graph._shape)))
         assert [piece.kind for piece in pieces] == kinds
         assert all(len(piece.boxes) == 1 for piece in pieces)
 
@@ -192,10 +193,10 @@ class TestCover:
     def test_boxes_are_disjoint_and_hold_all_edges(self, leaf):
         graph = patterns.documents([30, 1, 69]) & (patterns.window(100, 13) | patterns.sinks(100, 40))
         seen = torch.zeros(100, 100, dtype=torch.int64)
-        for piece in _cover.cover(graph.rule, _cover.root(graph._shape), leaf):
+        for piece in quadtree.cover(graph.rule, quadtree.root(graph._shape), leaf):
             for i in range(len(piece.boxes)):
                 box = piece.boxes.at(torch.tensor([i]))
-                assert piece.kind != _cover.CELLS or max(int(box.height), int(box.width)) <= leaf
+                assert piece.kind != quadtree.CELLS or max(int(box.height), int(box.width)) <= leaf
                 seen[int(box.dst) : int(box.dst + box.height), int(box.src) : int(box.src + box.width)] += 1
         assert int(seen.max()) == 1
         assert bool((seen[graph.mask()] == 1).all())

@@ -5,9 +5,10 @@ import torch
 from support.bounds import assert_exact
 
 import gnn_attention as ga
-from gnn_attention import _flash, _nonfinite, patterns
-from gnn_attention._call import Call
-from gnn_attention.backends import dense
+from gnn_attention import patterns
+from gnn_attention.backends import dense, nonfinite
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import flash_varlen
 
 GRAPHS = {
     "causal": patterns.causal(7),
@@ -30,7 +31,7 @@ def attend(q, k, v, name):
 def test_of_the_output_the_last_receiver_tells_if_it_hears_everyone(name, told, monkeypatch):
     """Of a graph with a mask all of them do."""
     asked = []
-    monkeypatch.setattr(_nonfinite, "surely_finite", lambda *tensors: asked.extend(tuple(x.shape) for x in tensors) or True)
+    monkeypatch.setattr(nonfinite, "surely_finite", lambda *tensors: asked.extend(tuple(x.shape) for x in tensors) or True)
     attend(*qkv(), name)
     assert asked == [(1, 4, told, 4), (1, 4, 7, 4), (1, 2, 7, 4)]
 
@@ -41,7 +42,7 @@ def test_of_the_output_the_last_receiver_tells_if_it_hears_everyone(name, told, 
 @pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
 def test_a_nan_reaches_those_who_hear_it(name, may_ask, with_gradients, where, monkeypatch):
     """Also where nobody may ask, as while a CUDA graph is recorded; the others get what they got without it."""
-    monkeypatch.setattr(_nonfinite, "may_ask", lambda x: may_ask)
+    monkeypatch.setattr(nonfinite, "may_ask", lambda x: may_ask)
     graph, given = GRAPHS[name], qkv()
     clean = attend(*given, name)
     given[where][:, :, 4, 1] = torch.nan
@@ -96,10 +97,10 @@ def test_who_may_ask(monkeypatch):
     class OnCuda:
         is_cuda = True
 
-    assert _nonfinite.may_ask(torch.zeros(1))
+    assert nonfinite.may_ask(torch.zeros(1))
     for capturing in (False, True):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
-        assert _nonfinite.may_ask(OnCuda()) is not capturing
+        assert nonfinite.may_ask(OnCuda()) is not capturing
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -109,9 +110,9 @@ def test_surely_finite(dtype, bad):
     fine = torch.full((40, 40), 6e4, dtype=dtype)
     spoilt = fine.clone()
     spoilt[3, 5] = bad
-    assert _nonfinite.surely_finite(fine, fine)
-    assert not _nonfinite.surely_finite(fine, spoilt)
-    assert not _nonfinite.surely_finite(spoilt, -spoilt)
+    assert nonfinite.surely_finite(fine, fine)
+    assert not nonfinite.surely_finite(fine, spoilt)
+    assert not nonfinite.surely_finite(spoilt, -spoilt)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -168,14 +169,14 @@ def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
         (torch.bfloat16, 4, True, True),
         (torch.float32, 4, True, False),
         (torch.bfloat16, 4, False, False),
-        (torch.bfloat16, _flash.WIDEST - 1, True, True),
-        (torch.bfloat16, _flash.WIDEST, True, False),
+        (torch.bfloat16, flash_varlen.WIDEST - 1, True, True),
+        (torch.bfloat16, flash_varlen.WIDEST, True, False),
     ],
 )
 def test_when_the_kernel_of_cuda_is_asked_for_its_lse(dtype, value_dim, available, told, monkeypatch):
     """Halves, where torch has the kernel, and a channel is left for the gradient of lse; as if this were CUDA."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", {"cpu"})
-    monkeypatch.setattr(_flash, "available", lambda: available)
+    monkeypatch.setattr(flash_varlen, "available", lambda: available)
     q = torch.zeros(1, 2, 7, 8, dtype=dtype)
     assert dense._tells_lse(Call.checked(q, q, q.new_zeros(1, 2, 7, value_dim), patterns.causal(7), with_lse=True)) == told
 

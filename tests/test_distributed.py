@@ -10,8 +10,9 @@ import torch
 from support.bounds import attention_truth
 
 import gnn_attention as ga
-from gnn_attention import _partition as partitions
-from gnn_attention import catalogue, distributed, expressions, patterns, score_mods
+from gnn_attention import distributed, patterns, score_mods
+from gnn_attention.convert import catalogue, expressions
+from gnn_attention.distributed import partition as partitions
 from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, judge
 
 SEED = 20

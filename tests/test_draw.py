@@ -13,7 +13,8 @@ from support.bounds import assert_exact
 from support.extras import needs
 from support.refusals import assert_refusals
 
-from gnn_attention import TokenGraph, _layouts, draw, patterns
+from gnn_attention import TokenGraph, draw, patterns
+from gnn_attention.draw import _node_layouts
 
 Figure, LineCollection = needs("matplotlib.figure").Figure, needs("matplotlib.collections").LineCollection
 patches, to_hex = needs("matplotlib.patches"), needs("matplotlib.colors").to_hex
@@ -186,8 +187,8 @@ class TestGraph:
         assert filled == {"white": 62, "#222222": 2}
 
     def test_too_many_edges_are_sampled_and_the_title_says_so(self, monkeypatch):
-        assert _layouts.MOST_LINES == 4000
-        monkeypatch.setattr(_layouts, "MOST_LINES", 1000)
+        assert _node_layouts.MOST_LINES == 4000
+        monkeypatch.setattr(_node_layouts, "MOST_LINES", 1000)
         graph = patterns.no_self(40)
         (axes,) = draw.graph(graph).axes
         assert title(axes).endswith("1,560 edges, 97.5 % of all pairs; 1,000 drawn, chosen at random")
@@ -269,7 +270,7 @@ class TestArcs:
         assert "chosen edge" in legend(figure)
 
     def test_lit_edges_survive_the_sampling(self, monkeypatch):
-        monkeypatch.setattr(_layouts, "MOST_LINES", 400)
+        monkeypatch.setattr(_node_layouts, "MOST_LINES", 400)
         (axes,) = draw.arcs(patterns.no_self(64), lit=[(7, 50)]).axes
         last = [c for c in axes.collections if isinstance(c, LineCollection)][-1]
         assert [to_hex(colour) for colour in last.get_edgecolors()].count(RED) == 1

@@ -5,8 +5,9 @@ import torch
 from support.bounds import assert_exact
 
 import gnn_attention as ga
-from gnn_attention import _edge_dropout, patterns
-from gnn_attention._edge_dropout import FIRST, GOLDEN, SECOND, kept
+from gnn_attention import patterns
+from gnn_attention.backends import dropout
+from gnn_attention.backends.dropout import FIRST, GOLDEN, SECOND, kept
 
 CPU = torch.device("cpu")
 WAYS = ["reference", "dense", "tiles", "rows"]
@@ -29,8 +30,8 @@ def test_the_mixing_is_that_of_splitmix64():
     """The first outputs of the published generator started at 1234567."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert [mixed(1234567 + GOLDEN * n) for n in range(1, 6)] == known
-    state = torch.tensor([_edge_dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 6)])
-    assert [int(z) % 2**64 for z in _edge_dropout._mixed(state)] == known
+    state = torch.tensor([dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 6)])
+    assert [int(z) % 2**64 for z in dropout._mixed(state)] == known
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
@@ -57,12 +58,12 @@ def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probabili
 
 def test_a_seed_is_needed_and_comes_from_torchs_generator():
     with pytest.raises(ValueError, match=r"dropout 0\.5 needs a seed, got None"):
-        _edge_dropout.dropped(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
+        dropout.dropped(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
     torch.manual_seed(5)
-    first, second = _edge_dropout.draw_seed(CPU), _edge_dropout.draw_seed(CPU)
+    first, second = dropout.draw_seed(CPU), dropout.draw_seed(CPU)
     torch.manual_seed(5)
     assert first != second
-    assert first == _edge_dropout.draw_seed(CPU)
+    assert first == dropout.draw_seed(CPU)
 
 
 GRAPHS = [
@@ -99,7 +100,7 @@ def test_dropout_is_of_the_weights_of_the_formula(backend):
     torch.manual_seed(4)
     out = ga.attend(q, k, v, graph, dropout=0.4, backend=backend)
     torch.manual_seed(4)
-    seed = int(_edge_dropout.draw_seed(CPU))
+    seed = int(dropout.draw_seed(CPU))
     weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
     index = [(b, h, i, j) for b in range(2) for h in range(2) for i in range(6) for j in range(9)]
     stays = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gnn_attention import _edge_folding as folding
-from gnn_attention._edge_lowering import sorted_edges
+from gnn_attention.backends.cpu import head_batching as folding
+from gnn_attention.backends.plan.csr import sorted_edges
 
 SRC, DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
 

@@ -7,10 +7,11 @@ import torch
 from kernel_cases import lse_bound
 from support.bounds import assert_exact, assert_rule, attention_truth, error
 
-from gnn_attention import _edge_folding, edges
-from gnn_attention._edge_kernels import backward, forward
-from gnn_attention._edge_lowering import sorted_edges
+from gnn_attention import edges
 from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.cpu import head_batching
+from gnn_attention.backends.cpu.csr import backward, forward
+from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.verify.measure import EXACT
 
 SCALE = 0.4
@@ -20,7 +21,7 @@ WAYS = {"folded": 10**9, "head by head": 0}
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request, monkeypatch):
     """Every test runs with heads folded and one at a time."""
-    monkeypatch.setattr(_edge_folding, "MOST_EDGES", WAYS[request.param])
+    monkeypatch.setattr(head_batching, "MOST_EDGES", WAYS[request.param])
     return request.param
 
 

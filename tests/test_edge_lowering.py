@@ -5,7 +5,7 @@ import torch
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._edge_lowering import edges_of, order_of, sorted_edges
+from gnn_attention.backends.plan.csr import edges_of, order_of, sorted_edges
 
 CPU = torch.device("cpu")
 

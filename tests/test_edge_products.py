@@ -4,9 +4,10 @@ import pytest
 import torch
 from support.bounds import assert_exact
 
-from gnn_attention import _edge_folding, edges
-from gnn_attention import _edge_products as products_of
-from gnn_attention._edge_lowering import sorted_edges
+from gnn_attention import edges
+from gnn_attention.backends.cpu import csr_ops as products_of
+from gnn_attention.backends.cpu import head_batching
+from gnn_attention.backends.plan.csr import sorted_edges
 
 HEADS, KV_HEADS, NUM_DST, NUM_SRC = 4, 2, 6, 7
 WAYS = {"folded": 10**9, "head by head": 0}
@@ -15,7 +16,7 @@ WAYS = {"folded": 10**9, "head by head": 0}
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request, monkeypatch):
     """Every test runs with heads folded and one at a time."""
-    monkeypatch.setattr(_edge_folding, "MOST_EDGES", WAYS[request.param])
+    monkeypatch.setattr(head_batching, "MOST_EDGES", WAYS[request.param])
 
 
 def edge_list(count=17):

@@ -5,9 +5,11 @@ import re
 import pytest
 import torch
 
-from gnn_attention import _lowering, _memory, patterns
-from gnn_attention._call import Call
+from gnn_attention import patterns
+from gnn_attention._support import memory
 from gnn_attention.backends import BACKENDS, dense, mixed, rows, split, tiles, triton, varlen
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph
 
 GIB = 2**30
@@ -139,7 +141,7 @@ def test_rows_refuse_by_their_limit(monkeypatch):
     needed = rows.bytes_needed(call)
     monkeypatch.setattr(rows, "MOST_EDGES", 2**40)
     monkeypatch.setattr(rows, "MEMORY_LIMIT", needed)
-    monkeypatch.setattr(_memory, "available", lambda: needed)
+    monkeypatch.setattr(memory, "available", lambda: needed)
     assert rows.refusal(call) is None
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 16 * GIB)
     told(rf"would need about {needed / GIB:.1f} GiB, the limit is 16 GiB", rows.refusal(call))
@@ -147,7 +149,7 @@ def test_rows_refuse_by_their_limit(monkeypatch):
 
 @pytest.mark.parametrize("edges_left", [0, 100, 2**28, 2**28 + 1])
 def test_mixed_refuses_more_edges_than_a_list_holds(monkeypatch, edges_left):
-    monkeypatch.setattr(mixed, "kept", lambda work, graph: _lowering.Work(edges=edges_left))
+    monkeypatch.setattr(mixed, "kept", lambda work, graph: planner.Work(edges=edges_left))
     found = mixed.refusal(call_of(patterns.window(T, 4)))
     if edges_left <= 2**28:
         assert found is None
@@ -175,7 +177,7 @@ def test_mixed_holds_plain_calls_and_sinks(option, said):
 def test_tiles_refuse_by_their_limit(monkeypatch, needed):
     """4 GiB of masks are held, where there are so many."""
     monkeypatch.setattr(tiles, "kept", lambda bytes_of, graph: needed)
-    monkeypatch.setattr(_memory, "available", lambda: 2**33)
+    monkeypatch.setattr(memory, "available", lambda: 2**33)
     found = tiles.refusal(call_of(patterns.window(T, 4)))
     if needed <= 2**32:
         assert found is None
@@ -188,7 +190,7 @@ def test_what_is_left_is_asked_for_on_a_cpu(monkeypatch, backend):
     """A GPU's memory is not the system's: there nobody is asked."""
     call = call_of(patterns.window(T, 4))
     assert backend.refusal(call) is None
-    monkeypatch.setattr(_memory, "shortage", lambda needed: "too little")
+    monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
     told("too little", backend.refusal(call))
     there = type("Tensor", (), {"device": torch.device("cuda"), "shape": call.q.shape, "dtype": call.q.dtype})()
     object.__setattr__(call, "q", there)

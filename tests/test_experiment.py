@@ -20,13 +20,16 @@ from support.extras import needs
 from torch.nn import functional
 
 import gnn_attention as ga
-from gnn_attention import _experiment_plot, _experiment_store, _train_report, expressions, graph_files, patterns, training
-from gnn_attention import experiment as ex
+from gnn_attention import patterns
 from gnn_attention.__main__ import main
-from gnn_attention._experiment_results import Mean, Outcome, rows, table
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.convert import expressions
+from gnn_attention.convert import files as convert_files
 from gnn_attention.model import Config, LanguageModel, induction_scores
-from gnn_attention.training import Corpus, Recipe
+from gnn_attention.training import Corpus, Recipe, compare_plot, compare_store, metrics
+from gnn_attention.training import compare as ex
+from gnn_attention.training import trainer as training
+from gnn_attention.training.compare_results import Mean, Outcome, rows, table
 
 SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
@@ -38,10 +41,10 @@ GENERATED, JUDGED = ex._GENERATED, 4
 @pytest.fixture(autouse=True)
 def judged_briefly(monkeypatch):
     """Reports of trainings take most of the time here: few windows, short sequences, one token is generated."""
-    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", JUDGED)
+    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", JUDGED)
     monkeypatch.setattr(ex, "_GENERATED", 1)
     for name in ("induction_scores", "previous_token_scores"):
-        monkeypatch.setattr(_train_report, name, partial(getattr(_train_report, name), length=8, samples=1))
+        monkeypatch.setattr(metrics, name, partial(getattr(metrics, name), length=8, samples=1))
 
 
 def compared(graphs=THREE, recipe=SHORT, seeds=1, out=None, **more):
@@ -225,7 +228,7 @@ class TestMeasures:
 class TestGraphs:
     def test_expressions_files_and_graphs(self, tmp_path):
         """A file may hold a longer graph: its first tokens are taken."""
-        graph_files.write(patterns.strides(40, 3) | patterns.sinks(40, 2), tmp_path / "longer.graphml")
+        convert_files.write(patterns.strides(40, 3) | patterns.sinks(40, 2), tmp_path / "longer.graphml")
         name = f"file:{tmp_path / 'longer.graphml'}"
         mine = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (src % 2 == 0), 16, name="mine")
         found = compared([name, mine, "window(16, 4)"])
@@ -266,10 +269,10 @@ class TestGraphs:
         assert list(tmp_path.iterdir()) == []
 
     def test_files_that_do_not_fit(self, tmp_path):
-        graph_files.write(patterns.causal(15), tmp_path / "short.edges")
+        convert_files.write(patterns.causal(15), tmp_path / "short.edges")
         with pytest.raises(ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of 15 or less"):
             compared(f"file:{tmp_path / 'short.edges'}")
-        graph_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
+        convert_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
         with pytest.raises(ValueError, match=r"has 29 edges from a later token .* take the lines with src > dst out of a file"):
             compared(f"file:{tmp_path / 'both.edges'}")
         with pytest.raises(FileNotFoundError):
@@ -385,7 +388,7 @@ class TestFolder:
 
     def test_two_at_once_do_not_share_a_folder(self, tmp_path):
         """Both began in an empty one: what the first finishes makes it its own."""
-        one, other = (_experiment_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
+        one, other = (compare_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
         (outcome,) = made("causal", [2.0])
         one.keep(outcome)
         with pytest.raises(ValueError, match="holds a comparison with steps 1, not 2"):
@@ -397,7 +400,7 @@ class TestFolder:
         assert len(compared("causal", out=tmp_path)) == 1
 
     def test_a_number_or_nothing_is_all_there_is(self):
-        assert set(_experiment_store._NUMBERS) >= {field.type for field in Outcome.__dataclass_fields__.values()}
+        assert set(compare_store._NUMBERS) >= {field.type for field in Outcome.__dataclass_fields__.values()}
 
 
 def made(graph, losses, edges=4.0, **more):
@@ -457,7 +460,7 @@ class TestPlot:
         needs("matplotlib")
 
     def test_points_bars_and_names(self):
-        (axes,) = _experiment_plot.figure(self.FOUND, "title", "facts").axes
+        (axes,) = compare_plot.figure(self.FOUND, "title", "facts").axes
         assert axes.get_xscale() == "log"
         points = {tuple(point) for line in axes.lines if line.get_marker() in "os" for point in line.get_xydata().tolist()}
         assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
@@ -470,18 +473,18 @@ class TestPlot:
         assert axes.get_title(loc="left") == "title\nfacts"
 
     def test_names_do_not_overlap_and_stay_inside(self):
-        figure = _experiment_plot.figure(self.FOUND, "title", "facts")
+        figure = compare_plot.figure(self.FOUND, "title", "facts")
         boxes = [text.get_window_extent() for text in figure.axes[0].texts]
         assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
     def test_a_name_is_no_formula(self):
         name = "file:a$x^$b.edges"
-        (axes,) = _experiment_plot.figure(rows(made(name, [2.0])), "title", "facts").axes
+        (axes,) = compare_plot.figure(rows(made(name, [2.0])), "title", "facts").axes
         assert [text.get_text() for text in axes.texts] == [name]
 
     def test_one_graph_and_one_seed(self):
-        figure = _experiment_plot.figure(rows(made("causal", [2.0])), "title", "facts")
+        figure = compare_plot.figure(rows(made("causal", [2.0])), "title", "facts")
         assert [text.get_text() for text in figure.axes[0].texts] == ["causal"]
 
 

@@ -18,11 +18,13 @@ import pytest
 import torch
 from explorer_engine import TEXT, WEB, data_of, mask_of, needs_node, small, text_of_data
 
-from gnn_attention import TokenGraph, explorer, expressions, patterns, trace
+from gnn_attention import TokenGraph, explorer, patterns
 from gnn_attention import model as lm
 from gnn_attention.__main__ import main
-from gnn_attention.bytepair import BytePair
+from gnn_attention.convert import expressions
 from gnn_attention.explorer import _html, _masks, _pack
+from gnn_attention.interpret import trace
+from gnn_attention.model.tokenizer import BytePair
 
 
 @pytest.fixture(scope="module")

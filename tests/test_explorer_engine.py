@@ -10,10 +10,11 @@ import torch
 from explorer_engine import TEXT, ask, check_run, data_of, doubles, edges_of, edit, mask_of, small, text_of_data
 from support.bounds import assert_exact
 
-from gnn_attention import FactoredHeads, MergedHeads, explorer, trace
+from gnn_attention import FactoredHeads, MergedHeads, explorer
 from gnn_attention import model as lm
-from gnn_attention.bytepair import BytePair
 from gnn_attention.explorer import _html, _pack
+from gnn_attention.interpret import trace
+from gnn_attention.model.tokenizer import BytePair
 
 pytestmark = pytest.mark.slow  # node is started
 

@@ -19,8 +19,10 @@ import torch
 from support.bounds import assert_exact
 from support.extras import needs
 
-from gnn_attention import TokenGraph, algebra, convert, explorer, expressions, patterns, trace
+from gnn_attention import TokenGraph, algebra, convert, explorer, patterns
 from gnn_attention import model as lm
+from gnn_attention.convert import expressions
+from gnn_attention.interpret import trace
 
 HERE = Path(__file__).parent / "explorer"
 WEB = Path(explorer.__file__).parent / "web"

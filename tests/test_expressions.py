@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.refusals import assert_refusals
 from zoo import ROWS
 
-from gnn_attention import TokenGraph, _effort, algebra, expressions, patterns
-from gnn_attention.expressions import parse
+from gnn_attention import TokenGraph, algebra, patterns
+from gnn_attention.convert import _expression_budget, expressions
+from gnn_attention.convert.expressions import parse
 
 causal, full, window, sinks, cross = (getattr(patterns, name) for name in ("causal", "full", "window", "sinks", "cross"))
 
@@ -448,7 +449,7 @@ class TestRefusals:
             parse(text)
         assert time.perf_counter() - start < 5
 
-    @pytest.mark.parametrize("name", sorted(_effort.EFFORTS))
+    @pytest.mark.parametrize("name", sorted(_expression_budget.EFFORTS))
     def test_what_grows_fast_is_refused_before_it_is_done(self, name):
         start = time.perf_counter()
         with pytest.raises(ValueError, match=f"{name} would take too much time or memory here"):
@@ -457,7 +458,7 @@ class TestRefusals:
 
     def test_products_add_up(self, monkeypatch):
         """One of two products is allowed, both together are not."""
-        monkeypatch.setattr(_effort, "MOST", 2**19)
+        monkeypatch.setattr(_expression_budget, "MOST", 2**19)
         assert parse("full(200) @ full(200)") == full(200)
         with pytest.raises(ValueError, match=r"column 1, .*@ would take too much"):
             parse("full(200) @ full(200) @ full(200)")

@@ -8,10 +8,10 @@ import torch
 from support.extras import needs
 
 from gnn_attention import cache as caches
-from gnn_attention._held import Held
-from gnn_attention._lifetimes import last_receivers
+from gnn_attention.cache._slots import Held
 from gnn_attention.figures import chunked, decoding, greedy
 from gnn_attention.figures.decoding import CELLS, FIGURE, case, measure
+from gnn_attention.graph.liveness import last_receivers
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _checks, convert, score_mods
-from gnn_attention._lookup import entries
+from gnn_attention import convert, score_mods
+from gnn_attention._support import checks
+from gnn_attention._support.deterministic_index import entries
 from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import determinism
 from gnn_attention.figures.determinism import FIGURE
@@ -114,8 +115,8 @@ def test_a_learned_table_has_both_derivatives_and_refuses_what_it_has_not():
 def test_a_signature_is_asked_once(monkeypatch):
     """Of a class; a function tells by its code."""
     asked = []
-    signature = _checks.inspect.signature
-    monkeypatch.setattr(_checks.inspect, "signature", lambda thing: asked.append(thing) or signature(thing))
+    signature = checks.inspect.signature
+    monkeypatch.setattr(checks.inspect, "signature", lambda thing: asked.append(thing) or signature(thing))
 
     class Doubled:
         def __call__(self, score, b, h, dst, src):

@@ -79,7 +79,11 @@ def test_a_process_that_dies_or_leaves_files_is_reported(monkeypatch, program, e
 
 def test_every_memo_of_the_package_is_counted_and_bounded():
     found = dict(memos.memos())
-    assert {"gnn_attention._edge_folding._kept", "gnn_attention._listed._grids", "gnn_attention.cost_model.costs"} <= set(found)
+    assert {
+        "gnn_attention.backends.cpu.head_batching._kept",
+        "gnn_attention.graph.intervals.edge_list_bounds._grids",
+        "gnn_attention.backends.cost_model.costs",
+    } <= set(found)
     assert memos.counted(ALIVE)[1] == []
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 import gnn_attention as ga
-from gnn_attention import _nonfinite, patterns
-from gnn_attention.backends import BACKENDS
+from gnn_attention import patterns
+from gnn_attention.backends import BACKENDS, nonfinite
 from gnn_attention.figures import interference
 from gnn_attention.figures.interference import FIGURE, Poisoned
 
@@ -42,7 +42,7 @@ def masked_sdpa(call):
 
 def cleaned(call):
     """A NaN that nobody hears of."""
-    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
+    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     return BACKENDS["rows"].run(replace(call, q=q, k=k, v=v))
 
 

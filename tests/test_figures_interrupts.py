@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnn_attention import StandardHeads, _interrupts, bench, patterns, verify
+from gnn_attention import StandardHeads, bench, patterns, verify
+from gnn_attention._support import interrupts as support_interrupts
 from gnn_attention.bench import process
 from gnn_attention.figures import interrupts
 from gnn_attention.figures.interrupts import COMMANDS, Case, Forks
@@ -105,22 +106,22 @@ COMMAND_LINES = [
 
 @pytest.mark.parametrize(("arguments", "original", "expected"), COMMAND_LINES)
 def test_only_our_commands_handle_interrupts_while_they_load(arguments, original, expected):
-    assert _interrupts.is_command(arguments, original) is expected
+    assert support_interrupts.is_command(arguments, original) is expected
 
 
 def test_a_program_that_imports_the_package_keeps_its_handler(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
-    assert before is not _interrupts._end
-    with _interrupts.deliverable():
+    assert before is not support_interrupts._end
+    with support_interrupts.deliverable():
         assert signal.getsignal(signal.SIGINT) is before
-    monkeypatch.setattr(_interrupts.sys, "argv", ["gnn-attention"])
+    monkeypatch.setattr(support_interrupts.sys, "argv", ["gnn-attention"])
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _interrupts.quiet()
+        support_interrupts.quiet()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # inherited: left as it is
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _interrupts.quiet()
-        with _interrupts.deliverable():
+        support_interrupts.quiet()
+        with support_interrupts.deliverable():
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it has ended
     finally:

@@ -8,11 +8,14 @@ import pytest
 import torch
 from support.extras import needs
 
-from gnn_attention import Backend, TokenGraph, _checks, _edge_lists, attend, convert, edges, patterns, training
-from gnn_attention._audit_cover import groups
-from gnn_attention._train_report import told_before
+from gnn_attention import Backend, TokenGraph, attend, convert, edges, patterns
+from gnn_attention._support import checks
 from gnn_attention.figures import malformed
 from gnn_attention.figures._malformed_case import COMPILED, EAGER, Case, Subject, faults, held
+from gnn_attention.graph import edge_list
+from gnn_attention.interpret.audit.probe_groups import groups
+from gnn_attention.training import trainer as training
+from gnn_attention.training.metrics import told_before
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
 
@@ -99,7 +102,7 @@ FAULTS = {
     "silent": (lambda one: attend(*one, patterns.causal(3)), "silent"),
     "another type": (lambda one: attend(*one, patterns.causal(4)), "ValueError in place of TypeError"),
     "from below": (lambda one: torch.zeros(2) @ torch.zeros(3), "raised from below"),
-    "no argument": (lambda one: _checks.size("n", "3"), "does not tell the argument"),
+    "no argument": (lambda one: checks.size("n", "3"), "does not tell the argument"),
     "changed": (changing, "something of the object changed"),
 }
 
@@ -116,9 +119,9 @@ def test_the_same_case_without_a_fault_passes():
 
 
 def test_a_long_or_raw_message_is_seen():
-    case = Case(PLANTED, "long", TypeError, "n", "got", lambda one: _checks.size("n" * 500, "3"))
+    case = Case(PLANTED, "long", TypeError, "n", "got", lambda one: checks.size("n" * 500, "3"))
     assert any("a message of" in found for found in faults(case))
-    raw = Case(PLANTED, "raw", TypeError, "x", "got", lambda one: _checks.size("x: size of tensor a", "3"))
+    raw = Case(PLANTED, "raw", TypeError, "x", "got", lambda one: checks.size("x: size of tensor a", "3"))
     assert any("raw words" in found for found in faults(raw))
 
 
@@ -136,7 +139,7 @@ def test_a_next_call_that_fails_is_seen():
 def test_a_check_that_is_gone_is_reported_by_the_figure(monkeypatch):
     """The library without one of its checks: the figure says which case then fails."""
     named_before = named("from_edges: floats")
-    monkeypatch.setattr(_edge_lists, "SIGNED", (*_edge_lists.SIGNED, torch.float32))
+    monkeypatch.setattr(edge_list, "SIGNED", (*edge_list.SIGNED, torch.float32))
     monkeypatch.setattr(malformed, "cases", lambda: (named_before,))
     assert any("from_edges: floats (eager): silent" in failure for failure in malformed.measure(1, quiet).failures)
 
@@ -158,8 +161,8 @@ def test_a_quoted_value_is_cut():
     with pytest.raises(TypeError, match=r"num_dst must be an integer, got \[0, 1, 2") as refused:
         TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, list(range(5000)))
     assert len(str(refused.value)) < 150
-    assert len(_checks.quoted(torch.zeros(99, 99))) < 60
-    assert "\n" not in _checks.quoted(torch.eye(3).numpy())
+    assert len(checks.quoted(torch.zeros(99, 99))) < 60
+    assert "\n" not in checks.quoted(torch.eye(3).numpy())
 
 
 def test_a_long_name_is_cut_in_messages():

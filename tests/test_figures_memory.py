@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnn_attention import _memory, patterns
+from gnn_attention import patterns
+from gnn_attention._support import memory as support_memory
 from gnn_attention.backends import BACKENDS
 from gnn_attention.figures import memory, peaks, refusals
 from gnn_attention.figures.allocations import allocated
@@ -132,7 +133,7 @@ def test_what_raises_is_a_failure(monkeypatch):
 def test_a_guard_that_sleeps_is_seen(monkeypatch, name, said):
     """A raw error from below is no refusal."""
     assert refusals.refused(name) is None
-    monkeypatch.setattr(_memory, "shortage", lambda needed: None)
+    monkeypatch.setattr(support_memory, "shortage", lambda needed: None)
     assert refusals.refused(name).startswith(said)
 
 

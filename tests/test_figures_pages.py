@@ -5,7 +5,9 @@ import json
 import pytest
 from support.extras import needs
 
-from gnn_attention import _canvas, draw, explorer
+from gnn_attention import explorer
+from gnn_attention.draw import _axes
+from gnn_attention.draw import pictures as draw
 from gnn_attention.explorer import _html
 from gnn_attention.figures import pages, surfaces
 from gnn_attention.figures.documents import html_document, svg_document
@@ -95,7 +97,7 @@ PICTURES = ("mask: title", "mask: labels", "arcs: labels", "degrees: title", "gr
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_mathematics_in_a_picture_is_seen(name, monkeypatch):
-    for module in (_canvas, surfaces.draw._layouts):
+    for module in (_axes, surfaces.draw._layouts):
         monkeypatch.setattr(module, "AS_IT_IS", {})
     assert found_in(name, ["costs $5 or $6"])
 
@@ -109,7 +111,7 @@ def test_a_label_that_a_legend_leaves_out_is_seen(monkeypatch):
     def plainly(owner, handles, **layout):
         owner.legend(**layout)
 
-    monkeypatch.setattr(_canvas, "legend", plainly)
+    monkeypatch.setattr(_axes, "legend", plainly)
     assert "the text is not shown as it is" in found_in("benchmark: method", ["_hidden"])
 
 

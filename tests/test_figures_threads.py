@@ -8,9 +8,12 @@ import pytest
 import torch
 from support.extras import needs
 
-from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, _hf_use, _turns, patterns, trace
+from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, patterns
+from gnn_attention._support import locks
 from gnn_attention.figures import threads
 from gnn_attention.figures.together import KINDS, Shared
+from gnn_attention.huggingface import _overrides
+from gnn_attention.interpret import trace
 from gnn_attention.model import Config, LanguageModel
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_figures alone
@@ -176,39 +179,39 @@ def test_a_second_thread_is_refused_an_operate_block():
             assert isinstance(found, NotImplementedError)
             assert "another thread is in an operate block" in str(found)
     assert len(trace.record(model, tokens).layers) == 1
-    assert not _turns._owners
+    assert not locks._owners
 
 
 def test_layers_computed_again_hear_what_their_own_thread_heard(monkeypatch):
     """Without a mask that carries them: the uses of the last forward pass of any thread were taken."""
     module, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    mine, theirs = (_hf_use.Use(model, patterns.window(4, w), False, {}) for w in (1, 2))
+    mine, theirs = (_overrides.Use(model, patterns.window(4, w), False, {}) for w in (1, 2))
 
     def forward(use):
-        with _hf_use.in_force(use):
+        with _overrides.in_force(use):
             use.calls[0] = 1
-            return _hf_use.uses_for(module)
+            return _overrides.uses_for(module)
 
     assert forward(mine) == (mine,)
     assert in_a_thread(lambda: forward(theirs)) == (theirs,)
     mine.open[0] = theirs.open[0] = True
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
-    assert _hf_use.uses_for(module) == (mine,)
-    assert in_a_thread(lambda: _hf_use.uses_for(module)) == (theirs,)  # a thread of torch's own: the last
+    assert _overrides.uses_for(module) == (mine,)
+    assert in_a_thread(lambda: _overrides.uses_for(module)) == (theirs,)  # a thread of torch's own: the last
 
 
 def test_filters_of_warnings_are_changed_by_one_thread_at_a_time():
     before, inside = list(warnings.filters), threading.Event()
 
     def hold():
-        with _turns.ignored("one"):
+        with locks.ignored("one"):
             inside.set()
             time.sleep(0.05)
 
     first = threading.Thread(target=hold)
     first.start()
     inside.wait(10)
-    with _turns.ignored("another"):
+    with locks.ignored("another"):
         assert not first.is_alive() or "one" not in str(warnings.filters)
     first.join()
     assert list(warnings.filters) == before
@@ -216,7 +219,7 @@ def test_filters_of_warnings_are_changed_by_one_thread_at_a_time():
 
 def test_products_of_sparse_lists_leave_the_filters_alone(monkeypatch):
     """Once torch has said what it says once."""
-    _turns.accept_sparse_matrices()
+    locks.accept_sparse_matrices()
     monkeypatch.setattr(warnings, "catch_warnings", None)
     n = 300
     ring = patterns.window(4 * n, 2)

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from gnn_attention import _files
+from gnn_attention._support import atomic_files
 
 
 def test_a_file_takes_its_place_when_all_is_written(tmp_path):
     place = tmp_path / "a.json"
     place.write_text("before")
-    with _files.written(place) as file:
+    with atomic_files.written(place) as file:
         file.write(b"after")
         assert place.read_text() == "before"
     assert place.read_bytes() == b"after"
@@ -20,7 +20,7 @@ def test_a_file_takes_its_place_when_all_is_written(tmp_path):
 
 
 def write_half(place, stop):
-    with _files.written(place) as file:
+    with atomic_files.written(place) as file:
         file.write(b"half of ")
         raise stop
 
@@ -36,7 +36,7 @@ def test_an_interrupt_leaves_what_was_there_and_nothing_else(tmp_path, stop):
 
 
 def test_text_is_written_as_it_is(tmp_path):
-    assert _files.write(tmp_path / "a.txt", "ä\r\nb\n").read_bytes() == b"\xc3\xa4\r\nb\n"
+    assert atomic_files.write(tmp_path / "a.txt", "ä\r\nb\n").read_bytes() == b"\xc3\xa4\r\nb\n"
 
 
 def test_a_link_stays_and_a_mode_stays(tmp_path):
@@ -44,7 +44,7 @@ def test_a_link_stays_and_a_mode_stays(tmp_path):
     place.write_text("before")
     place.chmod(0o640)
     link.symlink_to(place)
-    _files.write(link, "after")
+    atomic_files.write(link, "after")
     assert (link.is_symlink(), place.read_text(), place.stat().st_mode & 0o777) == (True, "after", 0o640)
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = subprocess.Popen([sys.executable, "-c", f"print(open({str(pipe)!r}).read())"], stdout=subprocess.PIPE, text=True)
-    _files.write(pipe, "through it")
+    atomic_files.write(pipe, "through it")
     assert reader.communicate(timeout=30)[0] == "through it\n"
     assert pipe.is_fifo()
 
@@ -61,11 +61,11 @@ def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
 @pytest.mark.parametrize("path", [None, "-", "new.json"])
 def test_places_where_a_file_can_be(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    _files.check_place("--json", path)
+    atomic_files.check_place("--json", path)
 
 
 def test_places_where_none_can_be_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"--json .*no/a\.json: expected a folder that exists, make .*no first"):
-        _files.check_place("--json", str(tmp_path / "no" / "a.json"))
+        atomic_files.check_place("--json", str(tmp_path / "no" / "a.json"))
     with pytest.raises(ValueError, match=r"-o .* is a folder: give a file in it"):
-        _files.check_place("-o", str(tmp_path))
+        atomic_files.check_place("-o", str(tmp_path))

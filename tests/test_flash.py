@@ -7,8 +7,9 @@ import torch
 from support.bounds import assert_exact
 
 import gnn_attention as ga
-from gnn_attention import _flash, patterns
-from gnn_attention._flash import Sequences, attention
+from gnn_attention import patterns
+from gnn_attention.backends.gpu import flash_varlen
+from gnn_attention.backends.gpu.flash_varlen import Sequences, attention
 
 WINDOWS = {
     "causal": ((-1, 0), lambda n: patterns.causal(n)),
@@ -71,8 +72,8 @@ def backward_kernel(tensors, lse, bounds, numbers, scale):
 @pytest.fixture(autouse=True)
 def formulas(monkeypatch):
     """In the place of the kernel."""
-    monkeypatch.setattr(_flash, "_forward_kernel", forward_kernel)
-    monkeypatch.setattr(_flash, "_backward_kernel", backward_kernel)
+    monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
+    monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
 
 
 def qkv(tokens, *, batch=2, heads=4, kv_heads=2, dim=12, value_dim=9, src=None):
@@ -178,9 +179,9 @@ def test_vmap():
 def test_one_sample_is_not_copied():
     """The kernel reads views of tokens whose channels stand in a row."""
     x = torch.zeros(1, 4, 14, 16)
-    assert _flash._packed(x, 16).data_ptr() == x.data_ptr()
+    assert flash_varlen._packed(x, 16).data_ptr() == x.data_ptr()
     token_major = torch.zeros(3, 14, 4, 16).transpose(1, 2)
-    assert _flash._packed(token_major, 16).data_ptr() == token_major.data_ptr()
+    assert flash_varlen._packed(token_major, 16).data_ptr() == token_major.data_ptr()
 
 
 def test_errors():
@@ -202,7 +203,7 @@ def test_the_calls_of_the_kernel_are_what_this_torch_takes(monkeypatch):
     q = torch.empty(14, 4, 16, device="meta", dtype=torch.float16)
     k, bounds = q[:, :2], torch.zeros(4, dtype=torch.int32, device="meta")
     numbers = [8, 8, 3, 0]
-    out, lse = _flash._forward_kernel(q, k, k, [bounds, bounds], numbers, 0.3)
+    out, lse = flash_varlen._forward_kernel(q, k, k, [bounds, bounds], numbers, 0.3)
     assert (out.shape, lse.shape) == (q.shape, (4, 14))
-    grads = _flash._backward_kernel((q, q, k, k, out), lse, [bounds, bounds], numbers, 0.3)
+    grads = flash_varlen._backward_kernel((q, q, k, k, out), lse, [bounds, bounds], numbers, 0.3)
     assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]

@@ -9,8 +9,8 @@ from support.bounds import assert_rule, assert_sum, attention_truth, error
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask
 
-from gnn_attention import TokenGraph, _flex_masks, attend, patterns, score_mods
-from gnn_attention.backends import BACKENDS, flex
+from gnn_attention import TokenGraph, attend, patterns, score_mods
+from gnn_attention.backends import BACKENDS, _flex_block_mask, flex
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
@@ -115,12 +115,12 @@ def assert_lse(found, q, k, mask, sinks=None, scale=DIM**-0.5):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
     """For tiles of both devices, empty and full ones too; beyond the border there is no edge."""
-    case, block = GRAPHS[name], _flex_masks.BLOCKS[device]
-    monkeypatch.setitem(_flex_masks.BLOCKS, "cpu", block)
-    table, lists = _flex_masks._made(case.graph, CPU)
+    case, block = GRAPHS[name], _flex_block_mask.BLOCKS[device]
+    monkeypatch.setitem(_flex_block_mask.BLOCKS, "cpu", block)
+    table, lists = _flex_block_mask._made(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
-    heard = _flex_masks.heard(table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1]))
+    heard = _flex_block_mask.heard(table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1]))
     inside = heard[:, :, : case.graph.num_dst, : case.graph.num_src]
     assert torch.equal(inside, case.mask)
     assert heard.sum() == inside.sum()
@@ -130,9 +130,9 @@ def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
 @pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.causal(640), patterns.documents([300, 400])], ids=repr)
 def test_long_graphs_have_all_kinds_of_tiles(graph):
     """The lists hold every tile with an edge once, the full ones apart, and the table is true on every pair."""
-    table, (some_number, some, full_number, full) = _flex_masks.plan(graph, CPU)
+    table, (some_number, some, full_number, full) = _flex_block_mask.plan(graph, CPU)
     n, block = graph.num_dst, 64
-    heard = _flex_masks.heard(
+    heard = _flex_block_mask.heard(
         table, block, *(torch.zeros(1, dtype=torch.int64),) * 2, torch.arange(n).view(-1, 1), torch.arange(n)
     )
     assert torch.equal(heard, graph.mask())
@@ -148,17 +148,17 @@ def test_long_graphs_have_all_kinds_of_tiles(graph):
 def test_the_plan_is_made_once_and_weighs_what_was_said():
     """The estimate is an upper bound of the bytes, and close."""
     graph = patterns.window(5000, 100)
-    plan = _flex_masks.plan(graph, CPU)
-    assert _flex_masks.plan(graph, CPU) is plan
+    plan = _flex_block_mask.plan(graph, CPU)
+    assert _flex_block_mask.plan(graph, CPU) is plan
     bytes_held = sum(4 * x.numel() for x in (plan.table, *plan.lists))
-    assert bytes_held <= _flex_masks.plan_bytes(graph, CPU) + 4 * 4 * 79 <= 1.2 * bytes_held
+    assert bytes_held <= _flex_block_mask.plan_bytes(graph, CPU) + 4 * 4 * 79 <= 1.2 * bytes_held
 
 
 @pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph], ids=repr)
 def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
     """What a backward pass is given, against FlexAttention's own transposition."""
-    full, some = _flex_masks._kinds(_flex_masks.tiles(graph, 128))
-    lists = _flex_masks._lists(full, some, backward=True)
+    full, some = _flex_block_mask._kinds(_flex_block_mask.tiles(graph, 128))
+    lists = _flex_block_mask._lists(full, some, backward=True)
     other = BlockMask.from_kv_blocks(*lists[:4], BLOCK_SIZE=128)
     theirs = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
     assert all(torch.equal(mine, its) for mine, its in zip(lists[4:], theirs, strict=True))
@@ -167,8 +167,8 @@ def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
 @pytest.mark.parametrize("graph", [patterns.window(5000, 150), patterns.causal(700), GRAPHS["by head"].graph], ids=repr)
 def test_lists_for_cuda_are_as_wide_as_the_longest_row(graph):
     """The same tiles; FlexAttention takes them as they are (uncompiled, which asks the table about every pair)."""
-    wide = _flex_masks._lists(*_flex_masks._kinds(_flex_masks.tiles(graph, 128)), backward=True)
-    narrow = _flex_masks._compact(wide)
+    wide = _flex_block_mask._lists(*_flex_block_mask._kinds(_flex_block_mask.tiles(graph, 128)), backward=True)
+    narrow = _flex_block_mask._compact(wide)
     for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
         assert columns.is_contiguous()
         listed = torch.arange(columns.shape[-1]) < number.unsqueeze(-1)
@@ -184,9 +184,11 @@ def test_flex_attention_takes_narrow_lists(monkeypatch):
     """Uncompiled; what the compiled kernel for CUDA does with them only a GPU can tell."""
     run_uncompiled(monkeypatch)
     graph = patterns.window(700, 150)
-    lists = _flex_masks._compact(_flex_masks._lists(*_flex_masks._kinds(_flex_masks.tiles(graph, 64)), backward=True))
+    lists = _flex_block_mask._compact(
+        _flex_block_mask._lists(*_flex_block_mask._kinds(_flex_block_mask.tiles(graph, 64)), backward=True)
+    )
     q = torch.randn(1, 2, 700, 16, generator=torch.Generator().manual_seed(3))
-    out, _ = flex._attention(q, q, q, _flex_masks.plan(graph, CPU).table, tuple(lists), None, 0.25, True)
+    out, _ = flex._attention(q, q, q, _flex_block_mask.plan(graph, CPU).table, tuple(lists), None, 0.25, True)
     assert_rule(out, {}, truth_of(q, q, q, graph.mask(), 0.25))
 
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, TokenGraph, foreign, patterns
-from gnn_attention._foreign_layouts import FAMILIES
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, TokenGraph, patterns
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.model import foreign
+from gnn_attention.model._foreign_families import FAMILIES
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import EXACT
 

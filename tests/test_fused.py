@@ -11,9 +11,10 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_attention as ga
-from gnn_attention import _fused, patterns
-from gnn_attention._lowering import WORK, packed_plan
+from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.cpu import attention_op
+from gnn_attention.backends.plan.planner import WORK, packed_plan
 from gnn_attention.verify import oracle
 
 CPU = torch.device("cpu")
@@ -148,7 +149,7 @@ def test_gradcheck_through_out_and_lse(name):
     heard = graph.in_degree() > 0
 
     def both(q, k, v):
-        out, lse = _fused.attention(q, k, v, plan, 0.7)
+        out, lse = attention_op.attention(q, k, v, plan, 0.7)
         return out, lse[:, :, heard]
 
     assert torch.autograd.gradcheck(both, inputs)
@@ -334,7 +335,7 @@ def test_opcheck_of_both_operators(name, dtype, without):
     tensors, numbers = packed_plan(name, graph, CPU)
     sinks = torch.zeros(inputs[0].shape[0], 0 if without else inputs[0].shape[1], dtype=dtype, requires_grad=True)
     with torch.no_grad():
-        out, lse = _fused.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
+        out, lse = attention_op.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
     bare = [x.detach() for x in inputs]
     for operator, arguments in (
         (torch.ops.gnn_attention.attention_pieces, (*inputs, sinks, tensors, numbers, 0.3)),
@@ -454,7 +455,7 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        bodies = {"attention_pieces": _fused._run, "attention_pieces_backward": _fused._run_backward}
+        bodies = {"attention_pieces": attention_op._run, "attention_pieces_backward": attention_op._run_backward}
         body = bodies.get(function.__name__.removesuffix(".default"))
         if body is not None:
             with self, torch.no_grad():

@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch_geometric.nn import EdgeConv, GATConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, general, patterns
-from gnn_attention.general import BothEnds, PairwiseMessages, StaticNodes
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
+from gnn_attention.layer import pairwise
+from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention.rotary import Rotary
 
 LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)  # 2 and 4 hear nobody
@@ -119,7 +120,7 @@ def test_edge_convolution_is_a_case():
     assert_exact(layer(x, graph), usual(x, graph.edge_index))
 
 
-@pytest.mark.parametrize("normaliser", [*general.NORMALISERS, torch.tanh])
+@pytest.mark.parametrize("normaliser", [*pairwise.NORMALISERS, torch.tanh])
 @pytest.mark.parametrize("num_heads", [None, 3])
 def test_both_ends_against_a_loop(normaliser, num_heads):
     """Messages and logits of both ends, with a head axis and without, over a graph with receivers that hear nobody."""
@@ -168,9 +169,9 @@ def test_a_contextual_mlp():
 def test_only_the_softmax_is_a_competition():
     """One more strong edge lowers the weights of the others under softmax, and under nothing else."""
     logits, dst = torch.tensor([0.5, 1.0, 9.0]), torch.zeros(3, dtype=torch.int64)
-    for normaliser in general.NORMALISERS:
-        alone = general.weigh(logits[:2], dst[:2], 1, normaliser)
-        crowded = general.weigh(logits, dst, 1, normaliser)[:2]
+    for normaliser in pairwise.NORMALISERS:
+        alone = pairwise.weigh(logits[:2], dst[:2], 1, normaliser)
+        crowded = pairwise.weigh(logits, dst, 1, normaliser)[:2]
         assert torch.equal(alone, crowded) == (normaliser != "softmax")
 
 
@@ -318,7 +319,7 @@ NODES = StaticNodes.of(perceptron())
         (lambda: PairwiseMessages(*SAID, SAID[0])(drawn(7, 2), patterns.causal(7)), ValueError, "logit must return .*28"),
         (lambda: BothEnds(0, 3, 3), ValueError, "width must be at least 1"),
         (lambda: BothEnds(3, 3, 3, source_width=0), ValueError, "source_width must be at least 1"),
-        (lambda: general.weigh(drawn(3), torch.zeros(3, dtype=torch.int64), 1, "soft"), ValueError, "normaliser must be one of"),
+        (lambda: pairwise.weigh(drawn(3), torch.zeros(3, dtype=torch.int64), 1, "soft"), ValueError, "normaliser must be one of"),
         (lambda: StaticNodes.of(nn.Linear(3, 3)), TypeError, "mlp must be an nn.Sequential .* got Linear"),
         (lambda: StaticNodes.of(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), TypeError, "got Linear, ReLU"),
         (lambda: StaticNodes.of(perceptron(nn.LayerNorm(16))), ValueError, "activation LayerNorm.* expected Softmax"),

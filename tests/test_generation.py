@@ -9,11 +9,13 @@ import pytest
 import torch
 from support.bounds import assert_exact
 
-from gnn_attention import algebra, expressions, generation, patterns
+from gnn_attention import algebra, patterns
 from gnn_attention import model as lm
 from gnn_attention.__main__ import main
-from gnn_attention.bytepair import BytePair
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.cli import generate
+from gnn_attention.convert import expressions
+from gnn_attention.model.tokenizer import BytePair
 
 PROMPT, COUNT = "def read(", 24
 GRAPHS = ["causal(99)", "window(99, 8) | sinks(99, 2)", "dilated(99, 6, 3)", "prefix(99, 3)", "window(99, 1)"]
@@ -172,7 +174,7 @@ def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_model(tiny: lm.LanguageModel, tmp_path: Any) -> None:
     vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
     lm.save(tmp_path / "tiny.safetensors", tiny.float(), vocabulary, {})
-    said = generation.continued("abc", 4, file=tmp_path / "tiny.safetensors", temperature=0.0)
+    said = generate.continued("abc", 4, file=tmp_path / "tiny.safetensors", temperature=0.0)
     assert (said["prompt_tokens"], len(said["tokens"])) == (3, 7)
 
 

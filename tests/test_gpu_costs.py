@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnn_attention import _gpu_counts, _gpu_devices, cost_model, patterns, tiling
-from gnn_attention._gpu_costs import Sizes, estimate_forms, estimates, form_of
-from gnn_attention._gpu_counts import HEIGHTS, Counts, counted, packing
-from gnn_attention._gpu_devices import CONSTANTS, GENERIC, PRESETS, Device, device_of, named, path_of_devices, save_device
+from gnn_attention import patterns
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.gpu import devices, workload
+from gnn_attention.backends.gpu.devices import CONSTANTS, GENERIC, PRESETS, Device, device_of, named, path_of_devices, save_device
+from gnn_attention.backends.gpu.roofline import Sizes, estimate_forms, estimates, form_of
+from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
 from gnn_attention.bench.gpu.workloads import barabasi_albert
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, tiling
 from gnn_attention.verify.measure import EXACT
 
 H200 = PRESETS["H200"]
@@ -22,9 +24,9 @@ SIZES = Sizes(8, 64, 64)
 def _no_measured_constants(tmp_path, monkeypatch):
     """The presets, whatever this machine's file says."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
-    _gpu_devices._measured.cache_clear()
+    devices._measured.cache_clear()
     yield
-    _gpu_devices._measured.cache_clear()
+    devices._measured.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -104,8 +106,8 @@ def test_cut_tiles_hold_non_edges():
 def test_samples_come_near(make, monkeypatch):
     """Of a long list and of many partial tiles a part is looked at."""
     exact = counted(make())
-    monkeypatch.setattr(_gpu_counts, "MOST_EDGES", 4000)
-    monkeypatch.setattr(_gpu_counts, "MOST_TILES", 200)
+    monkeypatch.setattr(workload, "MOST_EDGES", 4000)
+    monkeypatch.setattr(workload, "MOST_TILES", 200)
     sampled = counted(make())
     assert sampled != exact
     for name in ("edges", "small_tiles", "tall_tiles", "large_tiles"):
@@ -117,7 +119,7 @@ def test_a_union_with_a_list_is_counted_by_its_members(monkeypatch):
     """It cannot be asked about ranges: nobody goes through its pairs."""
     near, far = patterns.window(2048, 100), scattered(2048, 7)
     asked = []
-    monkeypatch.setattr(_gpu_counts, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block))
+    monkeypatch.setattr(workload, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block))
     found, members = counted(near | far), [counted(near), counted(far)]
     assert asked == [near.rule] * 2
     assert found.edges == sum(member.edges for member in members)
@@ -303,7 +305,7 @@ def test_measured_constants_are_kept_for_each_device():
     own = [Device(name, *range(1, 7), measured="2026-12-01") for name in ("NVIDIA H200", "NVIDIA B300")]
     for device in own:
         assert save_device(device) == path_of_devices()
-    _gpu_devices._measured.cache_clear()  # as a new process has it
+    devices._measured.cache_clear()  # as a new process has it
     assert [named(device.name) for device in own] == own
     assert named("H200") == own[0]
     assert [file.name for file in path_of_devices().parent.iterdir()] == ["gpu-costs.json"]
@@ -319,6 +321,6 @@ def test_a_damaged_file_is_named(damage):
         found["devices"]["H200"][CONSTANTS[0]] = 0.0
         damage = json.dumps(found)
     path.write_text(damage, encoding="utf-8")
-    _gpu_devices._measured.cache_clear()
+    devices._measured.cache_clear()
     with pytest.raises(ValueError, match=r"gpu-costs.json does not hold the constants .* bench gpu --calibrate"):
         named("H200")

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _gpu_rows, patterns
-from gnn_attention._gpu_forms import ROWS, unpacked
-from gnn_attention._gpu_rows import Rows, bytes_of, order_of, packed_rows, receivers, rows_of, senders
+from gnn_attention import patterns
+from gnn_attention.backends.gpu import csr
+from gnn_attention.backends.gpu.csr import Rows, bytes_of, order_of, packed_rows, receivers, rows_of, senders
+from gnn_attention.backends.gpu.formats import ROWS, unpacked
 
 CPU = torch.device("cpu")
 
@@ -65,7 +66,7 @@ def test_bytes_are_those_promised(for_edges):
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_long_rows_are_cut_into_chunks(limit, monkeypatch):
     """The chunks of a long row, one after another, are its entries; shorter rows have none."""
-    monkeypatch.setattr(_gpu_rows, "CHUNK", limit)
+    monkeypatch.setattr(csr, "CHUNK", limit)
     for side in (receivers(rows_of(listed(9, 8, 40), CPU)), senders(rows_of(listed(9, 8, 40), CPU))):
         assert side.limit == {1: 1, 2: 2, 5: 5}[limit]
         degree, first = side.ptr.diff().tolist(), side.first.tolist()
@@ -82,8 +83,8 @@ def test_long_rows_are_cut_into_chunks(limit, monkeypatch):
 
 def test_chunks_stay_few(monkeypatch):
     """Where all rows are long, the limit grows until the workspace is small."""
-    monkeypatch.setattr(_gpu_rows, "CHUNK", 2)
-    monkeypatch.setattr(_gpu_rows, "MOST_CHUNKS", 12)
+    monkeypatch.setattr(csr, "CHUNK", 2)
+    monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
     form = rows_of(listed(30, 20, 500), CPU)
     assert form.limit == 32
     assert form.chunk_row.numel() == 0
@@ -94,9 +95,9 @@ def test_chunks_stay_few(monkeypatch):
 
 def test_numbers_are_wide_where_they_must_be(monkeypatch):
     """int64 from 2^31 edges on, less what a program's last step may run over."""
-    assert _gpu_rows._narrowed(torch.zeros(1), 2**31).dtype == torch.int32
-    assert _gpu_rows._narrowed(torch.zeros(1), 2**31 + 1).dtype == torch.int64
-    monkeypatch.setattr(_gpu_rows, "STEP", 2**31)
+    assert csr._narrowed(torch.zeros(1), 2**31).dtype == torch.int32
+    assert csr._narrowed(torch.zeros(1), 2**31 + 1).dtype == torch.int64
+    monkeypatch.setattr(csr, "STEP", 2**31)
     form = rows_of(listed(5, 4, 9), CPU, for_edges=True)
     assert {form.ptr.dtype, form.out_ptr.dtype, form.chunk_start.dtype, form.out_edge.dtype} == {torch.int64}
     assert {form.src.dtype, form.out_dst.dtype} == {torch.int32}

@@ -5,8 +5,9 @@ import torch
 from plans import PLAIN
 
 import gnn_attention as ga
-from gnn_attention import _gpu_tiles, patterns
-from gnn_attention._gpu_tiles import SIDE, SIZES, refusal, tiles_of
+from gnn_attention import patterns
+from gnn_attention.backends.gpu import tiles
+from gnn_attention.backends.gpu.tiles import SIDE, SIZES, refusal, tiles_of
 
 CPU = torch.device("cpu")
 LISTS = {
@@ -119,7 +120,7 @@ def test_too_many_tiles_are_refused(limit, message, monkeypatch):
     """By name, before any is made."""
     graph = patterns.window(1000, 10)
     assert refusal(graph) is None
-    monkeypatch.setattr(_gpu_tiles, limit, 20)
+    monkeypatch.setattr(tiles, limit, 20)
     assert refusal(graph) == message
     with pytest.raises(NotImplementedError, match=rf"window\(1000, 10\).*{message}"):
         tiles_of(graph, CPU, 64)

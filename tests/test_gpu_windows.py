@@ -8,7 +8,7 @@ from plans import PLAIN
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._gpu_windows import SIZES, heaviest_first, numbers_of, windows_of
+from gnn_attention.backends.gpu.row_windows import SIZES, heaviest_first, numbers_of, windows_of
 
 CPU = torch.device("cpu")
 LISTS = {

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnn_attention import TokenGraph, graph_files, patterns
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.convert import files
 
 ENDINGS = [".edges", ".edgelist", ".adjlist", ".graphml"]
 # 0 -> 2 but not 2 -> 0; nobody hears token 5, and it hears nobody.
@@ -38,14 +39,14 @@ class TestRoundTrip:
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_the_same_edges_and_tokens(self, graph, ending, tmp_path):
         file = tmp_path / f"graph{ending}"
-        graph_files.write(graph, file)
-        found = graph_files.read(file)
+        files.write(graph, file)
+        found = files.read(file)
         assert found == graph
         assert found.name == f"graph{ending}"
 
     def test_an_edge_list_keeps_the_order(self, tmp_path):
-        graph_files.write(LISTED, tmp_path / "a.edges")
-        assert torch.equal(graph_files.read(tmp_path / "a.edges").edge_index, LISTED.edge_index)
+        files.write(LISTED, tmp_path / "a.edges")
+        assert torch.equal(files.read(tmp_path / "a.edges").edge_index, LISTED.edge_index)
 
     @settings(max_examples=40, deadline=None)
     @given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.tuples(*[st.integers(0, n - 1)] * 2)))))
@@ -54,8 +55,8 @@ class TestRoundTrip:
         graph = TokenGraph.from_edges(torch.tensor(sorted(pairs), dtype=torch.int64).reshape(-1, 2).T, n)
         for ending in ENDINGS:
             file = tmp_path_factory.mktemp("any") / f"graph{ending}"
-            graph_files.write(graph, file)
-            assert graph_files.read(file) == graph
+            files.write(graph, file)
+            assert files.read(file) == graph
 
 
 class TestNetworkx:
@@ -72,7 +73,7 @@ class TestNetworkx:
     def test_reads_what_networkx_wrote(self, ending, tmp_path):
         theirs = nx.DiGraph([(2, 0, {"weight": 0.5}), (0, 1), (1, 1), (3, 1)])
         self.WRITERS[ending](theirs, tmp_path / f"a{ending}")
-        found = graph_files.read(tmp_path / f"a{ending}")
+        found = files.read(tmp_path / f"a{ending}")
         assert found.num_src == 4
         assert sorted(map(tuple, found.edge_index.T.tolist())) == sorted(theirs.edges)
         assert bool(found.mask()[0, 2])
@@ -80,18 +81,18 @@ class TestNetworkx:
 
     @pytest.mark.parametrize("ending", WRITERS)
     def test_networkx_reads_what_we_wrote(self, ending, tmp_path):
-        graph_files.write(LISTED, tmp_path / f"a{ending}")
+        files.write(LISTED, tmp_path / f"a{ending}")
         theirs = self.READERS[ending](tmp_path / f"a{ending}")
         assert sorted(theirs.edges) == sorted(map(tuple, LISTED.edge_index.T.tolist()))
 
     def test_an_undirected_edge_is_two(self, tmp_path):
         nx.write_graphml(nx.Graph([(0, 1), (1, 2), (2, 2)]), tmp_path / "a.graphml")
-        pairs = graph_files.read(tmp_path / "a.graphml").edge_index.T.tolist()
+        pairs = files.read(tmp_path / "a.graphml").edge_index.T.tolist()
         assert sorted(map(tuple, pairs)) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]
 
     def test_parallel_edges_count_once(self, tmp_path):
         nx.write_graphml(nx.MultiDiGraph([(0, 1), (0, 1), (1, 0)]), tmp_path / "a.graphml")
-        assert graph_files.read(tmp_path / "a.graphml").num_edges == 2
+        assert files.read(tmp_path / "a.graphml").num_edges == 2
 
 
 class TestReading:
@@ -109,7 +110,7 @@ class TestReading:
         ],
     )
     def test_lists(self, name, text, n, pairs, tmp_path):
-        graph = graph_files.read(saved(tmp_path, name, text))
+        graph = files.read(saved(tmp_path, name, text))
         assert (graph.num_dst, graph.num_src) == (n, n)
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
@@ -117,7 +118,7 @@ class TestReading:
     def test_the_number_of_tokens_may_be_told(self, ending, tmp_path):
         theirs = nx.DiGraph([(0, 1), (2, 1)])
         {**TestNetworkx.WRITERS, ".edges": nx.write_edgelist}[ending](theirs, tmp_path / f"a{ending}")
-        assert graph_files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
+        assert files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
 
 
 def graphml(inside, attributes="edgedefault='directed'"):
@@ -169,7 +170,7 @@ class TestRefusals:
         file = saved(tmp_path, name, text)
         start = time.perf_counter()
         with pytest.raises(ValueError, match=match) as refused:
-            graph_files.read(file)
+            files.read(file)
         assert type(refused.value) is ValueError
         assert str(refused.value).startswith(str(file))
         assert "\n" not in str(refused.value)
@@ -181,59 +182,59 @@ class TestRefusals:
     def test_a_doctype_cannot_hide_in_another_encoding(self, content, tmp_path):
         (tmp_path / "a.graphml").write_bytes(content)
         with pytest.raises(ValueError, match=r"a.graphml holds no graph of tokens"):
-            graph_files.read(tmp_path / "a.graphml")
+            files.read(tmp_path / "a.graphml")
 
     def test_a_declared_encoding_is_not_followed(self, tmp_path):
         """Were it, the text of utf-7 would become a DOCTYPE after the search for one."""
         hidden = "+ADwAIQ-DOCTYPE a [+ADwAIQ-ENTITY b 'c'+AD4]+AD4"
         file = saved(tmp_path, "a.graphml", "<?xml version='1.0' encoding='utf-7'?>" + hidden + graphml("<node id='0'/>"))
         with pytest.raises(ValueError, match="ParseError"):
-            graph_files.read(file)
+            files.read(file)
 
     def test_labels_cost_nothing(self, tmp_path):
         """No memory is taken for what a label or a header says."""
         far = saved(tmp_path, "a.edges", "# tokens 999999999999999999\n0 999999999999999998\n")
         tracemalloc.start()
         with pytest.raises(ValueError, match="at most 16,777,216 are read"):
-            graph_files.read(far)
-        assert tracemalloc.get_traced_memory()[1] < 4 * graph_files.MOST_BYTES
+            files.read(far)
+        assert tracemalloc.get_traced_memory()[1] < 4 * files.MOST_BYTES
         tracemalloc.stop()
 
     def test_size_is_bounded(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(graph_files, "MOST_BYTES", 100)
-        graph_files.write(patterns.window(9, 2), tmp_path / "small.edges")
-        assert graph_files.read(tmp_path / "small.edges") == patterns.window(9, 2)
+        monkeypatch.setattr(files, "MOST_BYTES", 100)
+        files.write(patterns.window(9, 2), tmp_path / "small.edges")
+        assert files.read(tmp_path / "small.edges") == patterns.window(9, 2)
         with pytest.raises(ValueError, match=r"has 45 edges, which do not fit into the 100 bytes that are read"):
-            graph_files.write(patterns.causal(9), tmp_path / "large.edges")
+            files.write(patterns.causal(9), tmp_path / "large.edges")
         with pytest.raises(ValueError, match="do not fit"):
-            graph_files.write(patterns.window(20, 1), tmp_path / "large.graphml")
+            files.write(patterns.window(20, 1), tmp_path / "large.graphml")
         assert [file.name for file in tmp_path.iterdir()] == ["small.edges"]
         with pytest.raises(ValueError, match=r"large.edges has more than 100 bytes"):
-            graph_files.read(saved(tmp_path, "large.edges", "0 1\n" * 26))
+            files.read(saved(tmp_path, "large.edges", "0 1\n" * 26))
 
     def test_a_huge_graph_is_not_listed(self, tmp_path):
         with pytest.raises(ValueError, match="do not fit into"):
-            graph_files.write(patterns.causal(1_000_000), tmp_path / "a.edges")
+            files.write(patterns.causal(1_000_000), tmp_path / "a.edges")
 
     def test_only_files(self, tmp_path):
         (tmp_path / "a.edges").mkdir()
         with pytest.raises(ValueError, match=r"a.edges is no file"):
-            graph_files.read(tmp_path / "a.edges")
+            files.read(tmp_path / "a.edges")
         os.mkfifo(tmp_path / "b.edges")
         with pytest.raises(ValueError, match=r"b.edges is no file"):
-            graph_files.read(tmp_path / "b.edges")
+            files.read(tmp_path / "b.edges")
         with pytest.raises(FileNotFoundError):
-            graph_files.read(tmp_path / "c.edges")
+            files.read(tmp_path / "c.edges")
 
     def test_told_numbers_must_fit(self, tmp_path):
-        graph_files.write(LISTED, tmp_path / "a.edges")
+        files.write(LISTED, tmp_path / "a.edges")
         with pytest.raises(ValueError, match="it says that there are 6 tokens, num_tokens=7; leave num_tokens out"):
-            graph_files.read(tmp_path / "a.edges", num_tokens=7)
-        graph_files.write(LISTED, tmp_path / "a.graphml")
+            files.read(tmp_path / "a.edges", num_tokens=7)
+        files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token"):
-            graph_files.read(tmp_path / "a.graphml", num_tokens=4)
+            files.read(tmp_path / "a.graphml", num_tokens=4)
         with pytest.raises(ValueError, match="num_tokens must be at least 0, got -1"):
-            graph_files.read(tmp_path / "a.graphml", num_tokens=-1)
+            files.read(tmp_path / "a.graphml", num_tokens=-1)
 
     @pytest.mark.parametrize(
         ("graph", "match"),
@@ -245,14 +246,14 @@ class TestRefusals:
     )
     def test_what_no_file_holds(self, graph, match, tmp_path):
         with pytest.raises(ValueError, match=match):
-            graph_files.write(graph, tmp_path / "a.edges")
+            files.write(graph, tmp_path / "a.edges")
         with pytest.raises(ValueError, match="expected a file that ends in"):
-            graph_files.write(patterns.causal(3), tmp_path / "a.csv")
+            files.write(patterns.causal(3), tmp_path / "a.csv")
         assert list(tmp_path.iterdir()) == []
 
     def test_only_graphs(self, tmp_path):
         with pytest.raises(TypeError, match="graph must be a TokenGraph, got DiGraph"):
-            graph_files.write(nx.DiGraph(), tmp_path / "a.edges")
+            files.write(nx.DiGraph(), tmp_path / "a.edges")
 
     @settings(max_examples=200, deadline=None)
     @given(
@@ -263,7 +264,7 @@ class TestRefusals:
         file = tmp_path_factory.getbasetemp() / f"any{ending}"
         file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
         try:
-            graph = graph_files.read(file)
+            graph = files.read(file)
         except ValueError as refused:
             assert type(refused) is ValueError  # noqa: PT017
             return

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _halo, patterns
-from gnn_attention import _partition as partitions
+from gnn_attention import patterns
+from gnn_attention.distributed import partition as partitions
+from gnn_attention.distributed import subgraphs
 
 GRAPHS = {
     "window": patterns.window(17, 5),
@@ -33,12 +34,12 @@ def test_every_edge_is_in_one_piece_of_its_receivers_rank(name, kind, way):
     graph = GRAPHS[name]
     partition, found = partition_of(graph, kind), []
     for rank in range(3):
-        own = _halo.in_edges(graph, partition, rank)
+        own = subgraphs.in_edges(graph, partition, rank)
         assert torch.equal(own, graph.edge_index[:, partition.dst.owner(graph.edge_index[1]) == rank])
-        for piece in _halo.own_and(graph, partition, rank, way):
+        for piece in subgraphs.own_and(graph, partition, rank, way):
             src, dst = piece.graph.edge_index
             ends = torch.stack([piece.src[src], piece.dst[dst]])
-            assert torch.equal(own[:, _halo.places(piece, graph, partition, rank)], ends)
+            assert torch.equal(own[:, subgraphs.places(piece, graph, partition, rank)], ends)
             found.append(ends)
     keys = torch.cat(found, dim=1)[1] * graph.num_src + torch.cat(found, dim=1)[0]
     assert torch.equal(keys.sort().values, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).sort().values)
@@ -50,14 +51,14 @@ def test_a_piece_knows_where_its_rows_stand(name, kind):
     """By offsets where they are neighbours, else by tables; counted from the positions of the graph."""
     graph = GRAPHS[name]
     partition = partition_of(graph, kind)
-    for piece in _halo.own_and(graph, partition, 1, "gather"):
+    for piece in subgraphs.own_and(graph, partition, 1, "gather"):
         for tokens, at, offset, start in (
             (piece.dst, piece.dst_at, piece.graph.dst_offset, graph.dst_offset),
             (piece.src, piece.src_at, piece.graph.src_offset, graph.src_offset),
         ):
             rows = torch.arange(len(tokens)) + offset
             assert torch.equal(rows if at is None else at[rows], tokens + start)
-    assert not _halo.piece(graph, torch.arange(2, 5), torch.arange(1, 4)).is_placed
+    assert not subgraphs.piece(graph, torch.arange(2, 5), torch.arange(1, 4)).is_placed
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (5, 0, 2), (1,)])
@@ -65,12 +66,12 @@ def test_what_goes_round_reaches_everybody_once(sizes):
     """A ring hands every block to every rank, and what one gives the next one takes; so does a gather, at once."""
     world = len(sizes)
     for step in range(world - 1):
-        steps = [_halo.handing_on(sizes, rank, step) for rank in range(world)]
+        steps = [subgraphs.handing_on(sizes, rank, step) for rank in range(world)]
         for rank, travel in enumerate(steps):
             after = (rank + 1) % world
             assert travel.give_counts[after] == sum(travel.give_counts) == sizes[(rank - step) % world]
             assert steps[after].take_counts[rank] == travel.give_counts[after]
     for rank in range(world):
-        travel = _halo.to_everyone(sizes, rank)
+        travel = subgraphs.to_everyone(sizes, rank)
         assert travel.take_counts == tuple(0 if r == rank else size for r, size in enumerate(sizes))
         assert travel.give_counts == tuple(0 if r == rank else sizes[rank] for r in range(world))

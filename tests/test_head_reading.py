@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention import model as lm
-from gnn_attention._head_reading import Circuit, each, of
-from gnn_attention.latent_heads import LatentHeads
-from gnn_attention.lazy_heads import LazyHeads
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.lazy import LazyHeads
+from gnn_attention.interpret.circuits.head import Circuit, each, of
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import EXACT
 

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import gnn_attention as ga
 from gnn_attention import distributed, patterns, score_mods
-from gnn_attention._head_shards import HeadwiseParallel, heads_plan, shard_heads
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.distributed.head_parallel import HeadwiseParallel, heads_plan, shard_heads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 

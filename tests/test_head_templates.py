@@ -10,9 +10,10 @@ import torch
 from support.bounds import assert_exact
 from torch import Tensor
 
-from gnn_attention import MessagePassingAttention, StandardHeads, algebra, convert, patterns, trace
-from gnn_attention import model as lm
-from gnn_attention._head_templates import TEMPLATES, detect, duplicate_token, induction, match, previous_token
+from gnn_attention import MessagePassingAttention, StandardHeads, algebra, convert, patterns
+from gnn_attention.interpret import trace
+from gnn_attention.interpret.circuits.templates import TEMPLATES, detect, duplicate_token, induction, match, previous_token
+from gnn_attention.model import language_model as lm
 
 TOKENS = {
     "all different": torch.arange(7),

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from gnn_attention import FactoredMatrix, StandardHeads
 from gnn_attention import model as lm
-from gnn_attention._head_reading import of
-from gnn_attention._head_vocabulary import (
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.interpret.circuits.head import of
+from gnn_attention.interpret.circuits.vocabulary import (
     TopTokens,
     copying,
     copying_score,
@@ -22,7 +23,6 @@ from gnn_attention._head_vocabulary import (
     neuron_patterns,
     top_tokens,
 )
-from gnn_attention.latent_heads import LatentHeads
 
 SIZES = {"vocabulary_size": 30, "width": 12, "num_layers": 2, "num_heads": 3, "head_dim": 4, "mlp_width": 8, "reach": 3}
 

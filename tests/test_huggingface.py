@@ -23,10 +23,11 @@ from transformers.masking_utils import (  # noqa: E402
 )
 
 import gnn_attention as ga  # noqa: E402
-from gnn_attention import huggingface, patterns  # noqa: E402
-from gnn_attention._hf_masks import LazyMask, of_tensor  # noqa: E402
-from gnn_attention._hf_places import recipe  # noqa: E402
+from gnn_attention import patterns  # noqa: E402
 from gnn_attention.huggingface import attention, mask, use_graph  # noqa: E402
+from gnn_attention.huggingface import interface as huggingface  # noqa: E402
+from gnn_attention.huggingface._alignment import recipe  # noqa: E402
+from gnn_attention.huggingface._masks import LazyMask, of_tensor  # noqa: E402
 from gnn_attention.verify.measure import EXACT  # noqa: E402
 
 SEEN = 1e-3  # of the largest number: what a mistake changes at least

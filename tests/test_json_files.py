@@ -5,8 +5,8 @@ import json
 import pytest
 from support.refusals import assert_refusals
 
-from gnn_attention import _json_files
-from gnn_attention._printable import one_line, printable
+from gnn_attention._support import json_files
+from gnn_attention._support.text import one_line, printable
 from gnn_attention.verify.report import Report, Result
 
 REFUSED = [
@@ -25,30 +25,30 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_wrong_is_one_short_sentence(text, message):
     with pytest.raises(ValueError, match=message) as caught:
-        _json_files.parsed(text)
+        json_files.parsed(text)
     assert len(str(caught.value)) < 200
 
 
 def test_a_whole_pair_of_surrogates_is_a_character():
-    assert _json_files.parsed('{"a": "\\ud83d\\udc68"}') == {"a": "\U0001f468"}
+    assert json_files.parsed('{"a": "\\ud83d\\udc68"}') == {"a": "\U0001f468"}
 
 
 def test_files_are_limited_and_are_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(_json_files, "MOST_BYTES", 8)
+    monkeypatch.setattr(json_files, "MOST_BYTES", 8)
     (tmp_path / "a.json").write_text('{"a": 1}')
-    assert _json_files.read(tmp_path / "a.json") == {"a": 1}
+    assert json_files.read(tmp_path / "a.json") == {"a": 1}
     (tmp_path / "a.json").write_text('{"a": 12}')
     with pytest.raises(ValueError, match="it has more than 8 bytes"):
-        _json_files.read(tmp_path / "a.json")
+        json_files.read(tmp_path / "a.json")
     with pytest.raises(ValueError, match="it is no file"):
-        _json_files.read(tmp_path)
+        json_files.read(tmp_path)
     with pytest.raises(FileNotFoundError):
-        _json_files.read(tmp_path / "none.json")
+        json_files.read(tmp_path / "none.json")
 
 
 def test_numbers_are_finite():
     cases = [True, None, "1", float("nan"), float("inf"), 10**400, -(10**400)]
-    assert_refusals([(lambda value=value: _json_files.finite(value), ValueError, "is no finite number") for value in cases])
+    assert_refusals([(lambda value=value: json_files.finite(value), ValueError, "is no finite number") for value in cases])
 
 
 RECORD = json.loads(

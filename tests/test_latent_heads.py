@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, attend, convert, patterns
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.rotary import Rotary
 
 SIZES = {"width": 12, "num_heads": 4, "content_dim": 5, "rotary_dim": 6, "latent_dim": 7, "value_dim": 3}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
-from gnn_attention.lazy_heads import LazyHeads
+from gnn_attention.heads.lazy import LazyHeads
 
 
 def layer(**options):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from zoo import ROWS
 
-from gnn_attention import TokenGraph, _enumeration, algebra, patterns
-from gnn_attention._cover import CELLS, DIFFERENCE, DST, FULL, SRC, cover, root
-from gnn_attention._lifetimes import last_receivers, last_senders
+from gnn_attention import TokenGraph, algebra, patterns
+from gnn_attention.graph.liveness import last_receivers, last_senders
+from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, cover, root
 
 
 def expected(mask: Tensor) -> list[int]:
@@ -59,7 +60,7 @@ def test_last_receivers_and_senders(name: str, boxes: bool, monkeypatch: pytest.
     graph = GRAPHS[name]
     mask = graph.mask()
     if boxes:
-        monkeypatch.setattr(_enumeration, "FEW", -1)  # small graphs too
+        monkeypatch.setattr(enumerate_pairs, "FEW", -1)  # small graphs too
     assert last_receivers(graph).tolist() == expected(mask)
     assert last_senders(graph).tolist() == expected(mask.mT)
 
@@ -76,7 +77,7 @@ def test_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
         graph = row.build(row.sizes[-1])
         mask = graph.mask()
         with monkeypatch.context() as patch:
-            patch.setattr(_enumeration, "FEW", -1)
+            patch.setattr(enumerate_pairs, "FEW", -1)
             assert last_receivers(graph).tolist() == expected(mask), row.name
             assert last_senders(graph).tolist() == expected(mask.mT), row.name
 

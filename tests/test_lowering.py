@@ -8,10 +8,19 @@ from plans import PLAIN, SMALL, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention._lowering import PLANS, WORK, documents_work, mixed_plan, packed_plan, rows_plan, runs_work, tiles_plan
-from gnn_attention._lowering import _documents as documents_of
-from gnn_attention._pieces import Edges, Gathered, Rectangles, Strided, packed, unpacked
-from gnn_attention.cost_model import costs
+from gnn_attention.backends.cost_model import costs
+from gnn_attention.backends.plan.plan import Edges, Gathered, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.planner import (
+    PLANS,
+    WORK,
+    documents_work,
+    mixed_plan,
+    packed_plan,
+    rows_plan,
+    runs_work,
+    tiles_plan,
+)
+from gnn_attention.backends.plan.planner import _documents as documents_of
 
 CPU = torch.device("cpu")
 
@@ -181,7 +190,7 @@ def test_other_graphs_are_no_documents(graph):
 
 def by_documents(graph, monkeypatch):
     """The plan with documents at any price."""
-    monkeypatch.setattr("gnn_attention._lowering._seconds", lambda work: 0.0)
+    monkeypatch.setattr("gnn_attention.backends.plan.planner._seconds", lambda work: 0.0)
     return check("tiles", graph)
 
 

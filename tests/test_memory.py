@@ -5,7 +5,8 @@ import torch
 from support.bounds import assert_exact
 
 import gnn_attention as ga
-from gnn_attention import _memory, patterns
+from gnn_attention import patterns
+from gnn_attention._support import memory
 
 GIB = 2**30
 
@@ -30,10 +31,10 @@ def limits(folder, most, used, stat="", version=2):
 
 class TestAvailable:
     def test_without_groups_it_is_what_the_system_has(self, tmp_path):
-        assert _memory.available(system(tmp_path)) == 32 * GIB
+        assert memory.available(system(tmp_path)) == 32 * GIB
 
     def test_here_it_is_a_number(self):
-        assert 0 < _memory.available() < 2**50
+        assert 0 < memory.available() < 2**50
 
     @pytest.mark.parametrize("tight", range(4))
     def test_the_least_of_all_ancestors_counts(self, tmp_path, tight):
@@ -42,7 +43,7 @@ class TestAvailable:
         files = {}
         for depth, folder in enumerate(folders):
             files |= limits(folder, 3 * GIB if depth == tight else "max", GIB)
-        assert _memory.available(system(tmp_path, proc__self__cgroup="0::/a/b/c\n", **files)) == 2 * GIB
+        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a/b/c\n", **files)) == 2 * GIB
 
     @pytest.mark.parametrize("tight", ["", "__a", "__a__b"])
     def test_the_first_version_too(self, tmp_path, tight):
@@ -50,26 +51,26 @@ class TestAvailable:
         for folder in ("", "__a", "__a__b"):
             files |= limits(f"sys__fs__cgroup__memory{folder}", 5 * GIB if folder == tight else 2**63 - 4096, GIB, version=1)
         root = system(tmp_path, proc__self__cgroup="5:cpu:/\n4:memory:/a/b\n1:name=systemd:/\n0::/\n", **files)
-        assert _memory.available(root) == 4 * GIB
+        assert memory.available(root) == 4 * GIB
 
     def test_cached_files_can_be_given_back(self, tmp_path):
         files = limits("sys__fs__cgroup__a", 4 * GIB, 4 * GIB, f"anon 5\ninactive_file {GIB}\nactive_file 7\n")
-        assert _memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == GIB
+        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == GIB
 
     def test_a_group_over_its_limit_leaves_nothing(self, tmp_path):
         files = limits("sys__fs__cgroup__a", GIB, 2 * GIB)
-        assert _memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == 0
+        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == 0
 
     def test_a_group_that_cannot_be_seen_leaves_those_above_it(self, tmp_path):
         """Inside a container its own path may not exist, but the mount does."""
         files = limits("sys__fs__cgroup", 2 * GIB, GIB)
-        assert _memory.available(system(tmp_path, proc__self__cgroup="0::/../outside/b\n", **files)) == GIB
+        assert memory.available(system(tmp_path, proc__self__cgroup="0::/../outside/b\n", **files)) == GIB
 
 
 def short(monkeypatch, room=1000):
     """A machine that has hardly any memory, whoever asks."""
-    monkeypatch.setattr(_memory, "WORTH_ASKING", 0)
-    monkeypatch.setattr(_memory, "available", lambda: room)
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "available", lambda: room)
 
 
 class TestWhoAsks:
@@ -94,7 +95,7 @@ class TestWhoAsks:
     def test_a_product_of_two_graphs(self, monkeypatch):
         hub = torch.stack([torch.zeros(5000, dtype=torch.int64), torch.arange(5000)])
         star = ga.TokenGraph.from_edges(hub, 5000)
-        monkeypatch.setattr(_memory, "available", lambda: 2**28)
+        monkeypatch.setattr(memory, "available", lambda: 2**28)
         with pytest.raises(ValueError, match=r"the product of two graphs, of up to 25,000,000 pairs .* take some rows"):
             star.T.T @ star.T  # everyone hears the hub, who hears everyone: all pairs
         assert (star @ star).num_edges == 5000
@@ -112,13 +113,13 @@ class TestWhoAsks:
     def test_auto_avoids_a_mask_that_does_not_fit(self, monkeypatch):
         graph = patterns.window(1024, 700)
         assert ga.explain(graph, 2, 8).choice == "dense"
-        monkeypatch.setattr(_memory, "WORTH_ASKING", 0)
-        monkeypatch.setattr(_memory, "available", lambda: 5 * 1024 * 1024 - 1)
+        monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+        monkeypatch.setattr(memory, "available", lambda: 5 * 1024 * 1024 - 1)
         assert ga.explain(graph, 2, 8).choice != "dense"
 
     def test_a_compiled_call_may_ask(self, monkeypatch):
         """What is left is a constant to the compiler: no file is read inside its program."""
-        monkeypatch.setattr(_memory, "WORTH_ASKING", 0)
+        monkeypatch.setattr(memory, "WORTH_ASKING", 0)
         q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
         attend = torch.compile(lambda q: ga.attend(q, q, q, graph, backend="dense"), fullgraph=True, backend="eager")
         assert_exact(attend(q), ga.attend(q, q, q, graph, backend="reference"))

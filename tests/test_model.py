@@ -13,10 +13,11 @@ import torch
 from support.bounds import assert_exact, error
 
 from gnn_attention import model as lm
-from gnn_attention import patterns, weights
+from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
-from gnn_attention.bytepair import BytePair
 from gnn_attention.graph import TokenGraph
+from gnn_attention.model import weights
+from gnn_attention.model.tokenizer import BytePair
 
 TEXT = "def read(self, size=-1):\n    return self.raw.read(size)\n"
 TINY = lm.Config(vocabulary_size=260, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from gnn_attention import _output
 from gnn_attention.__main__ import main
+from gnn_attention._support import output
 
 
 def stream(encoding, errors="strict"):
@@ -77,7 +77,7 @@ def test_what_was_printed_before_stderr_broke_is_there(without_reader, monkeypat
 
 def test_other_errors_of_a_codec_are_its_own():
     with pytest.raises(UnicodeDecodeError):
-        _output.plain(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+        output.plain(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _parts, catalogue, expressions, patterns
-from gnn_attention._parts import packing, parts, positions
+from gnn_attention import patterns
+from gnn_attention.backends.plan import decompose
+from gnn_attention.backends.plan.decompose import packing, parts, positions
+from gnn_attention.convert import catalogue, expressions
 from gnn_attention.verify.cases import GRAPHS
 
 
@@ -125,7 +127,7 @@ def test_nothing_is_no_part():
 
 def test_there_are_not_too_many_parts():
     """The last terms of a long union are one."""
-    assert len(parts(SHAPES["many terms"])) <= 2 * _parts.MOST_PARTS
+    assert len(parts(SHAPES["many terms"])) <= 2 * decompose.MOST_PARTS
 
 
 @pytest.mark.parametrize("name", ["window and list", "clusters", "decoding rows", "bigbird", "list"])

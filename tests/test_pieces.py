@@ -4,7 +4,7 @@ import pytest
 import torch
 from plans import visits
 
-from gnn_attention._pieces import Edges, Gathered, Masks, Plan, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.plan import Edges, Gathered, Masks, Plan, Rectangles, Strided, packed, unpacked
 
 
 def numbers(*shape):

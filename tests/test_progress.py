@@ -14,19 +14,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from gnn_attention import _progress, _train_report, bench, experiment, training
+from gnn_attention import bench, training
 from gnn_attention.__main__ import main
-from gnn_attention._progress import Progress
+from gnn_attention._support import progress as support_progress
+from gnn_attention._support.progress import Progress
 from gnn_attention.figures import _running
 from gnn_attention.model import Config
-from gnn_attention.training import Corpus
+from gnn_attention.training import Corpus, compare, metrics
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands: the test sets ``clock.now``."""
     made = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(support_progress, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 
@@ -34,7 +35,7 @@ def clock(monkeypatch):
 def fast(monkeypatch):
     """What is shown every 5 s is shown at once."""
     for name in ("EVERY", "DELAY", "REFRESH"):
-        monkeypatch.setattr(_progress, name, 0.001)
+        monkeypatch.setattr(support_progress, name, 0.001)
 
 
 def waited_for(found, seconds=30.0):
@@ -250,10 +251,10 @@ LONG = {
 def small(monkeypatch):
     """Little text, small models; a suite of the benchmark and a figure take 20 ms and do nothing."""
     config = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
-    for module in (training, experiment):
+    for module in (training, compare):
         monkeypatch.setattr(module, "corpus", lambda: TEXT)
-    monkeypatch.setattr(experiment, "Config", lambda _: config)
-    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", 8)
+    monkeypatch.setattr(compare, "Config", lambda _: config)
+    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", 8)
 
     def measured(*arguments, progress=None):
         (progress or arguments[-1])("one case")

@@ -25,8 +25,10 @@ from torch_geometric.testing import assert_module
 from torch_geometric.utils import k_hop_subgraph
 
 import gnn_attention as ga
-from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns, tasks, trace
-from gnn_attention.lazy_heads import LazyHeads
+from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
+from gnn_attention.heads.lazy import LazyHeads
+from gnn_attention.interpret import trace
+from gnn_attention.training import tasks
 
 WAYS = [None, "reference", "auto"]
 REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}

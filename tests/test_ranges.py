@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.extras import needs
 
-from gnn_attention import TokenGraph, _ranges, patterns
-from gnn_attention._range_extremes import extremes
-from gnn_attention._spans import ANYTHING, DIFFERENCE, DST, SRC, Box, Span
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.graph.intervals import arithmetic
+from gnn_attention.graph.intervals.table_bounds import extremes
+from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box, Span
 
 TABLE = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3])
 SORTED = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5])
@@ -100,8 +101,8 @@ def truth(depth):
 
 
 def asked(rule, box):
-    b, h = _ranges.constant(box, 0), _ranges.constant(box, 0)
-    return _ranges.ask(rule, b, h, *_ranges.tokens(box))
+    b, h = arithmetic.constant(box, 0), arithmetic.constant(box, 0)
+    return arithmetic.ask(rule, b, h, *arithmetic.tokens(box))
 
 
 def boxes(*corners):
@@ -195,7 +196,7 @@ class TestSound:
         description, function = described
         lines = torch.arange(N)
         expected = function(lines.view(-1, 1), lines).expand(N, N)
-        dst, src = _ranges.tokens(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
+        dst, src = arithmetic.tokens(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
         found = function(dst, src)
         inside = torch.ones(N * N, dtype=torch.bool) if "from the end" not in description else found.low == found.high
         assert torch.equal(found.low[inside], expected.flatten()[inside]), description
@@ -351,7 +352,7 @@ class TestTables:
         """One axis is a range, the other a single place."""
         table = torch.arange(12).view(3, 4) * torch.tensor([1, -1, 2]).view(3, 1)
         box = boxes((0, 1, 0, 0), (2, 3, 0, 0))
-        dst = _ranges.tokens(box)[0]
-        for found in (table[_ranges.constant(box, 1), dst], table.t().contiguous()[dst, _ranges.constant(box, 1)]):
+        dst = arithmetic.tokens(box)[0]
+        for found in (table[arithmetic.constant(box, 1), dst], table.t().contiguous()[dst, arithmetic.constant(box, 1)]):
             assert isinstance(found, Span)
             assert (found.low.tolist(), found.high.tolist()) == ([-5, -7], [-4, -6])

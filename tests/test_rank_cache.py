@@ -7,8 +7,8 @@ import ranks
 import torch
 
 import gnn_attention as ga
-from gnn_attention import _partition as partitions
 from gnn_attention import distributed, patterns, score_mods
+from gnn_attention.distributed import partition as partitions
 
 T, PREFIX = 23, 9
 CHUNKS = [1, 3, 1, 1, 5, 1, 2]

@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 
-from gnn_attention import _rank_plan, patterns
-from gnn_attention._heard import halo_sizes
-from gnn_attention._partition import Partition, contiguous, of_bounds, of_owners, zigzag
-from gnn_attention._rank_estimates import EXCHANGES, Setting, Traffic, estimate
-from gnn_attention._rank_plan import PARTITIONS, best, plan
-from gnn_attention._rank_rates import DEVICES, LINKS, Link, Rates, link_of, rates_of
-from gnn_attention.cost_model import Costs
+from gnn_attention import patterns
+from gnn_attention.backends.cost_model import Costs
+from gnn_attention.distributed import planner
+from gnn_attention.distributed.halo_sets import halo_sizes
+from gnn_attention.distributed.partition import Partition, contiguous, of_bounds, of_owners, zigzag
+from gnn_attention.distributed.plan_devices import DEVICES, LINKS, Link, Rates, link_of, rates_of
+from gnn_attention.distributed.plan_estimates import EXCHANGES, Setting, Traffic, estimate
+from gnn_attention.distributed.planner import PARTITIONS, best, plan
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import EXACT
 
@@ -175,11 +176,11 @@ class TestChoice:
         graph = patterns.causal(8192) | patterns.documents([1024] * 8, causal=False)
         chosen = plan(graph, 4, 8, 64)
         others = [plan(graph, 4, 8, 64, partition=name).seconds for name in PARTITIONS if name not in ("rcm", "metis")]
-        assert chosen.seconds <= max(_rank_plan.NEAR * min(others), _rank_plan.ENOUGH * chosen.alone / 4)
+        assert chosen.seconds <= max(planner.NEAR * min(others), planner.ENOUGH * chosen.alone / 4)
 
     def test_without_pymetis_the_others_are_tried(self, monkeypatch):
-        monkeypatch.setattr(_rank_plan.importlib.util, "find_spec", lambda name: None)
-        names = [make.__name__ for make in _rank_plan._candidates(GRAPHS["list"][0])]
+        monkeypatch.setattr(planner.importlib.util, "find_spec", lambda name: None)
+        names = [make.__name__ for make in planner._candidates(GRAPHS["list"][0])]
         assert names == ["contiguous", "zigzag", "documents", "by_edges", "rcm"]
 
     def test_a_given_partition_is_taken(self):
@@ -220,7 +221,7 @@ class TestRates:
 
     def test_of_a_cpu_by_the_cost_model(self, monkeypatch):
         """2 ns for a pair of 64 channels: 256 operations in 2 ns."""
-        monkeypatch.setattr("gnn_attention._rank_rates.costs", lambda: Costs(cell=2.0, call=5000.0))
+        monkeypatch.setattr("gnn_attention.distributed.plan_devices.costs", lambda: Costs(cell=2.0, call=5000.0))
         assert rates_of("cpu", torch.float32)[1:] == (128e9, 1e10, pytest.approx(5e-6, rel=EXACT))
 
     def test_numbers(self):

@@ -8,10 +8,10 @@ from kernel_cases import lse_bound
 from plans import tokens
 from support.bounds import assert_exact, assert_rule, attention_truth, error
 
-from gnn_attention import _rectangle_kernels as kernels
 from gnn_attention import edges
-from gnn_attention._pieces import Gathered, Masks, Rectangles, Strided
 from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.cpu import dense_blocks as kernels
+from gnn_attention.backends.plan.plan import Gathered, Masks, Rectangles, Strided
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import ALLOWED_OUTPUT
 

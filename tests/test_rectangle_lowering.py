@@ -8,9 +8,9 @@ from plans import PLAIN, SMALL, random_mask, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._pieces import Gathered, Strided
-from gnn_attention._rectangle_lowering import rectangles
-from gnn_attention._tile_parts import divided, left_over
+from gnn_attention.backends.plan.dense_blocks import rectangles
+from gnn_attention.backends.plan.plan import Gathered, Strided
+from gnn_attention.backends.plan.tile_density import divided, left_over
 
 
 def check(graph, block, least):

@@ -9,8 +9,8 @@ from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._call import Call
 from gnn_attention.backends import reference
+from gnn_attention.backends.call import Call
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -6,9 +6,10 @@ from support.bounds import assert_exact, assert_rule, attention_truth
 from verify_cases import SMALL, check_features, check_graph
 
 import gnn_attention as ga
-from gnn_attention import _edge_folding, patterns, score_mods
-from gnn_attention._call import Call
+from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.cpu import head_batching
 
 ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
@@ -56,7 +57,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Forward and gradients in float64, and some in float32, within the rule: every third feature, all of them in test_tiles."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
-        monkeypatch.setattr(_edge_folding, "MOST_EDGES", 0)
+        monkeypatch.setattr(head_batching, "MOST_EDGES", 0)
     check_graph((ROWS,), graph, every=3)
 
 

@@ -30,22 +30,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import EdgeConv
 
 import gnn_attention as ga
-from gnn_attention import (
-    FactoredHeads,
-    MergedHeads,
-    MessagePassingAttention,
-    StandardHeads,
-    _cost_command,
-    circuits,
-    cost,
-    edges,
-    explorer,
-    general,
-    patterns,
-    trace,
-)
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, cost, edges, explorer, patterns
 from gnn_attention import model as lm
 from gnn_attention.cache import PatternMessageCache
+from gnn_attention.cli import cost as cli_cost
+from gnn_attention.interpret import circuits, trace
+from gnn_attention.layer import pairwise as layer_pairwise
 from gnn_attention.verify.measure import EXACT
 
 # Cells of the notebooks that show what a seed asks for beyond its numbers: they are tagged with it.
@@ -436,7 +426,7 @@ def test_S1_12_llama_3_8b_dimensions(capsys):
         assert rotary.pattern_matrix(distance=2).shape == rotary.message_matrix().shape == (32, 4096, 4096)
     assert str(rotary).startswith("StandardHeads(4096, num_heads=32, head_dim=128, num_kv_heads=8")
     parser = argparse.ArgumentParser()
-    _cost_command.add_cost(parser.add_subparsers())
+    cli_cost.add_cost(parser.add_subparsers())
     args = parser.parse_args(["cost", "--config", "llama-3-8b"])
     assert args.run(args) == 0
     shapes = "W_Q 32 x [4096, 128], W_K 8 x [4096, 128], W_V 8 x [4096, 128], W_O 32 x [128, 4096]"
@@ -1176,9 +1166,11 @@ def test_S4_18_limited_bandwidth():
     assert_exact(sent, weights.unsqueeze(-1) * torch.stack([x[5] @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
     assert torch.linalg.matrix_rank(sent.transpose(0, 1)).tolist() == [1, 1, 1]  # of one head: the same words, louder or softer
     assert torch.linalg.matrix_rank(sent.sum(1)) == 3
-    general = EdgeConv(redrawn(nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 12))))  # a message made of both ends
-    general.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
-    general(x, graph.edge_index)
+    layer_pairwise = EdgeConv(
+        redrawn(nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 12)))
+    )  # a message made of both ends
+    layer_pairwise.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
+    layer_pairwise(x, graph.edge_index)
     assert torch.linalg.matrix_rank(seen[1][src == 5]) == 8
 
 
@@ -1226,10 +1218,10 @@ def test_S4_20_a_program_on_a_graph(way):
 def test_S4_21_a_contextual_mlp(activation):
     """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static nodes."""
     mlp, x = redrawn(nn.Sequential(nn.Linear(12, 20), activation, nn.Linear(20, 12))), drawn(6, 12)
-    nodes = general.StaticNodes.of(mlp)
+    nodes = layer_pairwise.StaticNodes.of(mlp)
     assert_exact(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
     heads, graph = heads_with(), patterns.window(6, 3)
-    found = general.PairwiseMessages.of(heads, normaliser=activation)(x, graph)
+    found = layer_pairwise.PairwiseMessages.of(heads, normaliser=activation)(x, graph)
     for i in range(6):
         heard, written = x[graph.mask()[i]], torch.zeros(12, dtype=torch.float64)
         for h in range(3):
@@ -1237,7 +1229,7 @@ def test_S4_21_a_contextual_mlp(activation):
             second = heard @ heads.W_V[h] @ heads.W_O[h]
             written = written + activation(x[i] @ first.T) @ second
         assert_exact(found[i], written)
-    assert_exact(general.PairwiseMessages.of(heads)(x, graph), update_of(heads, x, graph.mask()))
+    assert_exact(layer_pairwise.PairwiseMessages.of(heads)(x, graph), update_of(heads, x, graph.mask()))
 
 
 def test_S4_22_senders_and_receivers_are_symmetric(way):

@@ -11,10 +11,10 @@ from verify_cases import check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention._call import Call
-from gnn_attention._gpu_costs import Sizes
-from gnn_attention._parts import parts
 from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, rows, split, tiles
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu.roofline import Sizes
+from gnn_attention.backends.plan.decompose import parts
 from gnn_attention.verify.cases import GRAPHS
 
 N = 96

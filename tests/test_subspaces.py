@@ -9,7 +9,7 @@ import torch
 from support.bounds import assert_exact, error
 from torch import Tensor
 
-from gnn_attention._subspaces import Subspace, rank_tolerance
+from gnn_attention.interpret.circuits.subspace import Subspace, rank_tolerance
 
 WIDTH = 9
 

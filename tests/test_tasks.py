@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import algebra, tasks
+from gnn_attention import algebra
+from gnn_attention.training import tasks
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from plans import PLAIN
 from torch.nn import functional
 
 import gnn_attention as ga
-from gnn_attention import TokenGraph, _cover, _enumeration, patterns
-from gnn_attention._tile_masks import classes, edges_in_tiles, masks_of_tiles, tile_boxes
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles, tile_boxes
+from gnn_attention.graph.regions import enumerate_pairs, quadtree
 
 
 def cut(graph, block):
@@ -59,8 +60,8 @@ def test_a_structured_graph_has_few_masks(graph, block, distinct):
 @pytest.mark.parametrize("ranges", [True, False])
 def test_each_mask_once_over_many_pieces(ranges, monkeypatch):
     """Tiles are worked out a bounded number at a time; what comes again in a later part is the same mask."""
-    monkeypatch.setattr(_cover, "LONGEST", 1000)
-    monkeypatch.setattr(_enumeration, "CELLS_AT_ONCE", 2**14)
+    monkeypatch.setattr(quadtree, "LONGEST", 1000)
+    monkeypatch.setattr(enumerate_pairs, "CELLS_AT_ONCE", 2**14)
     graph = patterns.window(2048, 64) if ranges else TokenGraph.from_rule(unasked, 2048)
     row = torch.arange(1, 32)
     which, table = masks_of_tiles(graph, 64, row, row - 1)

@@ -8,7 +8,7 @@ from plans import PLAIN, random_mask
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._tile_parts import Runs, cells_at, divided, left_over
+from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 
 each_graph = pytest.mark.parametrize("name", PLAIN)
 

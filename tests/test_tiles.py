@@ -7,8 +7,9 @@ from test_fused import Largest, gradients, qkv
 from verify_cases import SMALL, check_features, check_graph
 
 import gnn_attention as ga
-from gnn_attention import _rectangle_formula, patterns, score_mods
+from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, RefusalError, tiles
+from gnn_attention.backends.cpu import dense_blocks_eager
 from gnn_attention.verify import oracle
 
 TILES = BACKENDS["tiles"]
@@ -62,7 +63,7 @@ def softmax(scores, graph):
 @pytest.mark.parametrize(("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)])
 def test_a_learned_relative_bias(shape, at_once, monkeypatch):
     """Its table, q, k and v get the gradients of the formula written with a table of all pairs; also part by part."""
-    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     graph, reach = SHAPES[shape], 30
     q, k, v = qkv(graph.num_dst, graph.num_src)
     mod = score_mods.RelativeBias(4, reach).double()
@@ -113,7 +114,7 @@ def test_score_mods_and_lse(mod, shape):
 )
 def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
     """Every broadcastable shape, with its gradient (0 stands for the number of edges)."""
-    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     whole = SHAPES["window and sinks"]
     order = torch.randperm(whole.num_edges, generator=torch.Generator().manual_seed(4))
     graph = ga.convert.from_edge_index(whole.edge_index[:, order], 150, 150)
@@ -133,7 +134,7 @@ def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
 @pytest.mark.parametrize("at_once", [2**25, 20_000], ids=["at once", "in parts"])
 def test_dropout_takes_the_same_mask_forward_and_backward(at_once, monkeypatch):
     """With the random numbers fixed the gradient is that of differences; the mean over draws is that without dropout."""
-    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     graph = patterns.window(70, 20)
     q, k, v = qkv(70, heads=2, kv_heads=1, batch=1)
 
@@ -195,7 +196,7 @@ def test_the_plan_of_each_head_is_worked_out_once(monkeypatch):
     """A graph that differs by head keeps its parts, with what is known of them."""
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= h, 80, heads=4)
     ga.attend(*qkv(80), graph, backend="tiles")
-    monkeypatch.setattr("gnn_attention._lowering.rectangles", lambda *arguments: pytest.fail("worked out again"))
+    monkeypatch.setattr("gnn_attention.backends.plan.planner.rectangles", lambda *arguments: pytest.fail("worked out again"))
     ga.attend(*qkv(80), graph, backend="tiles")
 
 
@@ -304,12 +305,12 @@ def test_parts_of_the_written_out_logits_equal_one_part(monkeypatch):
     """Output, lse and gradients, to rounding; there are several parts, and they are computed again."""
     graph, given = patterns.window(1000, 40) | patterns.sinks(1000, 3), qkv(1000, batch=1, dtype=torch.float64)
     parts, again = [], []
-    real, attend = _rectangle_formula._parts, _rectangle_formula._attend
-    monkeypatch.setattr(_rectangle_formula, "_parts", lambda *x: parts.append(list(real(*x))) or iter(parts[-1]))
-    monkeypatch.setattr(_rectangle_formula, "_attend", lambda *x: again.append(x) or attend(*x))
+    real, attend = dense_blocks_eager._parts, dense_blocks_eager._attend
+    monkeypatch.setattr(dense_blocks_eager, "_parts", lambda *x: parts.append(list(real(*x))) or iter(parts[-1]))
+    monkeypatch.setattr(dense_blocks_eager, "_attend", lambda *x: again.append(x) or attend(*x))
     results = []
     for at_once in (2**30, 2**20):
-        monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", at_once)
+        monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
         out, info = ga.attend(*given, graph, score_mod=score_mods.softcap(2.0), backend="tiles", return_info=True)
         results.append([[out], [info.lse], gradients(out, given)])
     for found, wanted in zip(*results, strict=True):
@@ -323,7 +324,7 @@ def test_parts_of_the_written_out_logits_equal_one_part(monkeypatch):
 def test_nothing_of_the_size_of_all_pairs_is_made(mod, monkeypatch):
     """A window over 4096 tokens: neither in the plan, nor forward, nor backward."""
     n = 4096
-    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", 2**20)
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", 2**20)
     graph, given = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
     with Largest() as seen:
         out, info = ga.attend(*given, graph, score_mod=mod, backend="tiles", return_info=True)
@@ -359,7 +360,7 @@ def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch
         return ga.attend(q, k, v, graph, score_mod=score_mods.softcap(3.0), backend=TILES)
 
     wanted = gradients(whole := run(), [q, k, v])
-    monkeypatch.setattr(_rectangle_formula, "LOGITS_AT_ONCE", 2**19)
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", 2**19)
     with Largest() as made:
         out = run()
         found = gradients(out, [q, k, v])

@@ -5,7 +5,7 @@ import torch
 from zoo import ROWS
 
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.tiling import EMPTY, FULL_TILE, PARTIAL, Tiles, tiles
+from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, Tiles, tiles
 
 
 def counted(graph, block):

@@ -5,8 +5,8 @@ import torch
 from plans import tokens
 from support.bounds import assert_exact, assert_sum
 
-from gnn_attention._pieces import Gathered, Strided
-from gnn_attention._token_views import add, put, take
+from gnn_attention.backends.cpu.token_groups import add, put, take
+from gnn_attention.backends.plan.plan import Gathered, Strided
 
 BATCH, HEADS, TOKENS, DIM = 3, 2, 23, 4
 

@@ -16,20 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import gnn_attention as ga
-from gnn_attention import (
-    FactoredHeads,
-    MergedHeads,
-    MessagePassingAttention,
-    StandardHeads,
-    _call,
-    _operate,
-    _surgery,
-    patterns,
-    score_mods,
-    trace,
-)
+from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns, score_mods
 from gnn_attention import model as lm
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.backends import call as backends_call
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.interpret.trace import api as trace
+from gnn_attention.interpret.trace import intervene, interventions
 from gnn_attention.verify.measure import EXACT
 
 BACKENDS = ["auto", "reference", "dense", "tiles", "rows"]
@@ -533,8 +525,8 @@ def test_an_operation_on_one_head_leaves_the_others_their_plans():
     graph = patterns.causal(1024)
     touched, rest = trace.cut((3, 1000), heads=2).split(graph, 8)
     assert (touched.num_edges, rest.num_edges, rest.heads) == (1, 8 * graph.num_edges - 1, 8)
-    assert [_call.one_of(touched, 0, head).num_edges for head in range(8)] == [int(head == 2) for head in range(8)]
-    assert [_call.one_of(rest, 0, head) is graph for head in range(8)] == [head != 2 for head in range(8)]
+    assert [backends_call.one_of(touched, 0, head).num_edges for head in range(8)] == [int(head == 2) for head in range(8)]
+    assert [backends_call.one_of(rest, 0, head) is graph for head in range(8)] == [head != 2 for head in range(8)]
     assert ga.explain(rest, heads=8, dim=64).choice == "tiles"
 
 
@@ -634,8 +626,8 @@ def test_muting_the_loudest_edge_loses_no_digits(backend, dtype):
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
-    muted = _surgery.Split(trace.mute([(0, dst) for dst in range(n)]))
-    found = ga.attend(q, k, v, graph, scale=scale, backend=_operate.Muting.over(backend, muted))
+    muted = interventions.Split(trace.mute([(0, dst) for dst in range(n)]))
+    found = ga.attend(q, k, v, graph, scale=scale, backend=intervene.Muting.over(backend, muted))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
@@ -858,7 +850,7 @@ def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch):
         return picked, torch.autograd.grad(picked.square().sum(), x)[0]
 
     whole, once = asked(None), asked(chosen)
-    monkeypatch.setattr("gnn_attention._pairs.AT_ONCE", 3)
+    monkeypatch.setattr("gnn_attention.interpret.trace.pairs.AT_ONCE", 3)
     for found in (once, asked(chosen)):
         assert_exact(found[0], whole[0])
         assert_exact(found[1], whole[1])

@@ -20,11 +20,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from gnn_attention import _checkpoint_files as checkpoint_files
-from gnn_attention import _files, training
 from gnn_attention import model as lm
-from gnn_attention._train_ranks import Layout, Ranks, clip, lost, started
+from gnn_attention._support import atomic_files
 from gnn_attention.training import Checkpoints
+from gnn_attention.training import checkpoint_format as checkpoint_files
+from gnn_attention.training import trainer as training
+from gnn_attention.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention.verify.measure import EXACT, summation_bound
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
@@ -189,7 +190,11 @@ def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path: Path, 
         raise KeyboardInterrupt
 
     stopped(LONG, None, str(tmp_path), 3)
-    places = ((checkpoint_files, "_place"), (_files, "write"), (Path, "rename"))  # the first inside torch, the last after all
+    places = (
+        (checkpoint_files, "_place"),
+        (atomic_files, "write"),
+        (Path, "rename"),
+    )  # the first inside torch, the last after all
     for owner, name in places:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, interrupted)
@@ -219,7 +224,7 @@ def test_what_stops_a_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(_files, "write", full)
+    monkeypatch.setattr(atomic_files, "write", full)
     with pytest.raises(OSError, match=r"step-00000002.part: the checkpoint failed, rank 0: OSError: no space left on device"):
         trained(SHORT, None, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

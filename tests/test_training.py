@@ -16,8 +16,10 @@ import pytest
 import torch
 from support.bounds import assert_exact
 
-from gnn_attention import _progress, _train_report, training
-from gnn_attention import model as lm
+from gnn_attention._support import progress
+from gnn_attention.model import language_model as lm
+from gnn_attention.training import metrics
+from gnn_attention.training import trainer as training
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
@@ -28,10 +30,10 @@ CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.p
 @pytest.fixture(autouse=True)
 def judged_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports of trainings take most of the time here: fewer windows, shorter sequences."""
-    monkeypatch.setattr(_train_report, "_WINDOWS_JUDGED", 16)
-    monkeypatch.setattr(_train_report, "_WINDOWS_LOOKED_AT", 8)
+    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", 16)
+    monkeypatch.setattr(metrics, "_WINDOWS_LOOKED_AT", 8)
     for name in ("induction_scores", "previous_token_scores"):
-        monkeypatch.setattr(_train_report, name, functools.partial(getattr(lm, name), length=8, samples=2))
+        monkeypatch.setattr(metrics, name, functools.partial(getattr(lm, name), length=8, samples=2))
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def test_minutes_end_it() -> None:
 
 
 def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "EVERY", 0.001)
+    monkeypatch.setattr(progress, "EVERY", 0.001)
     monkeypatch.setattr(training, "_STEPS_BETWEEN_LOOKS", 10)
     encoded = training.encoded
 

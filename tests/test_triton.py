@@ -9,14 +9,14 @@ import torch
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention._call import Call
-from gnn_attention._gpu_costs import Form, Sizes
-from gnn_attention._gpu_forms import TILES, WINDOWS, packed
-from gnn_attention._gpu_logits import Added, added_to, added_to_edges, has_edge_numbers, reason_against
-from gnn_attention._gpu_rows import packed_rows
-from gnn_attention._gpu_tiles import tiles_of
-from gnn_attention._gpu_windows import windows_of
 from gnn_attention.backends import BACKENDS, triton
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu.csr import packed_rows
+from gnn_attention.backends.gpu.formats import TILES, WINDOWS, packed
+from gnn_attention.backends.gpu.roofline import Form, Sizes
+from gnn_attention.backends.gpu.row_windows import windows_of
+from gnn_attention.backends.gpu.score_terms import Added, added_to, added_to_edges, has_edge_numbers, reason_against
+from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
 
 GRAPH = patterns.window(6, 3)

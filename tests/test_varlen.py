@@ -6,8 +6,9 @@ from support.bounds import assert_exact
 from test_flash import backward_kernel, forward_kernel
 
 import gnn_attention as ga
-from gnn_attention import _flash, patterns, score_mods
+from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, RefusalError, dense, split, varlen
+from gnn_attention.backends.gpu import flash_varlen
 
 GRAPHS = {
     "documents": patterns.documents([5, 1, 8]),
@@ -23,9 +24,9 @@ GRAPHS = {
 def on_a_cpu(monkeypatch):
     """As if it were a GPU, in float64."""
     monkeypatch.setattr(varlen, "DEVICES", ("cpu",))
-    monkeypatch.setattr(_flash, "DTYPES", (torch.float64,))
-    monkeypatch.setattr(_flash, "_forward_kernel", forward_kernel)
-    monkeypatch.setattr(_flash, "_backward_kernel", backward_kernel)
+    monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
+    monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
+    monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
 
 
 def qkv(tokens=14, *, heads=4, kv_heads=2, dim=12, value_dim=10, dtype=torch.float64):
@@ -118,7 +119,7 @@ def test_sizes_types_and_versions(monkeypatch):
         ga.attend(*wide, graph, backend="varlen", return_info=True)
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
         ga.attend(*(x[:0] for x in qkv()), graph, backend="varlen")
-    monkeypatch.setattr(_flash, "FLASH", None)
+    monkeypatch.setattr(flash_varlen, "FLASH", None)
     with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use backend='flex'"):
         ga.attend(*qkv(), graph, backend="varlen")
 

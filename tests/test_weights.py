@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.extras import needs
 from torch import Tensor
 
-from gnn_attention import weights
+from gnn_attention.model import weights
 
 DTYPES = {
     "F16": torch.float16,

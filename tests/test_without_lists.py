@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from gnn_attention import TokenGraph, _counting, _enumeration, patterns, tiling
-from gnn_attention._box_grid import Grid
-from gnn_attention._cover import Boxes
-from gnn_attention._without_lists import apart
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.graph import tiling
+from gnn_attention.graph.regions import counting, enumerate_pairs
+from gnn_attention.graph.regions.grid_index import Grid
+from gnn_attention.graph.regions.quadtree import Boxes
+from gnn_attention.graph.regions.split_edge_lists import apart
 
 N = 60
 
@@ -48,12 +50,12 @@ each_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 @pytest.fixture(autouse=True)
 def by_boxes(monkeypatch):
     """Small graphs too."""
-    monkeypatch.setattr(_enumeration, "FEW", -1)
-    monkeypatch.setattr(_counting, "MANY", -1)
+    monkeypatch.setattr(enumerate_pairs, "FEW", -1)
+    monkeypatch.setattr(counting, "MANY", -1)
 
 
 def table(rule, graph):
-    return _enumeration.dense(rule, graph.name, graph._shape, torch.device("cpu"))
+    return enumerate_pairs.dense(rule, graph.name, graph._shape, torch.device("cpu"))
 
 
 @each_graph
@@ -105,10 +107,10 @@ def test_equality():
     graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
     assert graph != WINDOW | fewer
     assert graph != wider
-    assert _counting.any_edge((WINDOW - LIST).rule, WINDOW._shape)
-    assert not _counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW._shape)
+    assert counting.any_edge((WINDOW - LIST).rule, WINDOW._shape)
+    assert not counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW._shape)
     only = TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N)
-    assert _counting.any_edge((WINDOW - only).rule, WINDOW._shape)
+    assert counting.any_edge((WINDOW - only).rule, WINDOW._shape)
 
 
 @pytest.mark.parametrize("corner", [0, 3])
@@ -125,13 +127,13 @@ def test_boxes_that_are_no_tiles_are_counted_too(corner):
     for owner, i, j, tall, wide in zip(boxes.owner, dst, src, height, width, strict=True):
         expected[owner] += graph.mask()[i : i + tall, j : j + wide].sum()
         inside[i : i + tall, j : j + wide] = True
-    assert torch.equal(_counting.edges_of_each(graph.rule, boxes, 3), expected)
-    assert torch.equal(_counting.edges_in(graph.rule, boxes, N), (graph.mask() & inside).nonzero().t().flip(0))
+    assert torch.equal(counting.edges_of_each(graph.rule, boxes, 3), expected)
+    assert torch.equal(counting.edges_in(graph.rule, boxes, N), (graph.mask() & inside).nonzero().t().flip(0))
 
 
 def test_scattered_pairs_break_no_box(monkeypatch):
     """Of 4 million pairs not many more are visited than are listed; the tiles too are found so."""
-    n, visited, evaluate = 2048, [], _enumeration.evaluate
+    n, visited, evaluate = 2048, [], enumerate_pairs.evaluate
     graph = patterns.window(n, 64) | scattered(8 * n, n, n)
 
     def counted(rule, name, b, h, dst, src):
@@ -139,7 +141,7 @@ def test_scattered_pairs_break_no_box(monkeypatch):
         visited.append(edge.numel())
         return edge
 
-    monkeypatch.setattr(_enumeration, "evaluate", counted)
+    monkeypatch.setattr(enumerate_pairs, "evaluate", counted)
     assert graph.num_edges == int(graph.in_degree().sum())
     assert sum(visited) < 3 * 8 * n
     tiling.tiles(graph, 128)

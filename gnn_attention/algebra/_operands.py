@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["edge_lists", "from_zero", "name", "positions", "same_nodes", "same_tokens", "varies"]
 
@@ -64,7 +64,7 @@ def positions(word: str, values: object, count: int) -> list[int]:
     values = values.tolist() if isinstance(values, Tensor) else values
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{word} must be a sequence of positions, got {quoted(values)} of type {type(values).__name__}")
-    numbers = [_checks.position(f"each of {word}", value) for value in values]
+    numbers = [checks.position(f"each of {word}", value) for value in values]
     outside = [number for number in numbers if not 0 <= number < count]
     if outside:
         raise IndexError(f"{word} must be positions in 0 .. {count - 1}, got {outside[0]}")
@@ -80,5 +80,5 @@ def edge_lists(graphs: Iterable[TokenGraph]) -> list[Tensor] | None:
 def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
     """The call as Python text, or with the number of graphs where they are many; empty arguments are left out."""
     names = [graph.name for graph in graphs]
-    shown = names if len(names) <= 6 else [_text.listed(names, "graphs")]
-    return _text.call(function, True, *shown, *(argument for argument in arguments if argument))
+    shown = names if len(names) <= 6 else [text.listed(names, "graphs")]
+    return text.call(function, True, *shown, *(argument for argument in arguments if argument))

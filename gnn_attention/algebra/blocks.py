@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _edge_lists, _text
-from gnn_attention._compile import not_compiled
-from gnn_attention._shapes import Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import each_alone
 from gnn_attention.algebra.tokens import gathered
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, edge_list, text
 
 __all__ = ["blow_up", "quotient"]
 
@@ -96,12 +96,12 @@ def _both_sides(function: str, word: str, g: TokenGraph, own: object, others: ob
 def _given(word: str, value: object, smallest: int) -> Given:
     value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, str) or not isinstance(value, Iterable):
-        return _checks.size(word, value, smallest)
-    return [_checks.size(f"each of {word}", number) for number in value]
+        return checks.size(word, value, smallest)
+    return [checks.size(f"each of {word}", number) for number in value]
 
 
 def _shown(value: Given, word: str) -> str:
-    return str(value) if isinstance(value, int) else _text.listed(value, word)
+    return str(value) if isinstance(value, int) else text.listed(value, word)
 
 
 def _for_each(word: str, numbers: list[int], count: int) -> Tensor:
@@ -140,9 +140,9 @@ def _grouped(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:
     found = [torch.zeros(0, dtype=torch.int64, device="cpu")]
     for src, dst in _edges_in_parts(g):
         key = of_dst[dst] * width + of_src[src]
-        found.append(key[_edge_lists.first_of_each(key)])
+        found.append(key[edge_list.first_of_each(key)])
     key = torch.cat(found)
-    key = key[_edge_lists.first_of_each(key)]
+    key = key[edge_list.first_of_each(key)]
     return TokenGraph.from_edges(torch.stack([key % width, key // width]), num_dst, num_src)
 
 

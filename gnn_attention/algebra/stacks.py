@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from gnn_attention._compile import not_compiled
-from gnn_attention._ranges import ask
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.rules import Rule
 
 __all__ = ["intersection", "per_head", "per_sample", "union"]
 

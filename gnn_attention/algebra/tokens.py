@@ -10,14 +10,14 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _rules, _text
-from gnn_attention._compile import not_compiled
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.products import Part, block_edges, block_rule
 from gnn_attention.algebra.stacks import at_positions_of
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph.rules import Rule
 
 __all__ = ["extend", "relabel", "restrict"]
 
@@ -44,7 +44,7 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
         _operands.same_tokens("restrict without src", g, "name the receivers and the senders: restrict(g, tokens, src)")
     dst_chosen = _distinct("tokens", tokens, g.num_dst)
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
-    shown = _text.listed(dst_chosen, "tokens"), "" if src is None else _text.listed(src_chosen, "tokens")
+    shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
     return _gathered_graph(g, sizes, dst_chosen, src_chosen, _operands.name("restrict", (g,), *shown))
 
 
@@ -74,7 +74,7 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
         raise ValueError(
             f"order must hold each of the {g.num_dst} tokens once, got {len(chosen)}; restrict(g, tokens) takes some"
         )
-    name = _operands.name("relabel", (g,), _text.listed(chosen, "tokens"))
+    name = _operands.name("relabel", (g,), text.listed(chosen, "tokens"))
     return at_positions_of(g, _gathered_graph(g, sizes, chosen, chosen, name))
 
 
@@ -102,8 +102,8 @@ def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causa
     """
     sizes = _operands.varies("extend", g)
     _operands.same_tokens("extend", g, "extend the graph of all tokens and take rows(start, stop) of it")
-    count = _checks.size("count", count)
-    link, among = _checks.choice("link", link, LINKS), _checks.choice("among", among, AMONG)
+    count = checks.size("count", count)
+    link, among = checks.choice("link", link, LINKS), checks.choice("among", among, AMONG)
     n, parts = g.num_dst, _parts(g, count, link, among)
     words = ("", "") if (link, among) == ("hearing", "causal") else (repr(link), repr(among))
     name = _operands.name("extend", (g,), str(count), *words)
@@ -126,7 +126,7 @@ def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 LINKS = ("none", "heard", "hearing", "both")
-AMONG: dict[str, Rule | None] = {"none": None, "self": _itself, "causal": _rules.causal, "full": _rules.everyone}
+AMONG: dict[str, Rule | None] = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
 
 
 def _distinct(word: str, values: object, count: int) -> list[int]:
@@ -157,8 +157,8 @@ def _parts(g: TokenGraph, count: int, link: str, among: str) -> list[Part]:
     """The blocks of an extended mask."""
     n, parts = g.num_dst, [(g, 0, 0)]
     if link in ("heard", "both"):
-        parts.append((TokenGraph.from_rule(_rules.everyone, n, count), 0, n))
+        parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
     if link in ("hearing", "both"):
-        parts.append((TokenGraph.from_rule(_rules.everyone, count, n), n, 0))
+        parts.append((TokenGraph.from_rule(rules.everyone, count, n), n, 0))
     rule = AMONG[among]
     return parts if rule is None else [*parts, (TokenGraph.from_rule(rule, count), n, n)]

@@ -6,14 +6,14 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks
-from gnn_attention._compile import not_compiled
-from gnn_attention._ranges import ask
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import at_positions_of, each_alone
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.rules import Rule
 
 __all__ = ["ancestry", "closure"]
 
@@ -41,7 +41,7 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     """
     _operands.varies("closure", g)
     _operands.same_tokens("closure", g, "only their walks can be longer than a hop")
-    most = g.num_dst if hops is None else _checks.size("hops", hops)  # no shortest walk is longer
+    most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
     return each_alone(lambda plain: _closed(plain, most, reflexive), g, _operands.name("closure", (g,), *shown))
 
@@ -67,10 +67,10 @@ def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
     """
     _operands.varies("ancestry", g)
     _operands.same_tokens("ancestry", g, "only their walks can be longer than a hop")
-    token = _checks.position("token", token)
+    token = checks.position("token", token)
     if not 0 <= token < g.num_dst:
         raise IndexError(f"token must be in 0 .. {g.num_dst - 1}, got {token}")
-    most = g.num_dst if hops is None else _checks.size("hops", hops)
+    most = g.num_dst if hops is None else checks.size("hops", hops)
     name = _operands.name("ancestry", (g,), str(token), "" if hops is None else str(most))
     return each_alone(lambda plain: _heard_by(plain, _receivers(plain, token, most)), g, name)
 

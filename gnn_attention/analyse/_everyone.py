@@ -7,7 +7,7 @@ from functools import reduce
 
 import torch
 
-from gnn_attention._shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["ALL_PAIRS", "check_all_pairs", "heard_in_the_end", "layers_until", "packed", "through", "unpacked"]

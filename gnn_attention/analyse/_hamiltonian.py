@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import edges_of
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph

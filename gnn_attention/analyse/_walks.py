@@ -9,10 +9,10 @@ from itertools import cycle
 
 import torch
 
-from gnn_attention._checks import quoted
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.rules import Rule
 
 __all__ = [
     "MOST_EDGES",

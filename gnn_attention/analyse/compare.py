@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from gnn_attention import _rules
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules
 
 __all__ = ["Difference", "diff"]
 
@@ -105,13 +104,13 @@ def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src >= dst
 
 
-def _moved(inner: _rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _moved(inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Every edge with its sender ``step`` tokens later, where there is one."""
     before = (src - step).clamp(0, max(num_src - 1, 0))
     return inner(b, h, dst, before) & (src - step >= 0) & (src - step < num_src)
 
 
-def _reversed(inner: _rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _reversed(inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Both sides counted from the end."""
     return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
 
@@ -204,13 +203,13 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
         backwards = _with(first, partial(_reversed, first.rule, first.num_dst, first.num_src))
         yield second == backwards, "the second is the first with the tokens in reverse order"
-        for rule, words in ((_rules.causal, "src <= dst"), (_anti_causal, "src >= dst")):
+        for rule, words in ((rules.causal, "src <= dst"), (_anti_causal, "src >= dst")):
             half = _with(first, rule)
             yield second == first & half, f"the second is the first with the edges {words} alone"
             yield first == second & half, f"the first is the second with the edges {words} alone"
 
 
-def _with(graph: TokenGraph, rule: _rules.Rule) -> TokenGraph:
+def _with(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
@@ -224,7 +223,7 @@ def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
 
 def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
     """A sentence if only one of the graphs has an edge from a later token."""
-    causal = [not (graph - _with(graph, _rules.causal)).num_edges for graph in (first, second)]
+    causal = [not (graph - _with(graph, rules.causal)).num_edges for graph in (first, second)]
     if causal[0] == causal[1] or (first.num_dst, first.dst_offset) != (first.num_src, first.src_offset):
         return []
     one, other = ("first", "second") if causal[0] else ("second", "first")

@@ -9,7 +9,7 @@ from operator import or_
 
 import torch
 
-from gnn_attention import _checks
+from gnn_attention._support import checks
 from gnn_attention.analyse._everyone import ALL_PAIRS
 from gnn_attention.analyse._hamiltonian import hamiltonian_path, present
 from gnn_attention.analyse._walks import stack
@@ -100,7 +100,7 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
       2 Hamiltonian path  yes: 0 -> 1 -> 2 -> 3 -> 4 -> 5
       3 full reach        yes: after 5 layers
     """
-    stacked, budget = stack(graphs), _checks.size("budget", budget)
+    stacked, budget = stack(graphs), checks.size("budget", budget)
     union = reduce(or_, stacked)
     missing = _missing_self_loop(stacked)
     answer = hamiltonian_path(union, budget)

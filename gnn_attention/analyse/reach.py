@@ -12,11 +12,11 @@ from itertools import islice
 
 import torch
 
-from gnn_attention import _checks, _rules, _text
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._everyone import check_all_pairs, heard_in_the_end, layers_until, packed, unpacked
 from gnn_attention.analyse._walks import asked_or_listed, edges_of, hearers, spread, stack, token
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, rules, text
 
 __all__ = [
     "diameter",
@@ -46,7 +46,7 @@ def receptive_field(
     """
     stacked = stack(graphs)
     receiver = token("receiver", receiver, stacked[0].num_dst)
-    layers = _checks.size("layers", layers)
+    layers = checks.size("layers", layers)
     walks = [asked_or_listed(graph, layers) for graph in stacked]
     backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
     heard = torch.tensor([receiver], device="cpu")
@@ -90,7 +90,7 @@ def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layer
     stacked = stack(graphs)
     count = stacked[0].num_dst
     src, dst = token("src", src, count), token("dst", dst, count)
-    limit = None if layers is None else _checks.size("layers", layers)
+    limit = None if layers is None else checks.size("layers", layers)
     origin, since = torch.full((count,), -1, device="cpu"), torch.zeros(count, dtype=torch.int64, device="cpu")
     walks = spread([hearers(graph) for graph in stacked], src, count)
     for layer, (new, heard_from) in enumerate(islice(walks, limit), 1):
@@ -129,7 +129,7 @@ def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
     (4, None)
     """
     count = stack(graphs)[0].num_dst
-    return layers_to_full_reach(graphs, TokenGraph.from_rule(_rules.everyone, count))
+    return layers_to_full_reach(graphs, TokenGraph.from_rule(rules.everyone, count))
 
 
 def layers_to_full_reach(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> int | None:
@@ -158,7 +158,7 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     stacked = stack(graphs)
     wanted = _wanted("never_hears", stacked, target)
     dst, src = unpacked(wanted & ~heard_in_the_end(stacked), stacked[0].num_src).nonzero(as_tuple=True)
-    names = ", ".join(_text.bracketed(graph.name) for graph in stacked)
+    names = ", ".join(text.bracketed(graph.name) for graph in stacked)
     return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
 
 
@@ -174,7 +174,7 @@ def path_counts(graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int
     [[1, 0, 0, 0], [3, 1, 0, 0], [6, 3, 1, 0], [10, 6, 3, 1]]
     """
     stacked = stack(graphs)
-    layers, count = _checks.size("layers", layers), stacked[0].num_dst
+    layers, count = checks.size("layers", layers), stacked[0].num_dst
     if src is None:
         check_all_pairs("path_counts", stacked[0], "ask for the walks from one token, src=...")
         hops = [graph.mask().double().matmul for graph in stacked]
@@ -218,7 +218,7 @@ def _wanted(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> 
 def _may_hear(stacked: list[TokenGraph]) -> TokenGraph:
     """All pairs, or ``src <= dst`` where no layer has another edge."""
     causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
-    return TokenGraph.from_rule(_rules.causal if causal else _rules.everyone, stacked[0].num_dst)
+    return TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
 
 
 def _hop(edges: Tensor, walks: Tensor) -> Tensor:

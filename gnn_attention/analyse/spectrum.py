@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import edges_of, stack
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph

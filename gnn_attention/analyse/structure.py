@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import torch
 
-from gnn_attention import _checks, _rules
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._walks import MOST_EDGES, edges_of, hearers, stack
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, rules
 
 __all__ = ["Degrees", "Summary", "components", "summary"]
 
@@ -91,7 +91,7 @@ def summary(graph: TokenGraph) -> Summary:
       causal          yes
       acyclic         yes
     """
-    _checks.instance("graph", graph, TokenGraph)
+    checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(f"{graph!r} differs by {graph._varies()}: summarise one of them, select(batch, head)")
     heard, hearing = graph.in_degree(), graph.T.in_degree()
@@ -154,7 +154,7 @@ def _answer(holds: bool | None) -> str:
 
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     """Self loops, symmetric, causal, acyclic: by counting edges of combinations, so that none need be listed."""
-    loops, past = (_like(graph, rule) for rule in (_self, _rules.causal))
+    loops, past = (_like(graph, rule) for rule in (_self, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
@@ -163,7 +163,7 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     return num_loops, both_ways == graph.num_edges, causal, acyclic
 
 
-def _like(graph: TokenGraph, rule: _rules.Rule) -> TokenGraph:
+def _like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 

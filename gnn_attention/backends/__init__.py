@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gnn_attention._call import Call
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
+from gnn_attention.backends.call import Call
 
 __all__ = ["BACKENDS", "Backend", "Call", "RefusalError"]
 

@@ -18,10 +18,13 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gnn_attention import _flash, _memory, _nonfinite, edges
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
-from gnn_attention._twice import twice_differentiable
+from gnn_attention import edges
+from gnn_attention._support import memory
+from gnn_attention._support.double_backward import twice_differentiable
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import nonfinite
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
@@ -35,21 +38,21 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where it is due or the formula was needed, else None."""
     if _tells_lse(call):
         return _with_lse(call)
-    if _plain(call) and _nonfinite.may_ask(call.q):
+    if _plain(call) and nonfinite.may_ask(call.q):
         out = _run_plain(call)
         if _leaked_nothing(call, out):
             return _deaf_are_silent(call, out), None
-    elif _nonfinite.surely_finite(call.q, call.k, call.v):
+    elif nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
-    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
+    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
 
 
 def refusal(call: Call) -> str | None:
     """It holds every call whose mask and logits fit into memory."""
-    short = None if call.q.device.type == "cuda" else _memory.shortage(bytes_needed(call))
+    short = None if call.q.device.type == "cuda" else memory.shortage(bytes_needed(call))
     return None if short is None else f"{short}, for a mask and logits of all pairs; use backend='auto'"
 
 
@@ -98,8 +101,8 @@ def _leaked_nothing(call: Call, out: Tensor) -> bool:
         return True
     told = out[:, :, -1:] if _needs_no_mask(graph) else out
     if on_cuda and not out.requires_grad:
-        return _nonfinite.surely_finite(told)
-    return _nonfinite.surely_finite(told, call.q, call.k)
+        return nonfinite.surely_finite(told)
+    return nonfinite.surely_finite(told, call.q, call.k)
 
 
 def _deaf_are_silent(call: Call, out: Tensor) -> Tensor:
@@ -153,17 +156,17 @@ def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 def _tells_lse(call: Call) -> bool:
     """True where SDPA's own kernel for CUDA is asked for its lse: nothing of the size dst x src is made."""
-    if call.q.device.type not in DEVICES_OF_FLASH or call.q.dtype not in _flash.DTYPES or not _flash.available():
+    if call.q.device.type not in DEVICES_OF_FLASH or call.q.dtype not in flash_varlen.DTYPES or not flash_varlen.available():
         return False
     wanted = call.is_plain and (call.with_lse or call.sink_logits is not None) and _needs_no_mask(call.graph)
-    return wanted and 0 not in (*call.q.shape, *call.v.shape) and max(call.q.shape[3], call.v.shape[3] + 1) <= _flash.WIDEST
+    return wanted and 0 not in (*call.q.shape, *call.v.shape) and max(call.q.shape[3], call.v.shape[3] + 1) <= flash_varlen.WIDEST
 
 
 def _with_lse(call: Call) -> tuple[Tensor, Tensor]:
     dst, src = kept(_bounds, call.graph, call.q.device)
     window = (-1, -1) if call.graph.is_full() else (-1, 0)
     sizes = call.graph.num_dst, call.graph.num_src
-    out, lse = _flash.attention(call.q, call.k, call.v, _flash.Sequences(dst, src, sizes, window), call.scale)
+    out, lse = flash_varlen.attention(call.q, call.k, call.v, flash_varlen.Sequences(dst, src, sizes, window), call.scale)
     return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 

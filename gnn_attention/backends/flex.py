@@ -27,11 +27,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from gnn_attention import _flex_masks, _nonfinite, edges
-from gnn_attention._call import Call
-from gnn_attention._compile import constant
-from gnn_attention._operator import operator
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support.custom_op import operator
+from gnn_attention._support.dynamo import constant
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import _flex_block_mask, nonfinite
+from gnn_attention.backends.call import Call
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
 __all__ = ["bytes_needed", "refusal", "run"]
@@ -51,11 +52,11 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         return _nothing(call)
     if call.score_mod is not None:
         _asked_once(call)
-    if _nonfinite.surely_finite(call.q, call.k, call.v):
+    if nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
-    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
+    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
 
 
@@ -78,7 +79,7 @@ def refusal(call: Call) -> str | None:
 
 def bytes_needed(call: Call) -> int:
     """The lists of tiles and the table of bits, which are kept with the graph."""
-    return _flex_masks.plan_bytes(call.graph, call.q.device)
+    return _flex_block_mask.plan_bytes(call.graph, call.q.device)
 
 
 # -- what it cannot hold ----------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     device, value_dim = call.q.device, call.v.shape[3]
     needs_lse = call.with_lse or call.sink_logits is not None
     q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
-    plan = _flex_masks.plan(call.graph, device)
+    plan = _flex_block_mask.plan(call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
     out, lse = _flex(q, k, v, plan, mod, call.scale, needs_lse)
     out, lse = out[:, :, : call.graph.num_dst, :value_dim], None if lse is None else lse[:, :, : call.graph.num_dst]
@@ -222,7 +223,7 @@ def _chained(mods: tuple[ScoreMod, ...], score: Tensor, b: Tensor, h: Tensor, ds
 
 
 def _flex(
-    q: Tensor, k: Tensor, v: Tensor, plan: _flex_masks.Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, plan: _flex_block_mask.Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
     on_cpu = q.device.type == "cpu"
@@ -326,14 +327,14 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-    block = _flex_masks.block_of(q.device)
+    block = _flex_block_mask.block_of(q.device)
 
     def heard(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        return _flex_masks.heard(table, block, b, h, dst, src)
+        return _flex_block_mask.heard(table, block, b, h, dst, src)
 
     def modified(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         wide = score.to(torch.float32)
-        dst, src = dst + table[_flex_masks.DST_OFFSET], src + table[_flex_masks.SRC_OFFSET]
+        dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
         changed = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
         return torch.where(wide == wide, changed, wide)  # of the shape of the score, whatever it looked at
 

@@ -5,10 +5,11 @@ Both parts are pieces of one plan, merged by log-sum-exp inside one operator wit
 
 from __future__ import annotations
 
-from gnn_attention import _fused, edges
-from gnn_attention._call import Call, one_of
-from gnn_attention._lowering import mixed_work, packed_plan
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.cpu import attention_op
+from gnn_attention.backends.plan.planner import mixed_work, packed_plan
 from gnn_attention.graph import kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
@@ -39,4 +40,6 @@ def bytes_needed(call: Call) -> int:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor]:
-    return _fused.attention(call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale, call.sink_logits)
+    return attention_op.attention(
+        call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale, call.sink_logits
+    )

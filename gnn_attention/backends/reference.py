@@ -13,8 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.call import Call
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["bytes_needed", "refusal", "run"]

@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention import _edge_products, _fused, _memory, edges
-from gnn_attention._call import Call
-from gnn_attention._edge_lowering import edges_of, order_of
-from gnn_attention._lowering import packed_plan
-from gnn_attention._recompute import recomputed
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support import memory
+from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.cpu import attention_op, csr_ops
+from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.backends.plan.planner import packed_plan
 
 __all__ = ["bytes_needed", "refusal", "run"]
 
@@ -40,7 +42,7 @@ def refusal(call: Call) -> str | None:
         return f"it has {call.graph.num_edges} edges, the list holds at most {MOST_EDGES}"
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
-        return None if call.q.device.type == "cuda" else _memory.shortage(needed)
+        return None if call.q.device.type == "cuda" else memory.shortage(needed)
     return f"its list of edges would need about {needed / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
 
 
@@ -54,7 +56,9 @@ def bytes_needed(call: Call) -> int:
 
 
 def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
-    return _fused.attention(call.q, call.k, call.v, packed_plan("rows", call.graph, call.q.device), call.scale, call.sink_logits)
+    return attention_op.attention(
+        call.q, call.k, call.v, packed_plan("rows", call.graph, call.q.device), call.scale, call.sink_logits
+    )
 
 
 # -- written out ------------------------------------------------------------------------------------------------------
@@ -62,7 +66,7 @@ def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
 
 def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
     listed = edges_of(call.graph, call.q.device)
-    arguments = (_edge_products.tensors_of(listed), order_of(call.graph, call.q.device))
+    arguments = (csr_ops.tensors_of(listed), order_of(call.graph, call.q.device))
     batch, heads = call.q.shape[:2]
     if batch * heads * listed.src.numel() <= AT_ONCE:
         return _formula(call, *arguments)
@@ -93,9 +97,9 @@ def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tenso
     """``sum over in-edges of dropout(softmax(score_mod(scale q . k) + bias)) v``, and lse."""
     wide = edges.accumulation_dtype(call.q.dtype)
     q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
-    logits = call.modified(_edge_products.products(q, k, listed) * call.scale, listed[2].long(), listed[1].long())
+    logits = call.modified(csr_ops.products(q, k, listed) * call.scale, listed[2].long(), listed[1].long())
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
-    weights, lse = _edge_products.softmax(logits, listed, call.sink_logits)
+    weights, lse = csr_ops.softmax(logits, listed, call.sink_logits)
     weights = call.dropped(weights, listed[2].long(), listed[1].long())
-    return _edge_products.incoming(weights, v, listed).to(call.q.dtype), lse
+    return csr_ops.incoming(weights, v, listed).to(call.q.dtype), lse

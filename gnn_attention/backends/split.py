@@ -12,15 +12,15 @@ from types import ModuleType
 
 import torch
 
-from gnn_attention import _merging, edges
-from gnn_attention._call import Call, one_of
-from gnn_attention._gpu_costs import FORMS, Sizes, estimates
-from gnn_attention._gpu_devices import device_of
-from gnn_attention._lowering import WORK
-from gnn_attention._parts import WHOLE, Part, parts, positions
-from gnn_attention._shapes import Tensor
-from gnn_attention.backends import dense, flex, rows, tiles, triton, varlen
-from gnn_attention.cost_model import Work, costs
+from gnn_attention import edges
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import dense, flex, merge_lse, rows, tiles, triton, varlen
+from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends.gpu.devices import device_of
+from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates
+from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
+from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["Plan", "bytes_needed", "planned", "refusal", "run"]
@@ -96,7 +96,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
         return out, lse
     wide = _in_dtype_of_parts(call)
     results = [KERNELS[name].run(_cut(wide, part)) for part, name in found]
-    out, lse = _merging.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
+    out, lse = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     if call.sink_logits is not None:
         out, lse = edges.add_sinks(out, lse, call.sink_logits, call.heard)
     return out.to(call.q.dtype), lse

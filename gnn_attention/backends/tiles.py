@@ -10,12 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention import _fused, _memory, _nonfinite, edges
-from gnn_attention._call import Call, one_of
-from gnn_attention._lowering import mask_bytes, packed_plan
-from gnn_attention._pieces import Packed, unpacked
-from gnn_attention._rectangle_formula import formula
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support import memory
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import nonfinite
+from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.cpu import attention_op
+from gnn_attention.backends.cpu.dense_blocks_eager import formula
+from gnn_attention.backends.plan.plan import Packed, unpacked
+from gnn_attention.backends.plan.planner import mask_bytes, packed_plan
 from gnn_attention.graph import kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
@@ -35,7 +38,7 @@ def refusal(call: Call) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
     needed: int = kept(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
-        return None if call.q.device.type == "cuda" else _memory.shortage(needed)
+        return None if call.q.device.type == "cuda" else memory.shortage(needed)
     return (
         f"the masks of its many thinly filled tiles would need {needed / 2**30:.1f} GiB, the limit is "
         f"{MASK_LIMIT / 2**30:.0f} GiB; use backend='rows'"
@@ -48,21 +51,23 @@ def bytes_needed(call: Call) -> int:
 
 
 def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
-    return _fused.attention(call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale, call.sink_logits)
+    return attention_op.attention(
+        call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale, call.sink_logits
+    )
 
 
 def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
     plan = packed_plan("whole rows", call.graph, call.q.device)
-    if _nonfinite.surely_finite(call.q, call.k, call.v):
+    if nonfinite.surely_finite(call.q, call.k, call.v):
         return formula(call, unpacked(*plan))
-    q, k, v = _nonfinite.cleaned(call.q, call.k, call.v)
+    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = formula(replace(call, q=q, k=k, v=v), unpacked(*plan))
-    bad = _nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), call.heard)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), call.heard)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 
 def _hears(call: Call, marked: Tensor, plan: Packed) -> Tensor:
     """Which receivers hear a marked sender: attention with equal weights to the marks."""
     marks = marked.to(torch.float32).unsqueeze(-1)
-    mean, _ = _fused.attention(marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
+    mean, _ = attention_op.attention(marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
     return mean.squeeze(-1) > 0

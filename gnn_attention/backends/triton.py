@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _gpu_tiles, _triton_ops, edges
-from gnn_attention._call import Call, one_of
-from gnn_attention._gpu_costs import Sizes, form_of
-from gnn_attention._gpu_devices import device_of
-from gnn_attention._gpu_forms import TILES, WINDOWS, Packed, Problem, packed
-from gnn_attention._gpu_logits import added_to_edges, has_edge_numbers, reason_against
-from gnn_attention._gpu_rows import MOST_EDGES, bytes_of, packed_rows
-from gnn_attention._gpu_tiles import tiles_of
-from gnn_attention._gpu_windows import windows_of
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.gpu import ops, tiles
+from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, packed_rows
+from gnn_attention.backends.gpu.devices import device_of
+from gnn_attention.backends.gpu.formats import TILES, WINDOWS, Packed, Problem, packed
+from gnn_attention.backends.gpu.roofline import Sizes, form_of
+from gnn_attention.backends.gpu.row_windows import windows_of
+from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers, reason_against
+from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["FORMS", "bytes_needed", "form_name", "refusal", "run"]
@@ -80,7 +81,7 @@ def _run_plain(call: Call, form: str | None) -> tuple[Tensor, Tensor]:
         call.first_head,
     )
     plan: Packed = kept(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
-    return _triton_ops.attention(problem, plan)
+    return ops.attention(problem, plan)
 
 
 def _heard(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
@@ -117,7 +118,7 @@ def _best_form(
     """(name, receivers of a block): by estimated time, and rows for heads that are too wide for blocks."""
     best = form_of(graph, Sizes(heads, dim, value_dim, dtype), device_of(device))
     wide = max(dim, value_dim) > _widest(best.name, dtype)
-    refused = best.name == "tiles" and _gpu_tiles.refusal(graph) is not None
+    refused = best.name == "tiles" and tiles.refusal(graph) is not None
     return ("rows", None) if wide or refused else (best.name, best.height)
 
 
@@ -152,7 +153,7 @@ def _too_much(call: Call, form: str) -> str | None:
     if call.q.shape[2] * (call.q.shape[1] // call.k.shape[1]) > MOST_PROGRAMS or call.k.shape[2] > MOST_PROGRAMS:
         return f"it holds at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
     if form == "tiles" and not has_edge_numbers(call):
-        return _gpu_tiles.refusal(one_of(call.graph, 0, 0))
+        return tiles.refusal(one_of(call.graph, 0, 0))
     if call.graph.num_edges > MOST_EDGES:
         needed = bytes_of(call.graph, has_edge_numbers(call)) / 2**30
         return f"its {form} would need about {needed:.0f} GiB for {call.graph.num_edges} edges, they hold at most {MOST_EDGES}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention import _flash, edges
-from gnn_attention._call import Call
-from gnn_attention._parts import packing
-from gnn_attention._shapes import Tensor
+from gnn_attention import edges
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import flash_varlen
+from gnn_attention.backends.plan.decompose import packing
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["bytes_needed", "refusal", "run"]
@@ -21,7 +22,7 @@ DEVICES = ("cuda",)
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
-    out, lse = _flash.attention(call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale)
+    out, lse = flash_varlen.attention(call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale)
     return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
@@ -29,7 +30,7 @@ def refusal(call: Call) -> str | None:
     """It holds plain calls and sinks, of packed documents with one window, in half types on CUDA."""
     if call.q.device.type not in DEVICES:
         return f"variable-length flash attention runs on CUDA, q is on {call.q.device}; move q, k and v, or use backend='tiles'"
-    if not _flash.available():
+    if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
     for name, given in (("a score_mod", call.score_mod), ("a bias", call.bias), ("dropout", call.dropout or None)):
         if given is not None:
@@ -44,14 +45,15 @@ def bytes_needed(call: Call) -> int:
 
 
 def _refusal_of_sizes(call: Call) -> str | None:
-    if call.q.dtype not in _flash.DTYPES:
+    if call.q.dtype not in flash_varlen.DTYPES:
         return f"variable-length flash attention computes in float16 and bfloat16, got {call.q.dtype}; convert q, k and v"
     if 0 in (*call.q.shape, *call.v.shape):
         return f"it needs samples, heads, tokens and channels, got q {list(call.q.shape)} and v {list(call.v.shape)}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
     width = max(call.q.shape[3], call.v.shape[3] + needs_lse)
-    if width > _flash.WIDEST:
-        return f"it has {_flash.WIDEST} channels, one for the gradient of lse, and needs {width}; use backend='flex' or 'triton'"
+    if width > flash_varlen.WIDEST:
+        widest = flash_varlen.WIDEST
+        return f"it has {widest} channels, one for the gradient of lse, and needs {width}; use backend='flex' or 'triton'"
     return None
 
 
@@ -61,9 +63,9 @@ def _refusal_of_graph(graph: TokenGraph) -> str | None:
     return None
 
 
-def _sequences(graph: TokenGraph, device: torch.device) -> _flash.Sequences:
+def _sequences(graph: TokenGraph, device: torch.device) -> flash_varlen.Sequences:
     bounds, longest, left, right = kept(_on_device, graph, device)
-    return _flash.Sequences(bounds, bounds, (longest, longest), (left, right))
+    return flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
 
 
 def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, int, int]:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _checks, _files, _gpu_devices
-from gnn_attention._progress import Progress
+from gnn_attention._support import atomic_files, checks
+from gnn_attention._support.progress import Progress
+from gnn_attention.backends.gpu import devices
 from gnn_attention.bench import attention, calibrate, gpu, graphs, plots, table, targets, training, workloads
 from gnn_attention.bench.attention import run_attention
 from gnn_attention.bench.graphs import run_graphs
@@ -98,7 +99,7 @@ def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     keep = gpu.keeper(args.json or args.resume)
     record = gpu.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown)
     if args.calibrate:
-        shown.write(f"the constants are in {_gpu_devices.save_device(gpu.calibrated(record))}")
+        shown.write(f"the constants are in {devices.save_device(gpu.calibrated(record))}")
     return record
 
 
@@ -185,7 +186,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     with Progress(f"bench {name}", unit="cases") as shown:
         record = suite.measure(args, shown)
     if args.json not in (None, "-"):
-        _files.write(args.json, json.dumps(record, indent=1) + "\n")
+        atomic_files.write(args.json, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1) if args.json == "-" else suite.text(record))
     for file in suite.pictures(record, Path(args.plots)) if args.plots else ():
         print(file, file=sys.stderr)
@@ -198,11 +199,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str) -> None:
     """Options of another suite, and folders that are not there."""
     if args.calibrate:
-        _checks.choice("with --calibrate the suite", args.what, ["attention", "gpu", "calibrate"])
+        checks.choice("with --calibrate the suite", args.what, ["attention", "gpu", "calibrate"])
     for option, value in vars(args).items():
         if option not in SUITES[name].options | COMMON and value != parser.get_default(option):
             owners = " and ".join(owner for owner, suite in SUITES.items() if option in suite.options)
             raise ValueError(f"--{option.replace('_', '-')} belongs to bench {owners}, not to bench {name}")
-    _files.check_place("--json", args.json)
+    atomic_files.check_place("--json", args.json)
     if args.plots is not None and not Path(args.plots).is_dir():
         raise ValueError(f"--plots {args.plots}: expected a folder that exists, make it first")

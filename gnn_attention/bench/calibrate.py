@@ -1,7 +1,8 @@
 """The constants of the cost model behind ``backend="auto"``, fitted to a few calls: ``gnn-attention bench calibrate``.
 
 Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and differs; the constants
-are those that come nearest to the measured times, each relative to itself. See :mod:`gnn_attention.cost_model`; half a minute.
+are those that come nearest to the measured times, each relative to itself, in half a minute. See
+:mod:`gnn_attention.backends.cost_model`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._lowering import WORK
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
+from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
+from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.bench.measure import Guard, Settings, timed_rounds
 from gnn_attention.bench.process import record_of_the_machine
-from gnn_attention.cost_model import Costs, Work, path_of_costs, save
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["fitted", "run_calibration", "text"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.bench.methods import Prepared
 from gnn_attention.bench.workloads import Problem
 from gnn_attention.verify import oracle

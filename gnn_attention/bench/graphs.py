@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gnn_attention import _checks, convert, patterns
+from gnn_attention import convert, patterns
+from gnn_attention._support import checks
 from gnn_attention.bench import process
 from gnn_attention.graph import TokenGraph
-from gnn_attention.tiling import tiles
+from gnn_attention.graph.tiling import tiles
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -99,7 +100,7 @@ _MAKERS: dict[str, Callable[[TokenGraph], BlockMask]] = {
 
 def run_graphs(tokens: int = MILLION, peers: bool = True, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
     """All cases, each in a process of its own, as what ``--json`` writes. OSError where this is not Linux."""
-    tokens = _checks.size("tokens", tokens, 1)
+    tokens = checks.size("tokens", tokens, 1)
     process.forget_peak()  # OSError before anything is measured
     results, compared = [], []
     for case in GRAPHS:

@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import convert
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.dispatch import explain
 from gnn_attention.bench.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, SPARSE, Problem
-from gnn_attention.choosing import explain
 from gnn_attention.layer import MessagePassingAttention
 
 __all__ = ["AUTO", "PEERS", "Method", "Prepared", "ours", "peers"]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnn_attention import _canvas, _files
+from gnn_attention._support import atomic_files
 from gnn_attention.bench.summary import Record, cases_of, workload_of
+from gnn_attention.draw import _axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def save(record: Record, folder: Path) -> list[Path]:
     pictures["crossover"] = crossover(record)
     files = [folder / f"{name}.svg" for name, figure in pictures.items() if figure is not None]
     for file, figure in zip(files, (figure for figure in pictures.values() if figure is not None), strict=True):
-        with _files.written(file) as stream:
+        with atomic_files.written(file) as stream:
             figure.savefig(stream, format="svg")
     return files
 
@@ -90,4 +91,4 @@ def _panels() -> tuple[Figure, Sequence[Axes]]:
 def _finish(axes: Axes, shown: Sequence[Line2D]) -> None:
     axes.grid(alpha=0.3, which="both", linewidth=0.4)
     if shown:
-        _canvas.legend(axes, shown, fontsize=7)
+        _axes.legend(axes, shown, fontsize=7)

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends.call import Call
 from gnn_attention.bench import process
 from gnn_attention.training import Recipe, train
 

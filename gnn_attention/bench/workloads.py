@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gnn_attention import algebra, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 

@@ -18,17 +18,17 @@ from typing import Any
 
 from torch import nn
 
-from gnn_attention import _checks
 from gnn_attention import model as language_model
-from gnn_attention._checks import quoted
-from gnn_attention._glossary import GLOSSARY, VIEWS
-from gnn_attention._shapes import Tensor
-from gnn_attention.bytepair import BytePair
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, own, users, zoo
 from gnn_attention.explorer._pack import LONGEST, Source, check_length
 from gnn_attention.graph import TokenGraph
+from gnn_attention.layer.glossary import GLOSSARY, VIEWS
+from gnn_attention.model.tokenizer import BytePair
 
 __all__ = ["Page", "page"]
 
@@ -71,7 +71,7 @@ def page(
     offered = None if masks is None else _several("masks", masks)
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")
-    source = _source(words, model, _checks.size("room", room), layers)
+    source = _source(words, model, checks.size("room", room), layers)
     wanted = users(given, len(source.tokens), source.room)
     others = zoo(len(source.tokens), source.room) if offered is None else users(offered, len(source.tokens), source.room)
     title = _title(source, words) if title is None else title

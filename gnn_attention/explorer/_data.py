@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import _checks, patterns
-from gnn_attention._shapes import Tensor
-from gnn_attention.bytepair import BytePair
+from gnn_attention import patterns
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._pack import LONGEST, Source, check_length, check_weight, stored
 from gnn_attention.model import Block, LanguageModel
+from gnn_attention.model.tokenizer import BytePair
 
 __all__ = ["whole"]
 
@@ -40,7 +41,7 @@ def whole(
         vocabulary.decode(text_or_tokens)  # refuses what is no token
     ids = vocabulary.encode(text_or_tokens) if isinstance(text_or_tokens, str) else list(map(int, text_or_tokens))
     check_length(ids)
-    room = _checks.size("room", room)
+    room = checks.size("room", room)
     if len(ids) + room > LONGEST + 64:
         raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} tokens and room for {room}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]

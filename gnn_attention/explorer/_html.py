@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _files
-from gnn_attention._printable import printable
+from gnn_attention._support import atomic_files
+from gnn_attention._support.text import printable
 
 __all__ = ["MARK", "TEMPLATE", "Page", "assembled", "embedded", "is_ours"]
 
@@ -30,7 +30,7 @@ class Page:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, in full or not at all, and return where. OSError where that cannot be."""
-        return _files.write(path, self.html)
+        return atomic_files.write(path, self.html)
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, which may run its script and nothing more."""

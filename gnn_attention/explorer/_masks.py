@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from gnn_attention import algebra, catalogue, expressions, patterns
-from gnn_attention._shapes import Bool, Tensor
+from gnn_attention import algebra, patterns
+from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.convert import catalogue, expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
 from gnn_attention.graph import TokenGraph
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gnn_attention._shapes import Bool, Tensor
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["EACH_ITS_OWN", "LARGEST", "LONGEST", "Source", "bits", "check_length", "check_weight", "stored", "weight"]

@@ -15,14 +15,16 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from gnn_attention import _checks, foreign, huggingface
 from gnn_attention import edges as arithmetic
-from gnn_attention._call import Call
-from gnn_attention._shapes import Bool, Float, Tensor
+from gnn_attention import huggingface
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
+from gnn_attention.backends.call import Call
 from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, bits, check_length, check_weight, stored
 from gnn_attention.graph import TokenGraph
+from gnn_attention.model import foreign
 
 __all__ = ["from_pretrained", "recorded"]
 
@@ -67,7 +69,7 @@ def recorded(
 def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[int, str]]:
     """Ids and their texts, as they stand in the text where the tokenizer can tell."""
     if not isinstance(text_or_tokens, str):
-        ids = _checks.sizes("text_or_tokens", text_or_tokens)
+        ids = checks.sizes("text_or_tokens", text_or_tokens)
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
     if tokenizer is None:
         raise TypeError("a text needs the model's tokenizer: give model=(model, tokenizer), or the ids of the tokens")
@@ -124,7 +126,7 @@ def _kept(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
 def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
-    numbers = _checks.sizes("layers", layers) if isinstance(layers, Iterable) else [_checks.size("layers", layers)]
+    numbers = checks.sizes("layers", layers) if isinstance(layers, Iterable) else [checks.size("layers", layers)]
     if not numbers or max(numbers) >= count:
         raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
     return sorted(set(numbers))

@@ -6,8 +6,8 @@ import argparse
 import importlib.metadata
 from typing import Any
 
-from gnn_attention import _files
-from gnn_attention._progress import Progress
+from gnn_attention._support import atomic_files
+from gnn_attention._support.progress import Progress
 from gnn_attention.figures import _running, equality
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.draws import Draw
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs < 1:
         raise ValueError(f"--jobs {args.jobs}: expected 1 or more")
     place = args.json or args.resume
-    _files.check_place("--json", place)
+    atomic_files.check_place("--json", place)
     found = Results((), _versions()) if args.resume is None else _earlier(args.resume)
     wanted = [name for name in (args.figure or FIGURES) if name not in found]
     try:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
                 found = found.with_result(result).sorted(FIGURES)
                 shown.write(f"{result}\n")
                 if place not in (None, "-"):
-                    _files.write(place, found.to_json() + "\n")
+                    atomic_files.write(place, found.to_json() + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_left(found, place)) from None
     print(found.to_json() if place == "-" else found)

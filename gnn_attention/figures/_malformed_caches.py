@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.figures._malformed_case import Case, Of, Subject
 from gnn_attention.figures._malformed_layers import heads_of_two, numbers, update_of, window_of

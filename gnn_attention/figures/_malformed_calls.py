@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from gnn_attention import edges, score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend, explain
 from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.backends import dense as dense_backend
 from gnn_attention.convert import from_mask
 from gnn_attention.figures._malformed_case import Case, Of, Subject
-from gnn_attention.general import weigh
 from gnn_attention.graph import TokenGraph
+from gnn_attention.layer.pairwise import weigh
 from gnn_attention.patterns import causal, window
 
 __all__ = ["cases"]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import summation_bound
 

@@ -14,9 +14,11 @@ from typing import Any
 import networkx as nx
 import torch
 
-from gnn_attention import algebra, analyse, catalogue, convert, expressions, graph_files, patterns, tiling
+from gnn_attention import algebra, analyse, convert, patterns
+from gnn_attention.convert import catalogue, expressions
+from gnn_attention.convert import files as convert_files
 from gnn_attention.figures._malformed_case import Case, Of, Subject
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, tiling
 
 __all__ = ["cases"]
 
@@ -244,11 +246,11 @@ def _folder() -> _Folder:
     return folder
 
 
-FILES = Subject("graph_files", _folder, lambda o: _edges(graph_files.read(o.path / "good.edges")), lambda _: EDGES)
+FILES = Subject("graph_files", _folder, lambda o: _edges(convert_files.read(o.path / "good.edges")), lambda _: EDGES)
 
 
 def _of_texts() -> list[Case]:
-    of, e, files, f = Of(TEXT), expressions.parse, Of(FILES), graph_files
+    of, e, files, f = Of(TEXT), expressions.parse, Of(FILES), convert_files
     return [
         of.type("a number", "an expression is a string", "got 3", lambda _: e(3)),
         of.value("half an expression", "^column 7", "not an expression", lambda _: e("window(4,")),

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.figures._malformed_case import Case, Of, Subject
-from gnn_attention.general import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.lazy_heads import LazyHeads
+from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention.patterns import window
 from gnn_attention.rotary import Rotary
 

@@ -13,16 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import circuits, cost, distributed, draw, experiment, explorer, generation, tasks, training
-from gnn_attention import trace as tracing
-from gnn_attention._corpus import Corpus
-from gnn_attention.auditor import audit
-from gnn_attention.bytepair import BytePair
+from gnn_attention import cost, distributed, draw, explorer, training
+from gnn_attention.cli import generate
 from gnn_attention.figures._malformed_case import Case, CommandRefusedError, Of, Subject
 from gnn_attention.figures._malformed_layers import heads_of_two, numbers
-from gnn_attention.foreign import heads_of
+from gnn_attention.interpret import circuits
+from gnn_attention.interpret import trace as tracing
+from gnn_attention.interpret.audit import audit
 from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.model.foreign import heads_of
+from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.patterns import causal, cross, window
+from gnn_attention.training import compare, tasks
+from gnn_attention.training.text_corpus import Corpus
 
 __all__ = ["cases"]
 
@@ -193,7 +196,7 @@ RECIPE = Subject("recipes", lambda: None, lambda _: training.Recipe(length=8).ed
 
 def _compare(**given: Any) -> Any:
     small = {"recipe": training.Recipe(steps=1, batch=1, length=8, pieces=256), "seeds": 1, "text": TEXT}
-    return lambda _: experiment.compare(**{"graphs": "causal", **small, **given})
+    return lambda _: compare.compare(**{"graphs": "causal", **small, **given})
 
 
 def _of_trainings() -> list[Case]:
@@ -221,8 +224,8 @@ def _of_trainings() -> list[Case]:
         of.type("a recipe text", "^recipe must", "got 'short'", lambda _: training.train("short")),
         of.value("no minutes", "^minutes must", "got 0", lambda _: training.train(minutes=0)),
         of.value("no depth", "^depth must", "got 0", lambda _: tasks.neighbours_match(0, 1)),
-        of.value("an empty prompt", "^prompt must", "got none", lambda _: generation.continued("", 1)),
-        of.type("a prompt number", "text|prompt", "int", lambda _: generation.continued(3, 1)),
+        of.value("an empty prompt", "^prompt must", "got none", lambda _: generate.continued("", 1)),
+        of.type("a prompt number", "text|prompt", "int", lambda _: generate.continued(3, 1)),
     ]
 
 

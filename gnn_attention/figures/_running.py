@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._progress import Progress
+from gnn_attention._support.progress import Progress
 from gnn_attention.figures._figure import Figure, Measured
 from gnn_attention.figures._table import FIGURES
 from gnn_attention.figures.results import Result

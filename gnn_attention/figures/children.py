@@ -32,7 +32,7 @@ WRITES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree", "sh
 def serve(main: Callable[[list[str]], int]) -> None:
     """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``, until there are none."""
     small = Path(sysconfig.get_path("stdlib")) / "email"  # text to learn from: all of the library takes seconds to read
-    for name in ("gnn_attention.training", "gnn_attention.experiment"):
+    for name in ("gnn_attention.training", "gnn_attention.training.compare"):
         module: Any = importlib.import_module(name)
         module.corpus = functools.partial(module.corpus, small)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

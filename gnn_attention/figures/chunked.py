@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._shapes import Bool, Tensor
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.latent_heads import LatentHeads
+from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle

@@ -25,7 +25,7 @@ from torch import nn
 from torch._dynamo import lookup_backend
 
 from gnn_attention import patterns, score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.figures import operators
 from gnn_attention.figures._figure import Figure, Measured, Tell

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from gnn_attention import convert, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.figures._figure import Figure, Measured, Tell

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from gnn_attention._shapes import Bool, Tensor
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.figures.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
 from gnn_attention.graph import TokenGraph
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from gnn_attention import algebra, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.figures import equality, memos

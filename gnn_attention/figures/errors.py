@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.figures._figure import Figure, Measured, Tell
 from gnn_attention.figures.draws import Draw, Numbers

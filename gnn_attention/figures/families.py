@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from gnn_attention import convert, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FAMILIES", "Defined", "Definition", "any_family", "cross_table", "mixed", "shuffled_list", "some_rows"]

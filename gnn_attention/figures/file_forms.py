@@ -13,17 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import _checkpoint_files, _gpu_devices, cost_model, expressions, graph_files, patterns, weights
 from gnn_attention import model as language_model
-from gnn_attention._experiment_results import Outcome
-from gnn_attention._experiment_store import PLAN, Store
-from gnn_attention._train_checkpoints import TOLD, Checkpoints
+from gnn_attention import patterns
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.gpu import devices
 from gnn_attention.bench.gpu import records, table
 from gnn_attention.bench.gpu.machine import Ceilings
-from gnn_attention.bytepair import BytePair
+from gnn_attention.convert import expressions, files
 from gnn_attention.figures import mutations, results
 from gnn_attention.figures.mutations import Mutation
 from gnn_attention.graph import TokenGraph
+from gnn_attention.model import weights
+from gnn_attention.model.tokenizer import BytePair
+from gnn_attention.training import checkpoint_format
+from gnn_attention.training.checkpoints import TOLD, Checkpoints
+from gnn_attention.training.compare_results import Outcome
+from gnn_attention.training.compare_store import PLAN, Store
 from gnn_attention.verify.report import Report, Result
 
 __all__ = ["FORMS", "Form"]
@@ -94,7 +99,7 @@ def _expression(folder: Path) -> Path:
 
 def _graph(ending: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        graph_files.write(patterns.window(9, 3) | patterns.sinks(9, 1), folder / f"graph{ending}")
+        files.write(patterns.window(9, 3) | patterns.sinks(9, 1), folder / f"graph{ending}")
         return folder / f"graph{ending}"
 
     return make
@@ -185,7 +190,7 @@ def _bench(folder: Path) -> Path:
         "schema": 1,
         "runs": [],
         **told,
-        "constants": asdict(_gpu_devices.GENERIC),
+        "constants": asdict(devices.GENERIC),
         "ceilings": {part.name: "triton" if part.type == "str" else 1e12 for part in fields(Ceilings)},
         "workloads": [about],
         "cases": [{**place, "pass": "forward", **measured}, {**place, "pass": "backward", "status": "refused", "reason": "no"}],
@@ -233,7 +238,7 @@ def _costs(folder: Path) -> Path:
 
 def _devices(folder: Path) -> Path:
     path = folder / "gpu-costs.json"
-    path.write_text(json.dumps({"devices": {"H200": asdict(_gpu_devices.PRESETS["H200"])}}), encoding="utf-8")
+    path.write_text(json.dumps({"devices": {"H200": asdict(devices.PRESETS["H200"])}}), encoding="utf-8")
     return path
 
 
@@ -275,9 +280,9 @@ FORMS = (
     Form(
         "vocabulary", _vocabulary, lambda path: BytePair.from_json(_text(path)), _JSON, _check_vocabulary, "text is no byte-pair"
     ),
-    Form("edge list", _graph(".edges"), graph_files.read, mutations.ANY, _check_graph(_listed)),
-    Form("adjacency list", _graph(".adjlist"), graph_files.read, mutations.ANY, _check_graph(_adjacent)),
-    Form("GraphML", _graph(".graphml"), graph_files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)),
+    Form("edge list", _graph(".edges"), files.read, mutations.ANY, _check_graph(_listed)),
+    Form("adjacency list", _graph(".adjlist"), files.read, mutations.ANY, _check_graph(_adjacent)),
+    Form("GraphML", _graph(".graphml"), files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)),
     Form(
         "expression", _expression, lambda path: expressions.parse(_text(path)), (*mutations.ANY, *mutations.WORDS * 5), named=""
     ),
@@ -287,8 +292,8 @@ FORMS = (
     Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
     Form("costs of a CPU", _costs, cost_model.read, _JSON),
-    Form("costs of GPUs", _devices, _gpu_devices.read, _JSON),
+    Form("costs of GPUs", _devices, devices.read, _JSON),
     Form("what a checkpoint tells", _checkpoint(TOLD), _told, _JSON, named="step-00000002"),
-    Form("index of a checkpoint", _checkpoint(_checkpoint_files.INDEX), _restored, _JSON, named="step-00000002"),
+    Form("index of a checkpoint", _checkpoint(checkpoint_format.INDEX), _restored, _JSON, named="step-00000002"),
     Form("tensors of a checkpoint", _checkpoint("*.distcp"), _restored, mutations.ANY, named="step-00000002"),
 )

@@ -20,7 +20,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from gnn_attention import score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS
 from gnn_attention.figures._figure import Figure, Measured, Tell

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 
 __all__ = ["ARCHITECTURES", "CACHES", "CELLS", "PADDINGS", "Cell", "Compared", "available", "compared"]
 

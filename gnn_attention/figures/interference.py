@@ -23,7 +23,7 @@ from functools import cached_property
 
 import torch
 
-from gnn_attention._shapes import Bool, Tensor
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.edges import accumulation_dtype, per_query_head
 from gnn_attention.figures._figure import Figure, Measured, Tell

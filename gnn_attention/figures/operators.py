@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns, score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads

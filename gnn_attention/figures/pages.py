@@ -11,7 +11,7 @@ from collections import Counter
 from functools import cache
 from html.parser import HTMLParser
 
-from gnn_attention._printable import printable
+from gnn_attention._support.text import printable
 from gnn_attention.figures._figure import Figure, Measured, Tell
 from gnn_attention.figures.documents import Document, html_document, svg_document
 from gnn_attention.figures.hostile_texts import TEXTS

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from gnn_attention import edges, patterns, score_mods
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS
-from gnn_attention.choosing import choose
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.dispatch import choose
 from gnn_attention.figures.allocations import Allocated, allocated
 from gnn_attention.graph import TokenGraph
 

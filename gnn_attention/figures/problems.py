@@ -17,7 +17,7 @@ from torch import nn
 from torch.func import functional_call
 
 from gnn_attention import score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.figures.draws import DTYPES, Draw

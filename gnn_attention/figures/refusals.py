@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from gnn_attention import convert, draw, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.choosing import explain
+from gnn_attention.backends.dispatch import explain
 from gnn_attention.explorer import page
 from gnn_attention.figures.allocations import Allocated, allocated
 from gnn_attention.graph import TokenGraph

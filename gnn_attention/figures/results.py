@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _json_files
+from gnn_attention._support import json_files
 
 __all__ = ["VERSIONS", "Result", "Results", "newest", "readme"]
 
@@ -99,8 +99,8 @@ class Results:
         True
         """
         try:
-            found = _json_files.parsed(text)
-            _json_files.check_fields(found, {"environment": _is(dict), "figures": _is(list)}, "the record")
+            found = json_files.parsed(text)
+            json_files.check_fields(found, {"environment": _is(dict), "figures": _is(list)}, "the record")
             results = tuple(_read(number, told) for number, told in enumerate(found["figures"]))
         except ValueError as error:
             raise ValueError(f"expected figures that verify --figures --json wrote; {str(error)[:200]}") from None
@@ -110,7 +110,7 @@ class Results:
     def from_file(cls, path: str | os.PathLike[str]) -> Results:
         """The figures in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
         try:
-            return cls.from_json(_json_files.text(path))
+            return cls.from_json(json_files.text(path))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
@@ -134,7 +134,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def _read(number: int, told: Any) -> Result:
     """A result whose fields, all there, have the types that they were written with; what else is there is left out."""
-    _json_files.check_fields(told, _FIELDS, f"figures[{number}]")
+    json_files.check_fields(told, _FIELDS, f"figures[{number}]")
     fields = {name: told[name] for name in _FIELDS}
     return Result(**{**fields, "failures": tuple(told["failures"]), "skipped": tuple(told["skipped"])})
 

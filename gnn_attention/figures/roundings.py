@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention._shapes import Float, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 

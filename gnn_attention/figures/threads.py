@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.figures._figure import Figure, Measured, Tell
 from gnn_attention.figures.together import KINDS, Shared
 

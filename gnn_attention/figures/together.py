@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import convert, patterns, score_mods, tiling, trace
-from gnn_attention._shapes import Tensor
+from gnn_attention import convert, patterns, score_mods
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.figures.families import any_family
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, tiling
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.heads.lazy import LazyHeads
+from gnn_attention.interpret import trace
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.lazy_heads import LazyHeads
 from gnn_attention.model import Config, LanguageModel, generate
 
 __all__ = ["KINDS", "Shared"]

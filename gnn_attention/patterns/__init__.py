@@ -3,7 +3,7 @@
 Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly. Builders are
 causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` asks for the other. Rules are functions of
 these modules bound by ``functools.partial``, so that graphs can be pickled; they use broadcasting operators only, so that
-``gnn_attention.tiling`` can ask them about whole ranges of tokens at once.
+``gnn_attention.graph.tiling`` can ask them about whole ranges of tokens at once.
 
 Where a builder stands:
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from gnn_attention import _checks, _rules
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules
 
 __all__ = [
     "anti_causal",
@@ -27,8 +27,8 @@ def full(n: int) -> TokenGraph:
     >>> full(5).num_edges
     25
     """
-    n = _checks.size("n", n)
-    return TokenGraph.from_rule(_rules.everyone, n, name=f"full({n})")
+    n = checks.size("n", n)
+    return TokenGraph.from_rule(rules.everyone, n, name=f"full({n})")
 
 
 def self_loops(n: int) -> TokenGraph:
@@ -37,7 +37,7 @@ def self_loops(n: int) -> TokenGraph:
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     return TokenGraph.from_rule(_self, n, name=f"self_loops({n})")
 
 
@@ -51,8 +51,8 @@ def cross(num_dst: int, num_src: int) -> TokenGraph:
     0 ■ ■ ■   0 <- 0 1 2
     1 ■ ■ ■   1 <- 0 1 2
     """
-    num_dst, num_src = _checks.size("num_dst", num_dst), _checks.size("num_src", num_src)
-    return TokenGraph.from_rule(_rules.everyone, num_dst, num_src, name=f"cross({num_dst}, {num_src})")
+    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
+    return TokenGraph.from_rule(rules.everyone, num_dst, num_src, name=f"cross({num_dst}, {num_src})")
 
 
 def causal(n: int) -> TokenGraph:
@@ -64,8 +64,8 @@ def causal(n: int) -> TokenGraph:
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
     """
-    n = _checks.size("n", n)
-    return TokenGraph.from_rule(_rules.causal, n, name=f"causal({n})")
+    n = checks.size("n", n)
+    return TokenGraph.from_rule(rules.causal, n, name=f"causal({n})")
 
 
 def anti_causal(n: int) -> TokenGraph:
@@ -74,7 +74,7 @@ def anti_causal(n: int) -> TokenGraph:
     >>> anti_causal(4).in_degree().tolist()
     [4, 3, 2, 1]
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     return TokenGraph.from_rule(_anti_causal, n, name=f"anti_causal({n})")
 
 
@@ -93,8 +93,8 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     0 ■ ■ ■ ·   0 <- 0 1 2
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     """
-    num_dst, num_src = _checks.size("num_dst", num_dst), _checks.size("num_src", num_src)
-    align = _checks.choice("align", align, ("upper_left", "lower_right"))
+    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
+    align = checks.choice("align", align, ("upper_left", "lower_right"))
     rule = partial(_shifted_causal, 0 if align == "upper_left" else num_src - num_dst)
     return TokenGraph.from_rule(rule, num_dst, num_src, name=f"causal_aligned({num_dst}, {num_src}, {align!r})")
 
@@ -105,7 +105,7 @@ def strict_causal(n: int) -> TokenGraph:
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     return TokenGraph.from_rule(_strict_causal, n, name=f"strict_causal({n})")
 
 
@@ -115,7 +115,7 @@ def no_self(n: int) -> TokenGraph:
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     return TokenGraph.from_rule(_no_self, n, name=f"no_self({n})")
 
 
@@ -135,7 +135,7 @@ def encoder_decoder(source: int, target: int) -> TokenGraph:
     3 ■ ■ ■ ■ ·   3 <- 0 1 2 3
     4 ■ ■ ■ ■ ■   4 <- 0 1 2 3 4
     """
-    source, target = _checks.size("source", source), _checks.size("target", target)
+    source, target = checks.size("source", source), checks.size("target", target)
     rule = partial(_encoder_decoder, source)
     return TokenGraph.from_rule(rule, source + target, name=f"encoder_decoder({source}, {target})")
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from gnn_attention import _checks, _given, _rules, _text
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns import _data
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks", "tile_top_k"]
 
@@ -40,9 +41,9 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     2 · · ■ ·   2 <- 2
     3 ■ ■ · ·   3 <- 0 1
     """
-    values, sizes = _given.all_axes("logits", logits, "n blocks")
-    block, k = _checks.size("block", block, 1), _checks.size("k", k)
-    initial, local = _checks.size("initial", initial), _checks.size("local", local)
+    values, sizes = _data.all_axes("logits", logits, "n blocks")
+    block, k = checks.size("block", block, 1), checks.size("k", k)
+    initial, local = checks.size("initial", initial), checks.size("local", local)
     n, blocks = values.shape[-2:]
     if blocks != -(-n // block) or initial + local > k:
         raise ValueError(
@@ -52,9 +53,9 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     own, column = torch.arange(n, device="cpu").unsqueeze(-1) // block, torch.arange(blocks, device="cpu")
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
-    chosen = _given.largest(forced.masked_fill(column > own, -torch.inf), k)
-    name = f"block_top_k({_given.shown(logits, 'logits')}, {block}, {k}, initial={initial}, local={local})"
-    rule = _rules.past(partial(_block_chosen, _given.own_axes(chosen, sizes), block))
+    chosen = _data.largest(forced.masked_fill(column > own, -torch.inf), k)
+    name = f"block_top_k({_data.shown(logits, 'logits')}, {block}, {k}, initial={initial}, local={local})"
+    rule = rules.past(partial(_block_chosen, _data.own_axes(chosen, sizes), block))
     return TokenGraph.from_rule(rule, n, name=name, **sizes)
 
 
@@ -69,9 +70,9 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     [1, 2, 3, 4, 3, 4]
     """
     queries, keys = _queries_and_keys(q, k)
-    logits = queries @ _block_means(keys, _checks.size("block", block, 1)).mT
-    graph = block_top_k(_as_given(logits, q), block, _checks.size("top", top, 1))
-    return _renamed(graph, f"moba({_given.shown(q, 'q')}, {_given.shown(k, 'k')}, {block}, {top})")
+    logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
+    graph = block_top_k(_as_given(logits, q), block, checks.size("top", top, 1))
+    return _renamed(graph, f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
 
 
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
@@ -91,9 +92,9 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     4 ■ ■ · · ·   4 <- 0 1
     """
     queries, keys = _queries_and_keys(q, k)
-    bounds = _page_bounds(queries, keys, _checks.size("page", page, 1))
-    graph = block_top_k(_as_given(bounds, q), page, _checks.size("top", top), local=0)
-    return _renamed(graph, f"quest({_given.shown(q, 'q')}, {_given.shown(k, 'k')}, {page}, {top})")
+    bounds = _page_bounds(queries, keys, checks.size("page", page, 1))
+    graph = block_top_k(_as_given(bounds, q), page, checks.size("top", top), local=0)
+    return _renamed(graph, f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
 
 
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
@@ -111,8 +112,8 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     3 ■ ■   3 <- 0 1
     4 ■ ■   4 <- 0 1
     """
-    n, block = _checks.size("n", n), _checks.size("block", block, 1)
-    stride = block if stride is None else _checks.size("stride", stride, 1)
+    n, block = checks.size("n", n), checks.size("block", block, 1)
+    stride = block if stride is None else checks.size("stride", stride, 1)
     senders = max(0, (n - block) // stride + 1)
     return TokenGraph.from_rule(partial(_complete, block, stride), n, senders, name=f"compressed_blocks({n}, {block}, {stride})")
 
@@ -128,11 +129,11 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     >>> tile_top_k(x, x, 2, 1).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    (queries, sizes), (keys, _) = _given.all_axes("q", q, "n dim"), _given.all_axes("k", k, "n dim")
-    _given.matching("q", queries, "k", keys, -1)
-    tile, top = _checks.size("tile", tile, 1), _checks.size("top", top)
-    chosen = _given.own_axes(_given.largest(_block_means(queries, tile) @ _block_means(keys, tile).mT, top), sizes)
-    name = f"tile_top_k({_given.shown(q, 'q')}, {_given.shown(k, 'k')}, {tile}, {top})"
+    (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
+    _data.matching("q", queries, "k", keys, -1)
+    tile, top = checks.size("tile", tile, 1), checks.size("top", top)
+    chosen = _data.own_axes(_data.largest(_block_means(queries, tile) @ _block_means(keys, tile).mT, top), sizes)
+    name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
     return TokenGraph.from_rule(partial(_tile_chosen, chosen, tile), queries.shape[-2], keys.shape[-2], name=name, **sizes)
 
 
@@ -147,9 +148,9 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     [1, 2, 3, 4, 3, 4]
     """
     table, sizes, named = _blocks_named("order", order, n, block)
-    rule = partial(_own_or_sorted, _given.own_axes(table, sizes), block)
-    name = _text.call("sorted_blocks", causal, n, named, block)
-    return TokenGraph.from_rule(_rules.past(rule, causal), n, name=name, **sizes)
+    rule = partial(_own_or_sorted, _data.own_axes(table, sizes), block)
+    name = text.call("sorted_blocks", causal, n, named, block)
+    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name, **sizes)
 
 
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
@@ -168,7 +169,7 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     table, sizes, named = _blocks_named("permutation", permutation, n, block)
     if not torch.equal(table.sort(dim=-1).values, torch.arange(table.shape[-1], device="cpu").expand(table.shape)):
         raise ValueError(f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}")
-    rule = partial(_permuted, _given.own_axes(table, sizes), block)
+    rule = partial(_permuted, _data.own_axes(table, sizes), block)
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
 
 
@@ -176,11 +177,11 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
 
 
 def _block_chosen(chosen: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _given.look_up(chosen, b, h, dst, src // block)
+    return _data.look_up(chosen, b, h, dst, src // block)
 
 
 def _tile_chosen(chosen: Tensor, tile: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _given.look_up(chosen, b, h, dst // tile, src // tile)
+    return _data.look_up(chosen, b, h, dst // tile, src // tile)
 
 
 def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -189,20 +190,20 @@ def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 
 def _own_or_sorted(order: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     own, theirs = dst // block, src // block
-    return (own == theirs) | (_given.look_up(order, b, h, own) == theirs)
+    return (own == theirs) | (_data.look_up(order, b, h, own) == theirs)
 
 
 def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _given.look_up(permutation, b, h, dst // block) == src // block
+    return _data.look_up(permutation, b, h, dst // block) == src // block
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    queries, keys = (_given.all_axes(name, x, "n dim")[0] for name, x in (("q", q), ("k", k)))
-    _given.matching("q", queries, "k", keys, -1)
-    _given.matching("q", queries, "k", keys, -2)
+    queries, keys = (_data.all_axes(name, x, "n dim")[0] for name, x in (("q", q), ("k", k)))
+    _data.matching("q", queries, "k", keys, -1)
+    _data.matching("q", queries, "k", keys, -2)
     return queries, keys
 
 
@@ -238,12 +239,12 @@ def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     return bounds.scatter(-1, place, own)
 
 
-def _blocks_named(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _given.Sizes, str]:
+def _blocks_named(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes, str]:
     """A block for each block: ``[batch, heads, blocks]``, sizes, and the data in a graph's name."""
-    table, sizes = _given.whole_numbers(name, data, "blocks")
-    blocks = -(-_checks.size("n", n) // _checks.size("block", block, 1))
+    table, sizes = _data.whole_numbers(name, data, "blocks")
+    blocks = -(-checks.size("n", n) // checks.size("block", block, 1))
     if table.shape[-1] != blocks:
         raise ValueError(f"{name} must name a block for each of the {blocks} blocks of {block} tokens, got {table.shape[-1]}")
     if outside := table[(table < 0) | (table >= blocks)].tolist():
         raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
-    return table, sizes, _text.listed(table[0, 0].tolist(), name, 8) if not sizes else _given.shown(table, name)
+    return table, sizes, text.listed(table[0, 0].tolist(), name, 8) if not sizes else _data.shown(table, name)

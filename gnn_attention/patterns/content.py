@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, _given, _rules, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns import _data
 
 __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "vertical_slash"]
 
@@ -30,13 +31,13 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
     """
-    values, sizes = _given.all_axes("logits", logits, "dst src")
+    values, sizes = _data.all_axes("logits", logits, "dst src")
     num_dst, num_src = values.shape[-2:]
     if causal:
         future = torch.ones(num_dst, num_src, dtype=torch.bool, device="cpu").triu(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(future, -torch.inf)
-    chosen = _given.own_axes(_given.largest(values, _checks.size("k", k)), sizes)
-    name = _text.call("top_k", causal, _given.shown(logits, "logits"), k)
+    chosen = _data.own_axes(_data.largest(values, checks.size("k", k)), sizes)
+    name = text.call("top_k", causal, _data.shown(logits, "logits"), k)
     if not sizes:
         return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src, name=name)
     return TokenGraph.from_rule(partial(_is_chosen, chosen), num_dst, num_src, name=name, **sizes)
@@ -52,10 +53,10 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    values, sizes = _given.all_axes("points", points, "n dim")
+    values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
-    neighbours = _given.own_axes(_neighbours(values.double(), min(_checks.size("k", k), n), causal, loops), sizes)
-    name = _text.call("nearest", causal, _given.shown(points, "points"), k)[:-1] + (")" if loops else ", loops=False)")
+    neighbours = _data.own_axes(_neighbours(values.double(), min(checks.size("k", k), n), causal, loops), sizes)
+    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + (")" if loops else ", loops=False)")
     if not sizes:
         dst, place = (neighbours >= 0).nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([neighbours[dst, place], dst]), n, name=name)
@@ -78,12 +79,12 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     2 ■ · · ·   2 <- 0
     3 ■ ■ ■ ·   3 <- 0 1 2
     """
-    labels, sizes = _given.whole_numbers("buckets", buckets, "rounds n")
+    labels, sizes = _data.whole_numbers("buckets", buckets, "rounds n")
     first, last = _first_of_each(labels), _first_of_each(labels.flip(-1)).flip(-1)
-    alone = _given.own_axes((first if causal else first & last).all(dim=-2), sizes)
-    rounds = tuple(_given.own_axes(labels[:, :, r], sizes) for r in range(labels.shape[2]))
-    name = _text.call("shared_bucket", causal, _given.shown(buckets, "buckets"))
-    return TokenGraph.from_rule(_rules.past(partial(_shares, rounds, alone), causal), labels.shape[-1], name=name, **sizes)
+    alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
+    rounds = tuple(_data.own_axes(labels[:, :, r], sizes) for r in range(labels.shape[2]))
+    name = text.call("shared_bucket", causal, _data.shown(buckets, "buckets"))
+    return TokenGraph.from_rule(rules.past(partial(_shares, rounds, alone), causal), labels.shape[-1], name=name, **sizes)
 
 
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
@@ -96,16 +97,16 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
     """
-    values, sizes = _given.all_axes("vectors", vectors, "n dim")
-    rounds = _checks.size("rounds", rounds, 1)
-    if _checks.size("num_buckets", num_buckets, 2) % 2:
+    values, sizes = _data.all_axes("vectors", vectors, "n dim")
+    rounds = checks.size("rounds", rounds, 1)
+    if checks.size("num_buckets", num_buckets, 2) % 2:
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
-    generator = torch.Generator(device="cpu").manual_seed(_checks.size("seed", seed))
+    generator = torch.Generator(device="cpu").manual_seed(checks.size("seed", seed))
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
     turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), torch.randn(shape, generator=generator, device="cpu"))
-    buckets = _given.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
-    arguments = (_given.shown(vectors, "vectors"), num_buckets, rounds)
-    name = _text.call("lsh", causal, *arguments)[:-1] + f", seed={seed})"
+    buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
+    arguments = (_data.shown(vectors, "vectors"), num_buckets, rounds)
+    name = text.call("lsh", causal, *arguments)[:-1] + f", seed={seed})"
     graph = shared_bucket(buckets, causal)
     return TokenGraph.from_rule(graph.rule, graph.num_dst, name=name, **sizes)
 
@@ -125,14 +126,14 @@ def clusters(
     2 ■ · ■ ·   2 <- 0 2
     3 · ■ · ■   3 <- 1 3
     """
-    ours, sizes = _given.whole_numbers("dst_labels", dst_labels, "n")
-    theirs, _ = (ours, sizes) if src_labels is None else _given.whole_numbers("src_labels", src_labels, "n")
+    ours, sizes = _data.whole_numbers("dst_labels", dst_labels, "n")
+    theirs, _ = (ours, sizes) if src_labels is None else _data.whole_numbers("src_labels", src_labels, "n")
     if ours.shape[:2] != theirs.shape[:2]:
         raise ValueError(f"both labels must have the same heads and batch, got {list(ours.shape)} and {list(theirs.shape)}")
     named = [_labels(table, sizes) for table in (ours, theirs)[: 1 if src_labels is None else 2]]
-    rule = partial(_same_label, _given.own_axes(ours, sizes), _given.own_axes(theirs, sizes))
-    name = _text.call("clusters", causal, *named)
-    return TokenGraph.from_rule(_rules.past(rule, causal), ours.shape[-1], theirs.shape[-1], name=name, **sizes)
+    rule = partial(_same_label, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes))
+    name = text.call("clusters", causal, *named)
+    return TokenGraph.from_rule(rules.past(rule, causal), ours.shape[-1], theirs.shape[-1], name=name, **sizes)
 
 
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
@@ -146,18 +147,18 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
     [[0, 0], [1, 1], [0, 2], [2, 2], [1, 3], [3, 3]]
     """
-    (queries, sizes), (keys, _) = _given.all_axes("q", q, "n dim"), _given.all_axes("k", k, "n dim")
-    centres, _ = _given.all_axes("centroids", centroids, "clusters dim")
-    _given.matching("q", queries, "k", keys, -1)
+    (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
+    centres, _ = _data.all_axes("centroids", centroids, "clusters dim")
+    _data.matching("q", queries, "k", keys, -1)
     if centres.shape[-1] != keys.shape[-1] or centres.shape[0] != 1 or centres.shape[1] not in (1, keys.shape[1]):
         raise ValueError(
             f"centroids must be [clusters, {keys.shape[-1]}], or that for each head of q, got {list(centroids.shape)}"
         )
-    members = [_given.largest(centres @ x.mT, _checks.size("w", w)) for x in (queries, keys)]
-    pairs = tuple(tuple(_given.own_axes(side[:, :, c], sizes) for side in members) for c in range(centres.shape[-2]))
-    name = _text.call("routing", causal, *map(_given.shown, (q, k, centroids), ("q", "k", "centroids")), w)
+    members = [_data.largest(centres @ x.mT, checks.size("w", w)) for x in (queries, keys)]
+    pairs = tuple(tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in range(centres.shape[-2]))
+    name = text.call("routing", causal, *map(_data.shown, (q, k, centroids), ("q", "k", "centroids")), w)
     return TokenGraph.from_rule(
-        _rules.past(partial(_routed, pairs), causal), queries.shape[-2], keys.shape[-2], name=name, **sizes
+        rules.past(partial(_routed, pairs), causal), queries.shape[-2], keys.shape[-2], name=name, **sizes
     )
 
 
@@ -176,12 +177,12 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     3 ■ ■ · ■ ·   3 <- 0 1 3
     4 ■ · ■ · ■   4 <- 0 2 4
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     chosen = [_positions(name, positions, n) for name, positions in (("columns", columns), ("slashes", slashes))]
     heads = {len(table) for table in chosen if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
         raise ValueError(f"columns and slashes must be given for the same number of heads, at least 1, got {sorted(heads)}")
-    name = f"vertical_slash({n}, {_text.listed(columns, 'columns')}, {_text.listed(slashes, 'slashes')})"
+    name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
     return TokenGraph.from_rule(partial(_vertical_slash, *chosen), n, heads=max(heads, default=None), name=name)
 
 
@@ -189,37 +190,37 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
 
 
 def _is_chosen(chosen: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _given.look_up(chosen, b, h, dst, src)
+    return _data.look_up(chosen, b, h, dst, src)
 
 
 def _is_neighbour(columns: tuple[Tensor, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     found = (dst < 0) & (src < 0)
     for column in columns:
-        found = found | (_given.look_up(column, b, h, dst) == src)
+        found = found | (_data.look_up(column, b, h, dst) == src)
     return found
 
 
 def _shares(rounds: tuple[Tensor, ...], alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     shared = (dst < 0) & (src < 0)
     for labels in rounds:
-        shared = shared | (_given.look_up(labels, b, h, dst) == _given.look_up(labels, b, h, src))
-    return (shared & (dst != src)) | (_given.look_up(alone, b, h, dst) & (dst == src))
+        shared = shared | (_data.look_up(labels, b, h, dst) == _data.look_up(labels, b, h, src))
+    return (shared & (dst != src)) | (_data.look_up(alone, b, h, dst) & (dst == src))
 
 
 def _same_label(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _given.look_up(ours, b, h, dst) == _given.look_up(theirs, b, h, src)
+    return _data.look_up(ours, b, h, dst) == _data.look_up(theirs, b, h, src)
 
 
 def _routed(pairs: tuple[tuple[Tensor, ...], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     together = (dst < 0) & (src < 0)
     for queries, keys in pairs:
-        together = together | (_given.look_up(queries, b, h, dst) & _given.look_up(keys, b, h, src))
+        together = together | (_data.look_up(queries, b, h, dst) & _data.look_up(keys, b, h, src))
     return together
 
 
 def _vertical_slash(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     distance = (dst - src).clamp(min=0)
-    return (src <= dst) & (_given.look_up(columns, b, h, src) | _given.look_up(slashes, b, h, distance))
+    return (src <= dst) & (_data.look_up(columns, b, h, src) | _data.look_up(slashes, b, h, distance))
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
@@ -237,15 +238,15 @@ def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
         closeness = -torch.cdist(points[..., start : start + step, :], points, compute_mode="donot_use_mm_for_euclid_dist")
         src = torch.arange(n, device="cpu")
         hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
-        chosen = _given.largest(closeness.masked_fill(hidden, -torch.inf), k)
+        chosen = _data.largest(closeness.masked_fill(hidden, -torch.inf), k)
         order = torch.where(chosen, src, n).sort(dim=-1).values[..., :k]
         found.append(torch.where(order < n, order, -1))
     return torch.cat(found, dim=2)
 
 
-def _labels(table: Tensor, sizes: _given.Sizes) -> str:
+def _labels(table: Tensor, sizes: _data.Sizes) -> str:
     """The labels in a graph's name: spelt out where they are few and the same for all heads."""
-    return _given.shown(table, "labels") if sizes else _text.listed(table[0, 0].tolist(), "labels", 8)
+    return _data.shown(table, "labels") if sizes else text.listed(table[0, 0].tolist(), "labels", 8)
 
 
 def _first_of_each(labels: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
         raise TypeError(f"{name} must be a list of positions, or one for each head, got {quoted(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
-    chosen = [_checks.position(f"each of {name}", position) for position in positions]
+    chosen = [checks.position(f"each of {name}", position) for position in positions]
     if outside := [position for position in chosen if not 0 <= position < n]:
         raise IndexError(f"{name} must be positions in 0 .. {n - 1}, got {outside[0]}")
     table = torch.zeros(n, dtype=torch.bool, device="cpu")

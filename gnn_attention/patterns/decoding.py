@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["block_diffusion", "draft_training", "media_cross"]
 
@@ -35,7 +35,7 @@ def block_diffusion(n: int, block: int) -> TokenGraph:
     4 · · · ■ ■ ·   4 <- 3 4
     5 · · · ■ ■ ■   5 <- 3 4 5
     """
-    n, block = _checks.size("n", n), _checks.size("block", block, 1)
+    n, block = checks.size("n", n), checks.size("block", block, 1)
     return TokenGraph.from_rule(partial(_block_diffusion, n, block), 2 * n, name=f"block_diffusion({n}, {block})")
 
 
@@ -56,7 +56,7 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
     4 ■ ■ · · ■ ·   4 <- 0 1 4
     5 ■ ■ · · ■ ■   5 <- 0 1 4 5
     """
-    prefix, blocks, block = _checks.size("prefix", prefix), _checks.size("blocks", blocks), _checks.size("block", block, 1)
+    prefix, blocks, block = checks.size("prefix", prefix), checks.size("blocks", blocks), checks.size("block", block, 1)
     name = f"draft_training({prefix}, {blocks}, {block})"
     return TokenGraph.from_rule(partial(_draft_training, prefix, block), prefix + blocks * block, name=name)
 
@@ -76,12 +76,12 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     2 ■ ■ · ·   2 <- 0 1
     3 · · ■ ■   3 <- 2 3
     """
-    n, tokens = _checks.size("n", n), _checks.size("tokens", tokens, 1)
+    n, tokens = checks.size("n", n), checks.size("tokens", tokens, 1)
     places = _places(media, n)
     stands = torch.zeros(n, dtype=torch.int64, device="cpu")
     stands[places] = 1
     rule = partial(_last_medium if last else _media_so_far, stands.cumsum(0), tokens)
-    name = f"media_cross({n}, {_text.listed(places, 'media')}, {tokens}{'' if last else ', last=False'})"
+    name = f"media_cross({n}, {text.listed(places, 'media')}, {tokens}{'' if last else ', last=False'})"
     return TokenGraph.from_rule(rule, n, len(places) * tokens, name=name)
 
 
@@ -114,10 +114,10 @@ def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor
 def _places(media: Sequence[int], n: int) -> list[int]:
     if not isinstance(media, Iterable):
         raise TypeError(f"media must be a list of text positions, got {quoted(media)}; one image is [{quoted(media)}]")
-    places = [_checks.position("each of media", place) for place in media]
+    places = [checks.position("each of media", place) for place in media]
     outside = [place for place in places if not 0 <= place < n]
     if outside:
         raise IndexError(f"media must be text positions in 0 .. {n - 1}, got {outside[0]}")
     if any(later <= earlier for earlier, later in pairwise(places)):
-        raise ValueError(f"media must be strictly increasing positions, got {_text.listed(places, 'positions')}")
+        raise ValueError(f"media must be strictly increasing positions, got {text.listed(places, 'positions')}")
     return places

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.graph import TokenGraph, text
 
 if TYPE_CHECKING:
     import networkx
@@ -31,12 +31,12 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     >>> random_senders(1000, 3).in_degree().unique().tolist()
     [1, 2, 3]
     """
-    n, r, seed = _checks.size("n", n), _checks.size("r", r), _checks.size("seed", seed)
+    n, r, seed = checks.size("n", n), checks.size("r", r), checks.size("seed", seed)
     token = torch.arange(n, device="cpu")
     drawn = _distinct(token + 1 if causal else torch.full_like(token, n), min(r, n), seed)
     src, row = drawn.sort(0).values.t().flatten(), token.repeat_interleave(len(drawn))
     edges = torch.stack([src, row])[:, src < n]
-    return TokenGraph.from_edges(edges, n, name=_text.call("random_senders", causal, n, r, *_unless(0, seed=seed)))
+    return TokenGraph.from_edges(edges, n, name=text.call("random_senders", causal, n, r, *_unless(0, seed=seed)))
 
 
 def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int = 100, causal: bool = True) -> TokenGraph:
@@ -53,14 +53,14 @@ def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int =
     >>> expander(200, 3, causal=False).in_degree().unique().tolist()
     [4, 5, 6]
     """
-    n, d, seed = _checks.size("n", n), _checks.size("d", d, 1), _checks.size("seed", seed)
-    method = _checks.choice("method", method, ["cycles", "permutations"])
-    neighbours = _best_draw(n, d, method, seed, _checks.size("draws", draws, 1))
+    n, d, seed = checks.size("n", n), checks.size("d", d, 1), checks.size("seed", seed)
+    method = checks.choice("method", method, ["cycles", "permutations"])
+    neighbours = _best_draw(n, d, method, seed, checks.size("draws", draws, 1))
     token = torch.arange(n, device="cpu").expand_as(neighbours)
     edges = torch.stack([neighbours.flatten(), token.flatten()])
     kept = edges[:, edges[0] < edges[1] if causal else edges[0] != edges[1]]
     given = _unless("cycles", method=method) + _unless(0, seed=seed) + _unless(100, draws=draws)
-    return _coalesced(kept, n, _text.call("expander", causal, n, d, *given))
+    return _coalesced(kept, n, text.call("expander", causal, n, d, *given))
 
 
 def hypercube(dimension: int) -> TokenGraph:
@@ -76,7 +76,7 @@ def hypercube(dimension: int) -> TokenGraph:
     2 ■ · · ■   2 <- 0 3
     3 · ■ ■ ·   3 <- 1 2
     """
-    dimension = _checks.size("dimension", dimension)
+    dimension = checks.size("dimension", dimension)
     return TokenGraph.from_rule(partial(_hypercube, dimension), 2**dimension, name=f"hypercube({dimension})")
 
 
@@ -95,7 +95,7 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
     2 · ■ · ■   2 <- 1 3
     3 · ■ · ■   3 <- 1 3
     """
-    k, length = _checks.size("k", k, 1), _checks.size("length", length, 1)
+    k, length = checks.size("k", k, 1), checks.size("length", length, 1)
     rule = partial(_de_bruijn, k, k ** (length - 1))
     return TokenGraph.from_rule(rule, k**length, name=f"de_bruijn({k}, {length})")
 
@@ -110,7 +110,7 @@ def torus(*sizes: int) -> TokenGraph:
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # whom token 0 hears: right, left, below, above
     [1, 3, 4, 8]
     """
-    lengths = [_checks.size("each of sizes", size, 1) for size in sizes]
+    lengths = [checks.size("each of sizes", size, 1) for size in sizes]
     strides = [prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     axes = tuple((stride, length) for stride, length in zip(strides, lengths, strict=True) if length > 1)
     return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=f"torus({', '.join(map(str, lengths))})")
@@ -127,7 +127,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
     >>> watts_strogatz(20, 4, 0.1).num_edges
     80
     """
-    n, k, seed = _checks.size("n", n), _checks.size("k", k), _checks.size("seed", seed)
+    n, k, seed = checks.size("n", n), checks.size("k", k), checks.size("seed", seed)
     if k > n:
         raise ValueError(f"k must be at most n = {n}, the number of tokens, got {k}")
     p = _chance("p", p)
@@ -146,7 +146,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     >>> erdos_renyi(5, 1.0).num_edges
     20
     """
-    n, p, seed = _checks.size("n", n), _chance("p", p), _checks.size("seed", seed)
+    n, p, seed = checks.size("n", n), _chance("p", p), checks.size("seed", seed)
     import networkx
 
     name = f"erdos_renyi({', '.join(map(str, [n, p, *_unless(0, seed=seed)]))})"

@@ -13,9 +13,10 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _grids
-from gnn_attention._shapes import Tensor
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.patterns import _grid_rules
 
 __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial", "svg_temporal", "swin"]
 
@@ -52,15 +53,19 @@ def natten(
     3 · · ■ ■ ■   3 <- 2 3 4
     4 · · ■ ■ ■   4 <- 2 3 4
     """
-    sizes = _grids.shape_of(shape)
-    kernels, steps = _grids.per_axis("kernel", kernel, sizes), _grids.per_axis("dilation", dilation, sizes)
-    strides, ends = _grids.per_axis("stride", stride, sizes), _grids.flags("causal", causal, sizes)
+    sizes = _grid_rules.shape_of(shape)
+    kernels, steps = _grid_rules.per_axis("kernel", kernel, sizes), _grid_rules.per_axis("dilation", dilation, sizes)
+    strides, ends = _grid_rules.per_axis("stride", stride, sizes), _grid_rules.flags("causal", causal, sizes)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
-    box = tuple(map(_grids.Axis, _grids.places(sizes), sizes, spans, steps))
-    options = {"dilation": (_grids.shown(steps), 1), "stride": (_grids.shown(strides), 1), "causal": (_grids.shown(ends), False)}
-    name = _grids.call("natten", sizes, _grids.shown(kernels), **options)
-    return TokenGraph.from_rule(partial(_grids.in_box, box), math.prod(sizes), name=name)
+    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, spans, steps))
+    options = {
+        "dilation": (_grid_rules.shown(steps), 1),
+        "stride": (_grid_rules.shown(strides), 1),
+        "causal": (_grid_rules.shown(ends), False),
+    }
+    name = _grid_rules.call("natten", sizes, _grid_rules.shown(kernels), **options)
+    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
 
 
 def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequence[int] = 0) -> TokenGraph:
@@ -83,14 +88,14 @@ def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequenc
     4 · · · · ■ ■   4 <- 4 5
     5 · · · · ■ ■   5 <- 4 5
     """
-    sizes = _grids.shape_of(shape)
-    windows, shifts = _grids.per_axis("window", window, sizes), _grids.per_axis("shift", shift, sizes, 0)
+    sizes = _grid_rules.shape_of(shape)
+    windows, shifts = _grid_rules.per_axis("window", window, sizes), _grid_rules.per_axis("shift", shift, sizes, 0)
     for axis, (size, by) in enumerate(zip(windows, shifts, strict=True)):
         if by >= size:
             raise ValueError(f"shift must be less than window, got {by} for a window of {size} along axis {axis}")
-    box = tuple(map(_grids.Axis, _grids.places(sizes), sizes, map(_windows, sizes, windows, shifts)))
-    name = _grids.call("swin", sizes, _grids.shown(windows), shift=(_grids.shown(shifts), 0))
-    return TokenGraph.from_rule(partial(_grids.in_box, box), math.prod(sizes), name=name)
+    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_windows, sizes, windows, shifts)))
+    name = _grid_rules.call("swin", sizes, _grid_rules.shown(windows), shift=(_grid_rules.shown(shifts), 0))
+    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
 
 
 def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | Sequence[int]) -> TokenGraph:
@@ -109,11 +114,11 @@ def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | 
     4 · · · ■ ■ ■   4 <- 3 4 5
     5 · · · ■ ■ ■   5 <- 3 4 5
     """
-    sizes = _grids.shape_of(shape)
-    blocks, halos = _grids.per_axis("block", block, sizes), _grids.per_axis("halo", halo, sizes, 0)
-    box = tuple(map(_grids.Axis, _grids.places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
-    name = _grids.call("haloed_blocks", sizes, _grids.shown(blocks), _grids.shown(halos))
-    return TokenGraph.from_rule(partial(_grids.in_box, box), math.prod(sizes), name=name)
+    sizes = _grid_rules.shape_of(shape)
+    blocks, halos = _grid_rules.per_axis("block", block, sizes), _grid_rules.per_axis("halo", halo, sizes, 0)
+    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
+    name = _grid_rules.call("haloed_blocks", sizes, _grid_rules.shown(blocks), _grid_rules.shown(halos))
+    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
 
 
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
@@ -132,14 +137,14 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     4 · ■ · ■ ■ ■   4 <- 1 3 4 5
     5 · · ■ ■ ■ ■   5 <- 2 3 4 5
     """
-    sizes = _grids.shape_of(shape)
-    lines = [(place, place * size) for place, size in zip(_grids.places(sizes), sizes, strict=True)]
+    sizes = _grid_rules.shape_of(shape)
+    lines = [(place, place * size) for place, size in zip(_grid_rules.places(sizes), sizes, strict=True)]
     if axis is not None:
-        axis = _checks.position("axis", axis)
+        axis = checks.position("axis", axis)
         if not 0 <= axis < len(sizes):
             raise IndexError(f"axis must be in 0 .. {len(sizes) - 1} for a grid of shape {sizes}, got {axis}")
         lines = lines[axis : axis + 1]
-    name = _grids.call("axial", sizes, axis=(axis, None))
+    name = _grid_rules.call("axial", sizes, axis=(axis, None))
     return TokenGraph.from_rule(partial(_axial, tuple(lines)), math.prod(sizes), name=name)
 
 
@@ -163,12 +168,12 @@ def image_local_2d(shape: Sequence[int], block: int | Sequence[int], memory: int
     6 · ■ ■ ■ · ■ ■ ·   6 <- 1 2 3 5 6
     7 · ■ ■ ■ · ■ ■ ■   7 <- 1 2 3 5 6 7
     """
-    sizes = _grids.shape_of(shape)
+    sizes = _grid_rules.shape_of(shape)
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
-    blocks, memories = _grids.per_axis("block", block, sizes), _grids.per_axis("memory", memory, sizes, 0)
+    blocks, memories = _grid_rules.per_axis("block", block, sizes), _grid_rules.per_axis("memory", memory, sizes, 0)
     rule = partial(_image_local, sizes[1], blocks, memories)
-    name = _grids.call("image_local_2d", sizes, _grids.shown(blocks), _grids.shown(memories))
+    name = _grid_rules.call("image_local_2d", sizes, _grid_rules.shown(blocks), _grid_rules.shown(memories))
     return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
 
 
@@ -195,22 +200,22 @@ def sliding_tile(
     5 · · ■ ■ ■ ■ ■   5 <- 2 3 4 5 6
     6 ■ ■ ■ ■ ■ ■ ■   6 <- 0 1 2 3 4 5 6
     """
-    sizes = _grids.shape_of(shape)
+    sizes = _grid_rules.shape_of(shape)
     tiles, windows, text = (
-        _grids.per_axis("tile", tile, sizes),
-        _grids.per_axis("window", window, sizes),
-        _checks.size("text", text),
+        _grid_rules.per_axis("tile", tile, sizes),
+        _grid_rules.per_axis("window", window, sizes),
+        checks.size("text", text),
     )
     counts = _whole_tiles(sizes, tiles)
     _check_kernels(counts, windows, (1,) * len(sizes), (1,) * len(sizes), "window")
     spans = [_neighbours(count, w) for count, w in zip(counts, windows, strict=True)]
     if tiled:
-        box = tuple(map(_grids.Axis, [place * math.prod(tiles) for place in _grids.places(counts)], counts, spans))
+        box = tuple(map(_grid_rules.Axis, [place * math.prod(tiles) for place in _grid_rules.places(counts)], counts, spans))
     else:
-        box = tuple(map(_grids.Axis, _grids.places(sizes), sizes, map(_spread, spans, tiles)))
+        box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_spread, spans, tiles)))
     video = math.prod(sizes)
-    shown = _grids.shown(tiles), _grids.shown(windows)
-    name = _grids.call("sliding_tile", sizes, *shown, text=(text, 0), tiled=(tiled, False))
+    shown = _grid_rules.shown(tiles), _grid_rules.shown(windows)
+    name = _grid_rules.call("sliding_tile", sizes, *shown, text=(text, 0), tiled=(tiled, False))
     return TokenGraph.from_rule(partial(_in_box_or_text, box, video), video + text, name=name)
 
 
@@ -233,7 +238,7 @@ def svg_spatial(frames: int, frame_size: int, w: int, prompt: int = 0, first_fra
     frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
     heard = min(prompt + frame_size, prompt + frames * frame_size) if first_frame else prompt
     options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
-    name = _grids.call("svg_spatial", frames, frame_size, w, **options)
+    name = _grid_rules.call("svg_spatial", frames, frame_size, w, **options)
     rule = partial(_spatial, prompt, heard, w)
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
@@ -256,15 +261,15 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     """
     frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
     rule = partial(_temporal, prompt, frame_size, w)
-    name = _grids.call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
+    name = _grid_rules.call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _in_box_or_text(box: tuple[_grids.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst >= video) | (src >= video) | _grids.in_box(box, b, h, dst, src)
+def _in_box_or_text(box: tuple[_grid_rules.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst >= video) | (src >= video) | _grid_rules.in_box(box, b, h, dst, src)
 
 
 def _axial(lines: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -296,7 +301,7 @@ def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: T
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grids.Span:
+def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grid_rules.Span:
     """The window of each coordinate among those that leave its remainder."""
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation
@@ -308,19 +313,19 @@ def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, caus
     return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
 
 
-def _windows(size: int, window: int, shift: int) -> _grids.Span:
+def _windows(size: int, window: int, shift: int) -> _grid_rules.Span:
     """The window of each coordinate, cut at the border."""
     first = (torch.arange(size, device="cpu") - shift) // window * window + shift
     return first.clamp(min=0), (first + window - 1).clamp(max=size - 1)
 
 
-def _haloed(size: int, block: int, halo: int) -> _grids.Span:
+def _haloed(size: int, block: int, halo: int) -> _grid_rules.Span:
     """The block of each coordinate with its margins, cut at the border."""
     first = torch.arange(size, device="cpu") // block * block
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)
 
 
-def _spread(span: _grids.Span, tile: int) -> _grids.Span:
+def _spread(span: _grid_rules.Span, tile: int) -> _grid_rules.Span:
     """The spans of tiles as spans of their coordinates."""
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
@@ -334,8 +339,8 @@ def _whole_tiles(sizes: Sequence[int], tiles: Sequence[int]) -> tuple[int, ...]:
 
 
 def _video(frames: int, frame_size: int, w: int, prompt: int) -> tuple[int, int, int, int]:
-    frames, frame_size = _checks.size("frames", frames), _checks.size("frame_size", frame_size, 1)
-    return frames, frame_size, _checks.size("w", w), _checks.size("prompt", prompt)
+    frames, frame_size = checks.size("frames", frames), checks.size("frame_size", frame_size, 1)
+    return frames, frame_size, checks.size("w", w), checks.size("prompt", prompt)
 
 
 def _check_kernels(

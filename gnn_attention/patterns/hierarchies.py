@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = [
     "binary_partition",
@@ -40,8 +40,8 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     4 ■ · ■ ■ ■ ·   4 <- 0 2 3 4
     5 · ■ · ■ ■ ■   5 <- 1 3 4 5
     """
-    rule = partial(_log_sparse if causal else _log_sparse_both, _powers_below(_checks.size("n", n)))
-    return TokenGraph.from_rule(rule, n, name=_text.call("log_sparse", causal, n))
+    rule = partial(_log_sparse if causal else _log_sparse_both, _powers_below(checks.size("n", n)))
+    return TokenGraph.from_rule(rule, n, name=text.call("log_sparse", causal, n))
 
 
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
@@ -55,8 +55,8 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
     """
-    block, window = _checks.size("block", block, 1), _checks.size("window", window, 1)
-    sinks, blocks = _checks.size("sinks", sinks), -(-_checks.size("n", n) // block)
+    block, window = checks.size("block", block, 1), checks.size("window", window, 1)
+    sinks, blocks = checks.size("sinks", sinks), -(-checks.size("n", n) // block)
     rule = partial(_power_attention, block, window, sinks * block, _powers_below(blocks))
     return TokenGraph.from_rule(rule, n, name=f"power_attention({n}, {block}, {window}, {sinks})")
 
@@ -81,10 +81,10 @@ def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
     6 · · ■ · ■ · ■ ■   6 <- 2 4 6 7
     7 · · · ■ · ■ ■ ■   7 <- 3 5 6 7
     """
-    block = _checks.size("block", block, 1)
-    blocks = -(-_checks.size("n", n) // block)
+    block = checks.size("block", block, 1)
+    blocks = -(-checks.size("n", n) // block)
     given = "" if levels is None else f", levels={levels}"
-    levels = max(blocks - 1, 0).bit_length() if levels is None else _checks.size("levels", levels)
+    levels = max(blocks - 1, 0).bit_length() if levels is None else checks.size("levels", levels)
     name = f"butterfly({n}{f', {block}' if block > 1 else ''}{given})"
     return TokenGraph.from_rule(partial(_butterfly, block, levels), n, name=name)
 
@@ -103,8 +103,8 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 · ■ · ■   3 <- 1 3
     """
-    n = _checks.size("n", n)
-    level, block = _checks.size("level", level), _checks.size("block", block, 1)
+    n = checks.size("n", n)
+    level, block = checks.size("level", level), checks.size("block", block, 1)
     rule = partial(_butterfly_factor, block, 2**level)
     return TokenGraph.from_rule(rule, n, name=f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})")
 
@@ -129,13 +129,13 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     5 · · ■ ■ · · ·   5 <- 2 3
     6 ■ ■ ■ ■ · · ·   6 <- 0 1 2 3
     """
-    n, k = _checks.size("n", n), _checks.size("k", k, 1)
+    n, k = checks.size("n", n), checks.size("k", k, 1)
     first = _first_of_levels(n)
     parts = [_own_spans(n, first), _context(n, k, first, left=True)]
     parts += [] if causal else [_context(n, k, first, left=False)]
     src, dst = torch.cat(parts, 1)
     order = (dst * first[-1] + src).argsort()
-    name = _text.call("binary_partition", causal, n, k)
+    name = text.call("binary_partition", causal, n, k)
     return TokenGraph.from_edges(torch.stack([src, dst])[:, order], first[-1], name=name)
 
 
@@ -162,15 +162,15 @@ def longnet(
     6 · · · · · · ■ ·   6 <- 6
     7 · · · · · · ■ ■   7 <- 6 7
     """
-    n = _checks.size("n", n)
-    sizes, steps = _checks.sizes("segments", segments, 1), _checks.sizes("dilations", dilations, 1)
+    n = checks.size("n", n)
+    sizes, steps = checks.sizes("segments", segments, 1), checks.sizes("dilations", dilations, 1)
     if len(sizes) != len(steps) or not sizes:
         raise ValueError(
             f"longnet needs a dilation for each segment length, got {len(steps)} dilations for {len(sizes)} segments"
         )
-    shown = [_text.listed(sizes, "segments"), _text.listed(steps, "dilations"), *([] if heads is None else [f"heads={heads}"])]
+    shown = [text.listed(sizes, "segments"), text.listed(steps, "dilations"), *([] if heads is None else [f"heads={heads}"])]
     rule = partial(_longnet if causal else _longnet_both, tuple(zip(sizes, steps, strict=True)), heads is not None)
-    return TokenGraph.from_rule(rule, n, heads=heads, name=_text.call("longnet", causal, n, *shown))
+    return TokenGraph.from_rule(rule, n, heads=heads, name=text.call("longnet", causal, n, *shown))
 
 
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
@@ -194,10 +194,10 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     6 · · · · ■ · · ·   6 <- 4
     7 · · · · ■ ■ · ·   7 <- 4 5
     """
-    n = _checks.size("n", n)
-    block, level = _checks.size("block", block, 1), _checks.size("level", level)
+    n = checks.size("n", n)
+    block, level = checks.size("block", block, 1), checks.size("level", level)
     rule = partial(_h_level if causal else _h_level_both, block * 2**level, block * 2**level // 2 if level else 0)
-    return TokenGraph.from_rule(rule, n, name=_text.call("h_matrix_level", causal, n, block, level))
+    return TokenGraph.from_rule(rule, n, name=text.call("h_matrix_level", causal, n, block, level))
 
 
 def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False) -> TokenGraph:
@@ -219,8 +219,8 @@ def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None, m
     4 · ■ ■ ■ · ■   4 <- 1 2 3 5
     5 ■ · ■ ■ ■ ·   5 <- 0 2 3 4
     """
-    n, heads, w_min = _checks.size("n", n), _checks.size("heads", heads, 1), _checks.size("w_min", w_min)
-    furthest = max(n // 3, w_min) if w_max is None else _checks.size("w_max", w_max, w_min)
+    n, heads, w_min = checks.size("n", n), checks.size("heads", heads, 1), checks.size("w_min", w_min)
+    furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
     heard = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
     for head in range(heads):
         distances = _wythoff_row(head + 1, w_min + (furthest - w_min) * head // max(heads - 1, 1), modified)

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
 
@@ -23,9 +23,9 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    n = _checks.size("n", n)
-    rule = partial(_sinks if causal else _sinks_both, _checks.size("s", s))
-    return TokenGraph.from_rule(rule, n, name=_text.call("sinks", causal, n, s))
+    n = checks.size("n", n)
+    rule = partial(_sinks if causal else _sinks_both, checks.size("s", s))
+    return TokenGraph.from_rule(rule, n, name=text.call("sinks", causal, n, s))
 
 
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
@@ -41,10 +41,10 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     2 · ■ · ·   2 <- 1
     3 · ■ · ·   3 <- 1
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     is_global, shown = _chosen(n, tokens)
     rule = partial(_global if causal else _global_both, is_global)
-    return TokenGraph.from_rule(rule, n, name=_text.call("global_tokens", causal, n, shown))
+    return TokenGraph.from_rule(rule, n, name=text.call("global_tokens", causal, n, shown))
 
 
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
@@ -64,10 +64,10 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     3 ■ · ■ ■ ■   3 <- 0 2 3 4
     4 ■ · · ■ ■   4 <- 0 3 4
     """
-    n, w = _checks.size("n", n), _checks.size("w", w)
+    n, w = checks.size("n", n), checks.size("w", w)
     is_global, shown = _chosen(n, tokens)
     rule = partial(_longformer if causal else _longformer_both, w, is_global)
-    return TokenGraph.from_rule(rule, n, name=_text.call("longformer", causal, n, w, shown))
+    return TokenGraph.from_rule(rule, n, name=text.call("longformer", causal, n, w, shown))
 
 
 def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> TokenGraph:
@@ -89,12 +89,12 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
     4 ■ ■ · · ■ ·   4 <- 0 1 4
     5 ■ ■ · · · ■   5 <- 0 1 5
     """
-    n, w, first = _checks.size("n", n), _checks.size("w", w), _checks.size("num_global", num_global)
+    n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
     if owner is None:
         return TokenGraph.from_rule(partial(_etc, first, w), first + n, name=f"etc({n}, {w}, {first})")
     owners = _owners(n, first, owner)
     table = torch.tensor([*range(first), *owners], dtype=torch.int64, device="cpu")
-    name = f"etc({n}, {w}, {first}, owner={_text.listed(owners, 'owners')})"
+    name = f"etc({n}, {w}, {first}, owner={text.listed(owners, 'owners')})"
     return TokenGraph.from_rule(partial(_etc_owned, first, w, table), first + n, name=name)
 
 
@@ -120,7 +120,7 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     4 ■ · ■ ■ ■ ■   4 <- 0 2 3 4 5
     5 ■ ■ ■ ■ ■ ■   5 <- 0 1 2 3 4 5
     """
-    n, size = _checks.size("n", n), _checks.size("block", block, 1)
+    n, size = checks.size("n", n), checks.size("block", block, 1)
     blocks = -(-n // size)
     drawn = _drawn(blocks, {0, blocks - 1}, num_random, heads, seed)
     rule = partial(_bigbird, size, blocks - 1, drawn, heads is not None)
@@ -137,7 +137,7 @@ def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads:
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
-    n, size, first = _checks.size("n", n), _checks.size("block", block, 1), _checks.size("num_global", num_global)
+    n, size, first = checks.size("n", n), checks.size("block", block, 1), checks.size("num_global", num_global)
     drawn = _drawn(-(-n // size), set(), num_random, heads, seed)
     rule = partial(_bigbird_etc, first, size, drawn, heads is not None)
     name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
@@ -210,22 +210,22 @@ def _or_drawn(edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor,
 def _chosen(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
     """Which of n tokens are meant, and how they were named."""
     chosen = (
-        [_checks.position("each of tokens", t) for t in tokens]
+        [checks.position("each of tokens", t) for t in tokens]
         if isinstance(tokens, Iterable)
-        else list(range(_checks.size("tokens", tokens)))
+        else list(range(checks.size("tokens", tokens)))
     )
     outside = [token for token in chosen if not 0 <= token < n]
     if outside:
         raise IndexError(f"tokens must be positions in 0 .. {n - 1}, got {outside[0]}")
     table = torch.zeros(n, dtype=torch.bool, device="cpu")
     table[chosen] = True
-    return table, _text.listed(chosen, "tokens") if isinstance(tokens, Iterable) else tokens
+    return table, text.listed(chosen, "tokens") if isinstance(tokens, Iterable) else tokens
 
 
 def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
     if not isinstance(owner, Iterable):
         raise TypeError(f"owner must be a sequence with a global token for each of the {n} long ones, got {quoted(owner)}")
-    owners = [_checks.position("each of owner", token) for token in owner]
+    owners = [checks.position("each of owner", token) for token in owner]
     if len(owners) != n:
         raise ValueError(f"owner must name a global token for each of the {n} long ones, got {len(owners)} of them")
     for token in owners:
@@ -236,9 +236,9 @@ def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
 
 def _drawn(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> tuple[Int[Tensor, "..."], ...]:
     """R(i) as ``num_random`` tables ``[blocks]``, or ``[heads, blocks]``; where nothing is left to draw, the block itself."""
-    wanted = min(_checks.size("num_random", num_random), blocks)
-    copies = 1 if heads is None else _checks.size("heads", heads, 1)
-    generator = torch.Generator().manual_seed(_checks.size("seed", seed))
+    wanted = min(checks.size("num_random", num_random), blocks)
+    copies = 1 if heads is None else checks.size("heads", heads, 1)
+    generator = torch.Generator().manual_seed(checks.size("seed", seed))
     every = torch.arange(blocks, device="cpu")
     table = every[None, :, None].repeat(copies, 1, wanted)
     lonely = torch.tensor([block not in hubs for block in range(blocks)], dtype=torch.bool, device="cpu")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from gnn_attention import _checks, _rules
-from gnn_attention._checks import quoted
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.rules import Rule
 
 __all__ = ["isab", "memory_tokens", "perceiver", "side_nodes", "star", "tglobal"]
 
@@ -36,8 +36,8 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
         )
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         raise ValueError(f"graph must be square, the same tokens on both sides, got {graph!r}")
-    m = _checks.size("m", m)
-    inner = graph.rule if graph.num_dst else _rules.everyone  # a graph of no tokens may be unable to answer
+    m = checks.size("m", m)
+    inner = graph.rule if graph.num_dst else rules.everyone  # a graph of no tokens may be unable to answer
     rule = partial(_memory if causal else _memory_both, m, inner)
     name = f"memory_tokens({graph.name}, {m}{'' if causal else ', causal=False'})"
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch, name=name)
@@ -58,7 +58,7 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
     3 · · · ■ · ■ ■   3 <- 3 5 6
     4 · · · · ■ ■ ■   4 <- 4 5 6
     """
-    n, w, size = _checks.size("n", n), _checks.size("w", w), _checks.size("block", block, 1)
+    n, w, size = checks.size("n", n), checks.size("w", w), checks.size("block", block, 1)
     return TokenGraph.from_rule(partial(_tglobal, n, w), n, n + n // size, name=f"tglobal({n}, {w}, {size})")
 
 
@@ -73,7 +73,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
     0 ■ ■ · · ·   0 <- 0 1
     1 · · ■ ■ ■   1 <- 2 3 4
     """
-    n, size = _checks.size("n", n), _checks.size("block", block, 1)
+    n, size = checks.size("n", n), checks.size("block", block, 1)
     rule = partial(_side_nodes, size, max(n // size - 1, 0))
     return TokenGraph.from_rule(rule, n // size, n, name=f"side_nodes({n}, {size})")
 
@@ -97,7 +97,7 @@ def star(n: int) -> TokenGraph:
     5 · · · · · · ·   5 <- nobody
     6 · · · · · · ·   6 <- nobody
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     return TokenGraph.from_rule(partial(_star, n), 2 * n + 1, name=f"star({n})")
 
 
@@ -116,9 +116,9 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     >>> (back @ there).num_edges
     9
     """
-    n, m = _checks.size("n", n), _checks.size("m", m)
-    there = TokenGraph.from_rule(_rules.everyone, m, n, name=f"isab({n}, {m})[0]")
-    return there, TokenGraph.from_rule(_rules.everyone, n, m, name=f"isab({n}, {m})[1]")
+    n, m = checks.size("n", n), checks.size("m", m)
+    there = TokenGraph.from_rule(rules.everyone, m, n, name=f"isab({n}, {m})[0]")
+    return there, TokenGraph.from_rule(rules.everyone, n, m, name=f"isab({n}, {m})[1]")
 
 
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
@@ -130,9 +130,9 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     >>> [graph.num_edges for graph in perceiver(100, 4)]
     [400, 16]
     """
-    n, m = _checks.size("n", n), _checks.size("m", m)
-    reading = TokenGraph.from_rule(_rules.everyone, m, n, name=f"perceiver({n}, {m})[0]")
-    return reading, TokenGraph.from_rule(_rules.everyone, m, name=f"perceiver({n}, {m})[1]")
+    n, m = checks.size("n", n), checks.size("m", m)
+    reading = TokenGraph.from_rule(rules.everyone, m, n, name=f"perceiver({n}, {m})[0]")
+    return reading, TokenGraph.from_rule(rules.everyone, m, name=f"perceiver({n}, {m})[1]")
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from gnn_attention import _checks, _rules, _text
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules, text
 
 __all__ = ["band", "chunked", "dilated", "segment_recurrence", "window"]
 
@@ -25,9 +25,9 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     2 · ■ ■ ·   2 <- 1 2
     3 · · ■ ■   3 <- 2 3
     """
-    n = _checks.size("n", n)
-    rule = partial(_window if causal else _window_both, _checks.size("w", w))
-    return TokenGraph.from_rule(rule, n, name=_text.call("window", causal, n, w))
+    n = checks.size("n", n)
+    rule = partial(_window if causal else _window_both, checks.size("w", w))
+    return TokenGraph.from_rule(rule, n, name=text.call("window", causal, n, w))
 
 
 def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
@@ -45,10 +45,10 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     3 · ■ · ■ ·   3 <- 1 3
     4 · · ■ · ■   4 <- 2 4
     """
-    n = _checks.size("n", n)
-    w, step = _checks.size("w", w), _checks.size("dilation", dilation, 1)
+    n = checks.size("n", n)
+    w, step = checks.size("w", w), checks.size("dilation", dilation, 1)
     rule = partial(_dilated if causal else _dilated_both, w, step)
-    return TokenGraph.from_rule(rule, n, name=_text.call("dilated", causal, n, w, dilation))
+    return TokenGraph.from_rule(rule, n, name=text.call("dilated", causal, n, w, dilation))
 
 
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
@@ -75,9 +75,9 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     3 · ■ ■ ■ ■   3 <- 1 2 3 4
     4 · · ■ ■ ■   4 <- 2 3 4
     """
-    n = _checks.size("n", n)
-    left, right = _checks.size("left", left), _checks.size("right", right)
-    step = _checks.size("dilation", dilation, 1)
+    n = checks.size("n", n)
+    left, right = checks.size("left", left), checks.size("right", right)
+    step = checks.size("dilation", dilation, 1)
     if step == 1:
         return TokenGraph.from_rule(partial(_band, left, right), n, name=f"band({n}, {left}, {right})")
     rule = partial(_dilated_band, left, right, step)
@@ -104,12 +104,12 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     4 · · ■ ■ ■ ·   4 <- 2 3 4
     5 · · ■ ■ ■ ■   5 <- 2 3 4 5
     """
-    n, chunk = _checks.size("n", n), _checks.size("chunk", chunk, 1)
-    before, after = _checks.size("before", before), _checks.size("after", after)
+    n, chunk = checks.size("n", n), checks.size("chunk", chunk, 1)
+    before, after = checks.size("before", before), checks.size("after", after)
     rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after) if wrap else partial(_chunks, chunk, before, after)
     given = [f"{word}={value}" for word, value in (("before", before), ("after", after), ("wrap", wrap)) if value]
-    name = _text.call("chunked", causal, n, chunk, *given)
-    return TokenGraph.from_rule(partial(_rules.and_, rule, _rules.causal) if causal else rule, n, name=name)
+    name = text.call("chunked", causal, n, chunk, *given)
+    return TokenGraph.from_rule(partial(rules.and_, rule, rules.causal) if causal else rule, n, name=name)
 
 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
@@ -129,8 +129,8 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     4 · · · ■ ■ ·   4 <- 3 4
     5 · · · ■ ■ ■   5 <- 3 4 5
     """
-    n = _checks.size("n", n)
-    segment, memory = _checks.size("segment", segment, 1), _checks.size("memory", memory)
+    n = checks.size("n", n)
+    segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
     rule = partial(_segments, segment, memory)
     return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
 

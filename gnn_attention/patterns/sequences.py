@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._rules import Rule
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph.rules import Rule
 
 __all__ = [
     "bidirectional_groups",
@@ -37,8 +37,8 @@ def prefix(n: int, p: int) -> TokenGraph:
     2 ■ ■ ■ ·   2 <- 0 1 2
     3 ■ ■ ■ ■   3 <- 0 1 2 3
     """
-    n = _checks.size("n", n)
-    return TokenGraph.from_rule(partial(_prefix, _checks.size("p", p)), n, name=f"prefix({n}, {p})")
+    n = checks.size("n", n)
+    return TokenGraph.from_rule(partial(_prefix, checks.size("p", p)), n, name=f"prefix({n}, {p})")
 
 
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
@@ -53,11 +53,11 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     1 ■ ■ ·   1 <- 0 1
     2 · · ■   2 <- 2
     """
-    sizes = _checks.sizes("lengths", lengths)
+    sizes = checks.sizes("lengths", lengths)
     owner = _owner(sizes)
-    shown = _text.listed(sizes, "lengths")
+    shown = text.listed(sizes, "lengths")
     rule = partial(_same_document if causal else _same_document_both, owner)
-    return TokenGraph.from_rule(rule, len(owner), name=_text.call("documents", causal, shown))
+    return TokenGraph.from_rule(rule, len(owner), name=text.call("documents", causal, shown))
 
 
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
@@ -76,10 +76,10 @@ def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     3 ■ ■ ■ ■ ·   3 <- 0 1 2 3
     4 ■ ■ · · ■   4 <- 0 1 4
     """
-    prompt = _checks.size("prompt", prompt)
-    sizes = _checks.sizes("answers", answers)
+    prompt = checks.size("prompt", prompt)
+    sizes = checks.sizes("answers", answers)
     owner = _owner([prompt, *sizes])
-    name = f"shared_prefix({prompt}, {_text.listed(sizes, 'answers')})"
+    name = f"shared_prefix({prompt}, {text.listed(sizes, 'answers')})"
     return TokenGraph.from_rule(partial(_shared_prefix, prompt, owner), len(owner), name=name)
 
 
@@ -98,8 +98,8 @@ def block_causal(n: int, block: int) -> TokenGraph:
     3 ■ ■ ■ ■ ·   3 <- 0 1 2 3
     4 ■ ■ ■ ■ ■   4 <- 0 1 2 3 4
     """
-    n = _checks.size("n", n)
-    rule = partial(_block_causal, _checks.size("block", block, 1))
+    n = checks.size("n", n)
+    rule = partial(_block_causal, checks.size("block", block, 1))
     return TokenGraph.from_rule(rule, n, name=f"block_causal({n}, {block})")
 
 
@@ -121,8 +121,8 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     """
     if not isinstance(groups, Iterable):
         raise TypeError(f"groups must be a sequence with a group number for each token, got {quoted(groups)}")
-    numbers = [_checks.position("each of groups", group) for group in groups]
-    name = f"bidirectional_groups({_text.listed(numbers, 'groups', 8)})"
+    numbers = [checks.position("each of groups", group) for group in groups]
+    name = f"bidirectional_groups({text.listed(numbers, 'groups', 8)})"
     return TokenGraph.from_rule(_groups_rule(numbers), len(numbers), name=name)
 
 
@@ -146,11 +146,11 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     3 ■ · ■ ■   3 <- 0 2 3
     """
     places = _order(order)
-    context, stream = _checks.size("context", context), _checks.choice("stream", stream, ("content", "query"))
+    context, stream = checks.size("context", context), checks.choice("stream", stream, ("content", "query"))
     rank = _ranks(places)
     last = (rank - int(stream == "query")).clamp(min=context - 1)
     options = (f", context={context}" if context else "") + (f", stream={stream!r}" if stream == "query" else "")
-    name = f"permutation({_text.listed(places, 'positions', 8)}{options})"
+    name = f"permutation({text.listed(places, 'positions', 8)}{options})"
     return TokenGraph.from_rule(partial(_ranked, rank, last), len(places), name=name)
 
 
@@ -170,11 +170,11 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     3 ■ · · ■ ·   3 <- 0 3
     4 ■ · · ■ ■   4 <- 0 3 4
     """
-    n, start, stop = _checks.size("n", n), _checks.size("start", start), _checks.size("stop", stop)
+    n, start, stop = checks.size("n", n), checks.size("start", start), checks.size("stop", stop)
     if not start <= stop <= n:
         raise IndexError(f"the middle must lie in 0 <= start <= stop <= n = {n}, got start {start} and stop {stop}")
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
-    places = [place for part in _checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
+    places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
     rank = _ranks(places)
     name = f"fill_in_the_middle({n}, {start}, {stop}{'' if order == 'psm' else ', order=' + repr(order)})"
     return TokenGraph.from_rule(partial(_ranked, rank, rank), n, name=name)
@@ -243,9 +243,9 @@ def _groups_rule(groups: list[int]) -> Rule:
 def _order(order: Sequence[int]) -> list[int]:
     if not isinstance(order, Iterable):
         raise TypeError(f"order must be a sequence of positions, got {quoted(order)}")
-    places = [_checks.position("each of order", place) for place in order]
+    places = [checks.position("each of order", place) for place in order]
     if sorted(places) != list(range(len(places))):
-        shown = _text.listed(places, "positions", 8)
+        shown = text.listed(places, "positions", 8)
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, got {shown}")
     return places
 

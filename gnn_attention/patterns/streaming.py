@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["duo_attention", "sink_window"]
 
@@ -33,7 +33,7 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     4 ■ · · ■ ■ ·   4 <- 0 3 4
     5 ■ · · · ■ ■   5 <- 0 4 5
     """
-    n, w, s = _checks.size("n", n), _checks.size("w", w), _checks.size("s", s)
+    n, w, s = checks.size("n", n), checks.size("w", w), checks.size("s", s)
     return TokenGraph.from_rule(partial(_sink_window, w, s), n, name=f"sink_window({n}, {w}, {s})")
 
 
@@ -47,12 +47,12 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
-    n, heads = _checks.size("n", n), _checks.size("heads", heads, 1)
-    w, s = _checks.size("w", w), _checks.size("s", s)
+    n, heads = checks.size("n", n), checks.size("heads", heads, 1)
+    w, s = checks.size("w", w), checks.size("s", s)
     chosen = _heads(retrieval, heads)
     whole = torch.zeros(heads, dtype=torch.bool, device="cpu")
     whole[chosen] = True
-    name = f"duo_attention({n}, {heads}, {_text.listed(chosen, 'heads', 8)}, {w}, {s})"
+    name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
     return TokenGraph.from_rule(partial(_by_head, whole, w, s), n, heads=heads, name=name)
 
 
@@ -73,7 +73,7 @@ def _by_head(whole: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, s
 def _heads(retrieval: Iterable[int], heads: int) -> list[int]:
     if not isinstance(retrieval, Iterable):
         raise TypeError(f"retrieval must be a list of head numbers, got {quoted(retrieval)}; one head is [{quoted(retrieval)}]")
-    chosen = [_checks.position("each of retrieval", head) for head in retrieval]
+    chosen = [checks.position("each of retrieval", head) for head in retrieval]
     outside = [head for head in chosen if not 0 <= head < heads]
     if outside:
         raise IndexError(f"retrieval must hold head numbers in 0 .. {heads - 1}, got {outside[0]}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from gnn_attention import _checks, _rules, _text
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, rules, text
 
 __all__ = ["sparse_fixed", "sparse_strided", "strides", "summary_tokens"]
 
@@ -25,9 +25,9 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     3 · ■ · ■ ·   3 <- 1 3
     4 ■ · ■ · ■   4 <- 0 2 4
     """
-    n = _checks.size("n", n)
-    rule = partial(_strided, _checks.size("stride", stride, 1))
-    return TokenGraph.from_rule(_rules.past(rule, causal), n, name=_text.call("strides", causal, n, stride))
+    n = checks.size("n", n)
+    rule = partial(_strided, checks.size("stride", stride, 1))
+    return TokenGraph.from_rule(rules.past(rule, causal), n, name=text.call("strides", causal, n, stride))
 
 
 def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
@@ -47,9 +47,9 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     3 · ■ · ■ ·   3 <- 1 3
     4 · ■ · ■ ·   4 <- 1 3
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     rule = partial(_summaries, *_stride_and_c(stride, c))
-    return TokenGraph.from_rule(_rules.past(rule, causal), n, name=_text.call("summary_tokens", causal, n, stride, c))
+    return TokenGraph.from_rule(rules.past(rule, causal), n, name=text.call("summary_tokens", causal, n, stride, c))
 
 
 def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
@@ -70,11 +70,11 @@ def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool =
     4 ■ · ■ ■ ■ ·   4 <- 0 2 3 4
     5 · ■ · ■ ■ ■   5 <- 1 3 4 5
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     united = heads is None
-    rule = partial(_sparse_strided if united else _strided_heads, _checks.size("stride", stride, 1))
-    name = _text.call("sparse_strided", causal, n, stride, *_given(heads))
-    return TokenGraph.from_rule(_rules.past(rule, causal), n, heads=heads, name=name)
+    rule = partial(_sparse_strided if united else _strided_heads, checks.size("stride", stride, 1))
+    name = text.call("sparse_strided", causal, n, stride, *_given(heads))
+    return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
 def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
@@ -96,10 +96,10 @@ def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: 
     4 · · ■ ■ ■ ·   4 <- 2 3 4
     5 · · ■ ■ ■ ■   5 <- 2 3 4 5
     """
-    n = _checks.size("n", n)
+    n = checks.size("n", n)
     rule = partial(_sparse_fixed if heads is None else _fixed_heads, *_stride_and_c(stride, c))
-    name = _text.call("sparse_fixed", causal, n, stride, c, *_given(heads))
-    return TokenGraph.from_rule(_rules.past(rule, causal), n, heads=heads, name=name)
+    name = text.call("sparse_fixed", causal, n, stride, c, *_given(heads))
+    return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _given(heads: int | None) -> list[str]:
 
 
 def _stride_and_c(stride: int, c: int) -> tuple[int, int]:
-    stride, c = _checks.size("stride", stride, 1), _checks.size("c", c, 1)
+    stride, c = checks.size("stride", stride, 1), checks.size("c", c, 1)
     if c > stride:
         raise ValueError(f"c must be at most stride = {stride}, the length of a chunk, got {c}")
     return stride, c

@@ -15,10 +15,10 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
@@ -57,7 +57,7 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
     2 ■ ■ · ·   2 <- 0 1
     3 · ■ ■ ·   3 <- 1 2
     """
-    k = _checks.size("k", k, 1)
+    k = checks.size("k", k, 1)
     _square("graph", graph)
     reached = one = graph**1  # the same edges, as a list
     for _ in range(k - 1):
@@ -83,7 +83,7 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     2 · ■ · ■   2 <- 1 3
     3 ■ ■ ■ ·   3 <- 0 1 2
     """
-    m = _checks.size("m", m)
+    m = checks.size("m", m)
     _square("graph", graph)
     n = graph.num_dst
     tokens = torch.arange(n, device="cpu").repeat(m)
@@ -110,7 +110,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     place = {value: rank for rank, value in enumerate(sorted(set(values)))}
     ranks = torch.tensor([place[value] for value in values], dtype=torch.int64, device="cpu")
     order = TokenGraph.from_rule(partial(_before if strict else _not_after, ranks), graph.num_dst)
-    shown = f"{graph.name}, {_text.listed(values, 'times', 8)}{', strict=True' if strict else ''}"
+    shown = f"{graph.name}, {text.listed(values, 'times', 8)}{', strict=True' if strict else ''}"
     return replace(graph & _placed(order, graph), name=f"temporal({shown})")
 
 
@@ -206,7 +206,7 @@ def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]
     if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
         raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}")
     if len(values) != n or any(v != v for v in values):
-        raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {_text.listed(values, 'times', 8)}")
+        raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {text.listed(values, 'times', 8)}")
     return values
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from gnn_attention import _checks, _text
-from gnn_attention._checks import quoted
-from gnn_attention._shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, text
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
 
@@ -31,9 +31,9 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """
     parents = _parents(parents)
     enter, leave = _visits(parents)
-    shown = _text.listed(parents, "parents", 8)
+    shown = text.listed(parents, "parents", 8)
     rule = partial(_ancestors if causal else _ancestors_both, enter, leave)
-    return TokenGraph.from_rule(rule, len(parents), name=_text.call("tree", causal, shown))
+    return TokenGraph.from_rule(rule, len(parents), name=text.call("tree", causal, shown))
 
 
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
@@ -53,11 +53,11 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     3 ■ ■ ■ ■ ·   3 <- 0 1 2 3
     4 ■ ■ ■ · ■   4 <- 0 1 2 4
     """
-    prompt, parents = _checks.size("prompt", prompt), _parents(parents)
+    prompt, parents = checks.size("prompt", prompt), _parents(parents)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = partial(_ancestors, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
-    return TokenGraph.from_rule(rule, n, name=f"tree_decoding({prompt}, {_text.listed(parents, 'parents', 8)})")
+    return TokenGraph.from_rule(rule, n, name=f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})")
 
 
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
@@ -78,12 +78,12 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     3 ■ ■ · ■ ·   3 <- 0 1 3
     4 ■ ■ · ■ ■   4 <- 0 1 3 4
     """
-    sizes, parents = _checks.sizes("lengths", lengths), _parents(parents)
+    sizes, parents = checks.sizes("lengths", lengths), _parents(parents)
     if len(sizes) != len(parents):
         raise ValueError(f"parents must name a segment (or -1) for each of the {len(sizes)} lengths, got {len(parents)}")
     repeats = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     enter, leave = (torch.repeat_interleave(times, repeats) for times in _visits(parents))
-    name = f"prefix_tree({_text.listed(sizes, 'lengths')}, {_text.listed(parents, 'parents')})"
+    name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
     return TokenGraph.from_rule(partial(_segments, enter, leave), len(enter), name=name)
 
 
@@ -103,7 +103,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
     """
     parents = _parents(parents)
     _visits(parents)  # refuses what is no forest
-    name = f"family({_text.listed(parents, 'parents', 8)})"
+    name = f"family({text.listed(parents, 'parents', 8)})"
     return TokenGraph.from_rule(partial(_family, _table(parents)), len(parents), name=name)
 
 
@@ -129,7 +129,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     """
     document = _sections(sections)
     parents = _document_parents(document)
-    name = f"hierarchical_document({_text.listed(document, 'sections')})"
+    name = f"hierarchical_document({text.listed(document, 'sections')})"
     return TokenGraph.from_rule(partial(_family, _table(parents)), len(parents), name=name)
 
 
@@ -162,7 +162,7 @@ def _family(parents: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> 
 def _parents(parents: Sequence[int]) -> list[int]:
     if not isinstance(parents, Iterable):
         raise TypeError(f"parents must be a sequence of positions (-1 for a root), got {quoted(parents)}")
-    return [_checks.position(f"parents[{child}]", parent) for child, parent in enumerate(parents)]
+    return [checks.position(f"parents[{child}]", parent) for child, parent in enumerate(parents)]
 
 
 def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
@@ -199,7 +199,7 @@ def _sections(sections: Sequence[Sequence[int]]) -> list[list[int]]:
     for number, section in enumerate(document):
         if not isinstance(section, Iterable):
             raise TypeError(f"sections[{number}] must be a list of sentence lengths, got {quoted(section)}")
-    return [[_checks.size(f"each of sections[{number}]", words) for words in section] for number, section in enumerate(document)]
+    return [[checks.size(f"each of sections[{number}]", words) for words in section] for number, section in enumerate(document)]
 
 
 def _document_parents(sections: list[list[int]]) -> list[int]:

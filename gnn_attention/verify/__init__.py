@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _checks, patterns
-from gnn_attention._call import Call
+from gnn_attention import patterns
+from gnn_attention._support import checks as support_checks
 from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends.call import Call
 from gnn_attention.verify import processes, record
 from gnn_attention.verify.attend_checks import attend_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
@@ -78,7 +79,7 @@ def run(
     began = time.time()
     make = functools.partial(checks, *given)
     every = list(make())
-    chosen = _chosen(every, _checks.choice("selection", selection, SELECTIONS), only)
+    chosen = _chosen(every, support_checks.choice("selection", selection, SELECTIONS), only)
     described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
     book = record.Book(environment(given[0]) | described, resumed, began)
     missing = [number for number in chosen if not book.holds(every[number])]
@@ -105,7 +106,7 @@ def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequenc
     found = [number for number, check in enumerate(every) if only in check.label]
     if not found:
         example = every[0].label if every else "attend: causal, plain, inputs x1 [dense, float32]"
-        raise ValueError(f"only: no check holds {_checks.quoted(only)} in its label; a label is like {example!r}")
+        raise ValueError(f"only: no check holds {support_checks.quoted(only)} in its label; a label is like {example!r}")
     return found
 
 
@@ -206,11 +207,11 @@ def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
 
 
 def _names(argument: str, given: Sequence[str] | None, known: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(known) if given is None else tuple(_checks.choice(argument, name, known) for name in given)
+    return tuple(known) if given is None else tuple(support_checks.choice(argument, name, known) for name in given)
 
 
 def _backend(backend: str | Backend) -> Backend:
-    return backend if isinstance(backend, Backend) else BACKENDS[_checks.choice("backends", backend, BACKENDS)]
+    return backend if isinstance(backend, Backend) else BACKENDS[support_checks.choice("backends", backend, BACKENDS)]
 
 
 def _check_amounts(jobs: int, budget: float | None, backends: Sequence[str | Backend] | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnn_attention import convert, patterns, score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FEATURES", "GRAPHS", "Feature", "GraphCase", "graph_cases", "unordered"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import FEATURES, GRAPHS

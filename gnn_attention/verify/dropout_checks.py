@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _edge_dropout
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
+from gnn_attention.backends import Backend, dropout
 from gnn_attention.verify.cases import BATCH, GRAPHS, HEADS, KV_HEADS, GraphCase
 from gnn_attention.verify.check import DIM, DTYPES, GPU_ONLY, VALUE_DIM, Check, Settings, bound, verdict
 from gnn_attention.verify.measure import Truth, gradients_of
@@ -59,7 +58,7 @@ class _DropoutCase:
         """``(softmax(logits) * stays / (1 - p)) v``: the formula's weights times a factor."""
         dst, src = self.case.positions()
         sample, head = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
-        stays = _edge_dropout.kept(self._seed(torch.device("cpu")), sample, head, dst, src, PROBABILITY)
+        stays = dropout.kept(self._seed(torch.device("cpu")), sample, head, dst, src, PROBABILITY)
         factors = (stays.double() / (1 - PROBABILITY)).expand(self.case.mask.shape)
         q, k, v, direction = self.drawn
         inputs = {"q": q, "k": k, "v": v}
@@ -68,7 +67,7 @@ class _DropoutCase:
     def _seed(self, device: torch.device) -> Tensor:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self.settings.seed)
-            return _edge_dropout.draw_seed(device).cpu()
+            return dropout.draw_seed(device).cpu()
 
     def run(self, backend: Backend) -> Mapping[str, Any]:
         device = torch.device(self.settings.device)

@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention import convert
-from gnn_attention._call import Call
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
+from gnn_attention.backends.call import Call
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
 from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, bound, verdict

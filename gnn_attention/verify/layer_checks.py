@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention

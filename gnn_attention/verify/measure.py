@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
 __all__ = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 
 __all__ = [
     "Order",

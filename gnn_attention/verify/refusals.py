@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gnn_attention._call import Call
 from gnn_attention.backends import Backend
+from gnn_attention.backends.call import Call
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
 __all__ = ["DROPOUT", "refused"]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gnn_attention import _json_files, patterns
+from gnn_attention import patterns
+from gnn_attention._support import json_files
 
 __all__ = ["Report", "Result"]
 
@@ -157,8 +158,8 @@ class Report:
         >>> Report.from_json(Report((result,), {"device": "x86_64 CPU"}).to_json()).results == (result,)
         True
         """
-        found = _json_files.parsed(text)
-        _json_files.check_fields(found, _RECORD, "the record")
+        found = json_files.parsed(text)
+        json_files.check_fields(found, _RECORD, "the record")
         results = (_read(number, result) for number, result in enumerate(found["results"]))
         return cls(tuple(results), found["environment"], found["summary"].get("not_started", 0))
 
@@ -166,7 +167,7 @@ class Report:
     def from_file(cls, path: str | os.PathLike[str]) -> Report:
         """The record in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
         try:
-            return cls.from_json(_json_files.text(path))
+            return cls.from_json(json_files.text(path))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: expected a record that verify --json wrote; {error}") from None
 
@@ -194,8 +195,8 @@ def _told(result: Result) -> dict[str, Any]:
 
 def _read(number: int, told: Any) -> Result:
     what = f"results[{number}]"
-    _json_files.check_fields(told, {name: _FIELDS[name] for name in _NEEDED}, what)
-    _json_files.check_fields(told, {name: fits for name, fits in _FIELDS.items() if name in told}, what)
+    json_files.check_fields(told, {name: _FIELDS[name] for name in _NEEDED}, what)
+    json_files.check_fields(told, {name: fits for name, fits in _FIELDS.items() if name in told}, what)
     if other := told.keys() - _FIELDS.keys():
         raise ValueError(f"{what} has a field {min(other)[:40]!r}, which no result has")
     fields: dict[str, Any] = {key: float(value) if key in NUMBERS else value for key, value in told.items()}

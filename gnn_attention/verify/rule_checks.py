@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gnn_attention import convert, patterns, score_mods
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gnn_attention import model, patterns
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, gradients_of, summation_bound, worst_errors
 

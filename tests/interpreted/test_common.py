@@ -8,12 +8,12 @@ from block_kernels import SMALL, backward_of, form_of, problem_of
 from kernel_cases import GRAPH
 from support.bounds import error
 
-from gnn_attention import _gpu_rows
-from gnn_attention.kernels import _common, rows, tiles, windows
+from gnn_attention.backends.gpu import csr
+from gnn_attention.backends.gpu.kernels import _common, rows, tiles, windows
 from gnn_attention.verify.measure import summation_bound
 
 FORMS = {
-    "rows": (rows, GRAPH, lambda device: _gpu_rows.rows_of(GRAPH, torch.device(device), for_edges=True)),
+    "rows": (rows, GRAPH, lambda device: csr.rows_of(GRAPH, torch.device(device), for_edges=True)),
     "windows": (windows, SMALL, lambda device: form_of("windows 32", SMALL, True, device)),
     "tiles": (tiles, SMALL, lambda device: form_of("tiles 64", SMALL, True, device)),
 }

@@ -8,11 +8,12 @@ from kernel_cases import CASES, GRAPH, LEARNED, Case, attended, formula, gradien
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
 
 import gnn_attention as ga
-from gnn_attention import _edge_dropout, _gpu_rows, patterns
-from gnn_attention._call import Call
-from gnn_attention._gpu_forms import Problem
-from gnn_attention.backends import BACKENDS
-from gnn_attention.kernels import _common, _row_passes, rows
+from gnn_attention import patterns
+from gnn_attention.backends import BACKENDS, dropout
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import csr
+from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.kernels import _common, _row_passes, rows
 
 FORM = "triton-rows"
 
@@ -43,13 +44,13 @@ def test_the_formula(case, device, short_steps):
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Receivers and senders of many edges are cut into chunks, also where the workspace holds few at a time."""
-    monkeypatch.setattr(_gpu_rows, "CHUNK", 2)
+    monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(rows, "WORKSPACE", 64)
     monkeypatch.setattr(rows, "TOGETHER", 2)
     case = CASES[case]
     case = Case(**{**vars(case), "graph": listed(6, 5, 0.3)})  # with nothing kept
     given = case.inputs(torch.float64, device)
-    form = _gpu_rows.rows_of(case.graph, given[0].device)
+    form = csr.rows_of(case.graph, given[0].device)
     assert min(form.chunk_row.numel(), form.out_chunk_row.numel()) >= 5
     found, true = attended(case, given, FORM), formula(case, given)
     assert_exact(found, true)
@@ -164,7 +165,7 @@ def test_dropped_edges_are_those_of_every_backend(device):
     torch.manual_seed(11)
     call = Call.checked(q, k, v, graph, dropout=0.5)
     b, h, i, j = torch.meshgrid(*map(torch.arange, (2, 3, 4, 8)), indexing="ij")
-    stays = _edge_dropout.kept(call.seed.cpu(), b, h, i + 2, j, 0.5)
+    stays = dropout.kept(call.seed.cpu(), b, h, i + 2, j, 0.5)
     torch.manual_seed(11)
     out = ga.attend(q, k, v, graph, dropout=0.5, backend=FORM)
     # A weight is exp(0 - 0) / 8 / (1 - 0.5): 1/4 with a rounding each of exp, sum, quotient, product and factor, at most.
@@ -206,7 +207,7 @@ def test_the_last_chunk_of_very_many_edges(device):
         tl.store(OUT, low)
         tl.store(OUT + 1, high)
 
-    last = 2**31 - _gpu_rows.STEP
+    last = 2**31 - csr.STEP
     numbers = ([0, last], [0], [last - 10])
     given = [torch.tensor(x, dtype=torch.int32, device=device) for x in numbers]
     out = torch.zeros(2, dtype=torch.int64, device=device)
@@ -218,9 +219,9 @@ def test_the_last_chunk_of_very_many_edges(device):
 def test_wide_numbers_of_edges_and_tokens(device):
     """A graph whose lists are int64, as those of more than 2^31 edges are, gives the same bits."""
     given = [x.detach() for x in CASES["plain"].inputs(torch.float32, device)[:3]]
-    form = _gpu_rows.rows_of(GRAPH, given[0].device, for_edges=True)
+    form = csr.rows_of(GRAPH, given[0].device, for_edges=True)
     bias = torch.randn(2, 2, GRAPH.num_edges, device=device)
-    problem, wide = Problem(*given, 0.5, bias=bias), _gpu_rows.Rows(*(x.long() for x in form[:-2]), *form[-2:])
+    problem, wide = Problem(*given, 0.5, bias=bias), csr.Rows(*(x.long() for x in form[:-2]), *form[-2:])
     found = []
     for each in (form, wide):
         out, lse = rows.forward(problem, each)

@@ -22,7 +22,7 @@ from block_kernels import check_minus_infinity_of_a_bias as check_bias
 from block_kernels import check_no_worse_than_sdpa as check_sdpa
 from block_kernels import check_nothing_off_an_edge as check_hidden
 
-from gnn_attention.kernels import tiles
+from gnn_attention.backends.gpu.kernels import tiles
 
 KINDS = ("tiles 64", "tiles 128")
 SOME = "tiles 64"

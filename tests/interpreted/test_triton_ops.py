@@ -9,11 +9,12 @@ from support.bounds import assert_exact
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
-from gnn_attention import _triton_ops, patterns
-from gnn_attention._call import Call
-from gnn_attention._gpu_forms import Problem
+from gnn_attention import patterns
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import ops
+from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.kernels import _common
 from gnn_attention.backends.triton import FORMS as MAKERS
-from gnn_attention.kernels import _common
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
 
 FORM = "triton-rows"
@@ -30,7 +31,7 @@ def operands(device, form=FORM):
     slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
     problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
     packed = MAKERS[form.removeprefix("triton-")](graph, q.device, None, True)
-    return *_triton_ops._flattened(problem), *packed, _triton_ops._places(problem), [0.5, 3.0, 0.2]
+    return *ops._flattened(problem), *packed, ops._places(problem), [0.5, 3.0, 0.2]
 
 
 @pytest.mark.slow
@@ -59,8 +60,8 @@ def test_nothing_waits_for_the_device(form, device, monkeypatch):
     q, k, v, *rest = (mode.from_tensor(x.detach()) for x in given)
     more = *rest, [mode.from_tensor(x) for x in tensors], numbers, places, constants
     with mode:
-        out, lse = _triton_ops._run(q, k, v, *more)
-        grads = _triton_ops._run_backward(out, lse, q, k, v, *rest[:2], out, lse, *more[2:])
+        out, lse = ops._run(q, k, v, *more)
+        grads = ops._run_backward(out, lse, q, k, v, *rest[:2], out, lse, *more[2:])
         with pytest.raises(RuntimeError, match=r"aten\._local_scalar_dense"):
             out.sum().item()
     assert [x.shape for x in grads] == [x.shape for x in given[:5]]

@@ -22,7 +22,7 @@ from block_kernels import check_minus_infinity_of_a_bias as check_bias
 from block_kernels import check_no_worse_than_sdpa as check_sdpa
 from block_kernels import check_nothing_off_an_edge as check_hidden
 
-from gnn_attention.kernels import windows
+from gnn_attention.backends.gpu.kernels import windows
 
 KINDS = ("windows 16", "windows 32", "windows 64")
 SOME = "windows 32"

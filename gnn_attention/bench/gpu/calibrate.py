@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from gnn_attention._gpu_devices import Device
+from gnn_attention.backends.gpu.devices import Device
 
 __all__ = ["calibrated"]
 

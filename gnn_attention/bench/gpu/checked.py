@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from gnn_attention._shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.bench.checked import ORDERS, Core, Verdict, sampled_receivers
 from gnn_attention.bench.methods import Prepared
 from gnn_attention.bench.workloads import Problem

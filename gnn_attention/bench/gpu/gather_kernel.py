@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gnn_attention._shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
 
 __all__ = ["sums"]
 

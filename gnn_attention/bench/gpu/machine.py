@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.verify.circumstances import environment
 from gnn_attention.verify.record import sources
 

@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 
-from gnn_attention._gpu_costs import Estimate
-from gnn_attention._gpu_devices import Device
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.dispatch import choose
+from gnn_attention.backends.gpu.devices import Device
+from gnn_attention.backends.gpu.roofline import Estimate
 from gnn_attention.bench.gpu.checked import Sample
 from gnn_attention.bench.gpu.machine import Ceilings, Watch, peak_memory
 from gnn_attention.bench.gpu.methods import AGAIN, AUTO, FAR, LONG, GpuMethod, call_of, predicted
@@ -35,7 +36,6 @@ from gnn_attention.bench.gpu.workloads import PASSES, Workload, bytes_of, flops_
 from gnn_attention.bench.methods import Prepared
 from gnn_attention.bench.process import one_line
 from gnn_attention.bench.workloads import Problem
-from gnn_attention.choosing import choose
 
 __all__ = ["Bench", "LostDeviceError", "Pace", "failed_by"]
 

@@ -17,13 +17,13 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import convert
-from gnn_attention._call import Call
-from gnn_attention._gpu_costs import FORMS, Estimate, Sizes, estimates
-from gnn_attention._gpu_counts import counted, packing
-from gnn_attention._gpu_devices import Device
-from gnn_attention._shapes import Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend, triton
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu.devices import Device
+from gnn_attention.backends.gpu.roofline import FORMS, Estimate, Sizes, estimates
+from gnn_attention.backends.gpu.workload import counted, packing
 from gnn_attention.bench.gpu.workloads import (
     ALL_PAIRS,
     CUDNN,
@@ -61,7 +61,7 @@ def methods_of(names: Sequence[str], with_peers: bool) -> list[GpuMethod]:
 
 
 def predicted(problem: Problem, device: Device) -> dict[str, dict[str, Estimate]]:
-    """For each pass the estimates of :func:`gnn_attention._gpu_costs.estimates`, for the problem's sizes."""
+    """For each pass the estimates of :func:`gnn_attention.backends.gpu.roofline.estimates`, for the problem's sizes."""
     return {which: estimates(problem.graph, sizes_of(problem), device, which == "backward") for which in ("forward", "backward")}
 
 

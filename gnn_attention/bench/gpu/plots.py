@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import _files
-from gnn_attention._canvas import AS_IT_IS
-from gnn_attention._printable import printable
+from gnn_attention._support import atomic_files
+from gnn_attention._support.text import printable
 from gnn_attention.bench.gpu.methods import AGAIN
 from gnn_attention.bench.gpu.workloads import PASSES
+from gnn_attention.draw._axes import AS_IT_IS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def save(record: Record, folder: Path) -> list[Path]:
     pictures = {"gpu-times": times(record), "gpu-shares": shares(record)}
     drawn = {folder / f"{name}.svg": figure for name, figure in pictures.items() if figure is not None}
     for file, figure in drawn.items():
-        with _files.written(file) as stream:
+        with atomic_files.written(file) as stream:
             figure.savefig(stream, format="svg")
     return list(drawn)
 

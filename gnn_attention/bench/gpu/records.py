@@ -7,9 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import _gpu_devices, _json_files
+from gnn_attention._support import json_files
+from gnn_attention.backends.cost_model import is_positive
+from gnn_attention.backends.gpu import devices
 from gnn_attention.bench.gpu.machine import Ceilings
-from gnn_attention.cost_model import is_positive
 
 __all__ = ["read"]
 
@@ -20,7 +21,7 @@ Kind = Callable[[Any], bool]
 def read(path: Path) -> Record:
     """A record from its file; ValueError that names the file if it is none of this benchmark."""
     try:
-        record = _json_files.read(path)
+        record = json_files.read(path)
         if record.get("bench") != "gpu" or record.get("schema") != 1:
             raise ValueError("it is of another benchmark")
         _check(record)
@@ -30,18 +31,18 @@ def read(path: Path) -> Record:
 
 
 def _check(record: Record) -> None:
-    _json_files.check_fields(record, _RECORD, "the record")
+    json_files.check_fields(record, _RECORD, "the record")
     constants = record["constants"]
-    _gpu_devices.device_from(str(constants.get("name")), constants)
+    devices.device_from(str(constants.get("name")), constants)
     kinds: dict[str, Kind] = {part.name: _is_text if part.type == "str" else is_positive for part in fields(Ceilings)}
-    _json_files.check_fields(record["ceilings"], kinds, "ceilings")
+    json_files.check_fields(record["ceilings"], kinds, "ceilings")
     for part, needed, possible in (("workloads", _WORKLOAD, {}), ("cases", _CASE, _OF_A_CASE), ("targets", _TARGET, {})):
         for number, row in enumerate(record[part]):
-            _json_files.check_fields(row, needed, f"{part}[{number}]")
-            _json_files.check_fields(row, _there(possible, row), f"{part}[{number}]")
+            json_files.check_fields(row, needed, f"{part}[{number}]")
+            json_files.check_fields(row, _there(possible, row), f"{part}[{number}]")
     for number, case in enumerate(record["cases"]):
         needed = _MEASURED if case["status"] == "measured" else {"reason": _is_text}
-        _json_files.check_fields(case, needed, f"cases[{number}]")
+        json_files.check_fields(case, needed, f"cases[{number}]")
 
 
 def _there(kinds: Mapping[str, Kind], row: Mapping[str, Any]) -> dict[str, Kind]:

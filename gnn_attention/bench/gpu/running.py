@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 
-from gnn_attention import _files, _gpu_devices
-from gnn_attention._gpu_devices import Device
-from gnn_attention._progress import Progress
+from gnn_attention._support import atomic_files
+from gnn_attention._support.progress import Progress
+from gnn_attention.backends.gpu import devices
+from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.bench.gpu import machine, targets
 from gnn_attention.bench.gpu.machine import Ceilings, Watch
 from gnn_attention.bench.gpu.measuring import Bench, LostDeviceError, Pace
@@ -110,7 +111,7 @@ def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:
     """A record without cases, or the one to carry on."""
     here = {"bench": "gpu", "schema": 1, "quick": quick, **machine.described(place, sys.argv[1:])}
     if resume is None:
-        costs = _gpu_devices.device_of(place)
+        costs = devices.device_of(place)
         found = machine.ceilings(place)
         return {**here, "constants": asdict(costs), "ceilings": asdict(found), "runs": [], "workloads": [], "cases": []}
     record = read(resume)
@@ -153,6 +154,6 @@ def keeper(path: str | None) -> Callable[[Record], None] | None:
         return None
 
     def keep(record: Record) -> None:
-        _files.write(str(path), json.dumps(record, indent=1) + "\n")
+        atomic_files.write(str(path), json.dumps(record, indent=1) + "\n")
 
     return keep

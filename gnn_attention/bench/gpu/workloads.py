@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._shapes import Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.bench.workloads import Problem
 from gnn_attention.graph import TokenGraph
 

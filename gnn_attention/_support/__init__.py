@@ -1,0 +1,1 @@
+"""What every package uses and nothing of which knows attention."""

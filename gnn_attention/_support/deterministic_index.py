@@ -1,0 +1,59 @@
+"""Entries of a table that many edges look up, with a gradient that is the same however many threads there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gnn_attention._support.custom_op import operator
+from gnn_attention._support.shapes import Float, Int, Tensor
+
+__all__ = ["entries"]
+
+
+def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``table[index]``, an index for each axis, none negative; on a CPU its gradient is summed in float64, in one order.
+
+    torch's own gradient of an index adds from several threads at once in the dtype of the table, in whatever order they come.
+    That of CUDA sorts before it adds, and is left as it is; so are look-ups inside a kernel, one entry at a time, and under the
+    transforms of ``torch.func``, which differentiate forward too.
+    Raises IndexError for an entry that there is not.
+
+    >>> table = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> entries(table, torch.tensor([1, 1, 0])).sum().backward()
+    >>> table.grad
+    tensor([1., 2.])
+    """
+    single = all(axis.dim() == 0 for axis in index)
+    if single or not table.requires_grad or table.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return table[index]
+    found: Tensor = _entries(table, list(index))
+    return found
+
+
+def _found(table: Tensor, index: list[Tensor]) -> Tensor:
+    return table[tuple(index)]
+
+
+def _shaped(table: Tensor, index: list[Tensor]) -> Tensor:
+    return table.new_empty(torch.broadcast_shapes(*(axis.shape for axis in index)))  # type: ignore[no-untyped-call]
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor]], output: Tensor) -> None:
+    ctx.sizes, ctx.dtype = inputs[0].shape, inputs[0].dtype
+    ctx.save_for_backward(*inputs[1])
+
+
+def _summed(ctx: Any, grad: Tensor) -> tuple[Tensor, list[None]]:
+    """The sum over each entry's edges, one after the other."""
+    index = ctx.saved_tensors
+    place = index[0]
+    for axis, size in zip(index[1:], ctx.sizes[1:], strict=True):
+        place = place * size + axis
+    total = grad.new_zeros(ctx.sizes.numel(), dtype=torch.float64)
+    total = total.index_add(0, place.expand(grad.shape).flatten(), grad.double().flatten())
+    return total.view(ctx.sizes).to(ctx.dtype), [None for _ in index]
+
+
+_entries = operator("entries", "(Tensor table, Tensor[] index) -> Tensor", _found, _shaped, _summed, _keep)

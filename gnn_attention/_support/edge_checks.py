@@ -1,0 +1,130 @@
+"""Do the arguments of the arithmetic of an edge fit together? Each check raises one sentence that names the one that does not.
+
+They look at types and shapes alone, which a compiler knows too, but for receivers on a CPU, whose values are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+
+__all__ = ["alike", "edges", "ends", "groups", "head_sinks", "heard", "normalisers", "result", "sinks"]
+
+INDICES = (torch.int64,)
+
+
+def groups(x: Tensor, num_heads: int) -> None:
+    """``x [batch, kv_heads, ...]`` can serve so many query heads."""
+    _tensor("x", x, "[batch, kv_heads, ...]")
+    if x.dim() < 2:
+        raise ValueError(f"x must be [batch, kv_heads, ...], got shape {list(x.shape)}")
+    if not isinstance(num_heads, (int, torch.SymInt)) or isinstance(num_heads, bool):
+        raise TypeError(f"num_heads must be an integer, got {quoted(num_heads)} of type {type(num_heads).__name__}")
+    if num_heads != x.shape[1] and (x.shape[1] == 0 or num_heads % x.shape[1]):
+        raise ValueError(f"num_heads must be a multiple of the {x.shape[1]} kv_heads of x, got {num_heads}")
+
+
+def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
+    """Queries and keys ``[..., dim]`` of the same edges."""
+    for name, x in (("q_dst", q_dst), ("k_src", k_src)):
+        _floats(name, x, "[..., dim]")
+        if x.dim() == 0:
+            raise ValueError(f"{name} must be [..., dim], got a single number; take {name}[None]")
+    if q_dst.shape[-1] != k_src.shape[-1]:
+        raise ValueError(f"q_dst and k_src must have the same dim, their last axis, got {q_dst.shape[-1]} and {k_src.shape[-1]}")
+    if q_dst.shape != k_src.shape and not _broadcast(q_dst.shape, k_src.shape):
+        raise ValueError(f"q_dst and k_src must be of the same edges, got {list(q_dst.shape)} and {list(k_src.shape)}")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
+        raise TypeError(f"scale must be a number, such as dim ** -0.5, got {quoted(scale)} of type {type(scale).__name__}")
+
+
+def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
+    """Numbers ``[..., E]`` beside their receivers ``dst [E]``, which are below ``num_dst``."""
+    _floats(name, x, "[..., E], a number for each edge")
+    _tensor("dst", dst, "[E] of int64")
+    if dst.dtype not in INDICES:
+        raise TypeError(f"dst must be int64, got {dst.dtype}; use dst.long()")
+    if dst.dim() != 1 or x.dim() == 0 or x.shape[-1] != dst.shape[0]:
+        raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {list(dst.shape)}, {list(x.shape)}")
+    if not isinstance(num_dst, (int, torch.SymInt)) or isinstance(num_dst, bool):
+        raise TypeError(f"num_dst must be an integer, got {quoted(num_dst)} of type {type(num_dst).__name__}")
+    if type(dst) is Tensor and dst.device.type == "cpu" and not torch.compiler.is_compiling() and dst.shape[0]:
+        low, high = (int(bound) for bound in torch.aminmax(dst))
+        if low < 0 or high >= num_dst:
+            raise IndexError(f"dst must be receivers in 0 .. {num_dst - 1} (num_dst={num_dst}), got {low} .. {high}")
+
+
+def sinks(sink_logits: Tensor, logits: Tensor) -> None:
+    """Sinks for the leading axes of ``logits [..., E]``."""
+    _floats("sink_logits", sink_logits, "broadcastable to the axes of logits before the last")
+    lead = logits.shape[:-1]
+    if sink_logits.dim() > len(lead) or not _broadcast(sink_logits.shape, lead, onto=True):
+        raise ValueError(
+            f"sink_logits must be broadcastable to {list(lead)}, the axes of logits but its last, got {list(sink_logits.shape)}"
+        )
+
+
+def head_sinks(sink_logits: Tensor, lse: Tensor) -> None:
+    """A sink for each head of ``lse [batch, heads, dst]``."""
+    _floats("lse", lse, "[batch, heads, dst]")
+    _floats("sink_logits", sink_logits, "[heads]")
+    if lse.dim() != 3:
+        raise ValueError(f"lse must be [batch, heads, dst], got shape {list(lse.shape)}")
+    if sink_logits.dim() != 1 or sink_logits.shape[0] != lse.shape[1]:
+        raise ValueError(f"sink_logits must be [heads] = [{lse.shape[1]}], got {list(sink_logits.shape)}")
+
+
+def heard(who: Tensor, lse: Tensor) -> None:
+    """Which receivers have in-edges, broadcastable to ``lse``."""
+    if not isinstance(who, Tensor) or who.dtype != torch.bool:
+        got = who.dtype if isinstance(who, Tensor) else type(who).__name__
+        raise TypeError(f"heard must be a bool tensor, graph.in_degree() > 0, got {got}")
+    if who.dim() > lse.dim() or not _broadcast(who.shape, lse.shape, onto=True):
+        raise ValueError(f"heard must be broadcastable to lse {list(lse.shape)}, got {list(who.shape)}")
+
+
+def normalisers(lse: Tensor, logits: Tensor) -> None:
+    """``lse [..., dst]`` with the leading axes of ``logits [..., E]``."""
+    _floats("logits", logits, "[..., E]")
+    _floats("lse", lse, "[..., dst]")
+    if lse.dim() == 0 or lse.shape[:-1] != logits.shape[:-1]:
+        raise ValueError(
+            f"lse must be [..., dst] with the axes of logits before its last, {list(logits.shape[:-1])}, got {list(lse.shape)}"
+        )
+
+
+def result(name: str, out: Tensor, lse_name: str, lse: Tensor) -> None:
+    """``out [..., dst, dim]`` and ``lse [..., dst]`` of one softmax."""
+    _floats(name, out, "[..., dst, dim]")
+    _floats(lse_name, lse, "[..., dst]")
+    if out.dim() == 0 or out.shape[:-1] != lse.shape:
+        raise ValueError(
+            f"{lse_name} must be [..., dst], {name} [..., dst, dim] but for dim, got {list(lse.shape)}, {list(out.shape)}"
+        )
+
+
+def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """Two results over the same receivers."""
+    if x.shape != other.shape:
+        raise ValueError(f"{name} must have the shape of {other_name}, {list(other.shape)}, got {list(x.shape)}")
+
+
+def _broadcast(shape: Sequence[int], other: Sequence[int], onto: bool = False) -> bool:
+    """True if the shapes broadcast, ``onto`` the other one."""
+    pairs = zip(reversed(shape), reversed(other), strict=False)
+    return all(a == b or a == 1 or (b == 1 and not onto) for a, b in pairs)
+
+
+def _floats(name: str, x: object, form: str) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a float tensor {form}, got {got}")
+
+
+def _tensor(name: str, x: object, form: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor {form}, got {type(x).__name__}; use torch.as_tensor")

@@ -1,0 +1,101 @@
+"""How much memory there is: what the system has left, and what the control groups around this process still allow.
+
+A container may be told of less than its machine has, and a group inside it of less still: each of its ancestors may set a limit,
+and the least of them counts. Whoever is about to take much asks first (:func:`check`, :func:`shortage`), so that a request that
+cannot be met is one sentence and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from gnn_attention._support.dynamo import constant
+
+__all__ = ["available", "check", "shortage"]
+
+WORTH_ASKING = 2**28  # bytes below which nobody is asked
+UNKNOWN = 2**40  # where the system tells nothing
+V2 = ("memory.max", "memory.current", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+@constant
+def available(root: str = "/") -> int:
+    """Bytes that this process can still take: of the system and of every control group that it is in, the least.
+
+    >>> available() > 0
+    True
+    """
+    return max(0, min([_of_the_system(Path(root)), *_of_groups(Path(root))]))
+
+
+def shortage(needed: int) -> str | None:
+    """None where so many bytes are there; else how many are needed and how many there are, in words.
+
+    >>> shortage(2**20), shortage(2**60)[:38]
+    (None, 'it would need 1,073,741,824.0 GiB, and')
+    """
+    if needed <= WORTH_ASKING:
+        return None
+    room = available()
+    return None if needed <= room else f"it would need {needed / 2**30:,.1f} GiB, and {room / 2**30:,.1f} GiB are left"
+
+
+def check(what: str, needed: int, instead: str) -> None:
+    """ValueError, before anything is taken, where ``what`` needs more bytes than there are; ``instead`` says what to do.
+
+    >>> check("mask()", 2**60, "take a part")
+    Traceback (most recent call last):
+    ...
+    ValueError: mask(): it would need 1,073,741,824.0 GiB, and ... GiB are left; take a part
+    """
+    said = shortage(needed)
+    if said is not None:
+        raise ValueError(f"{what}: {said}; {instead}")
+
+
+def _of_the_system(root: Path) -> int:
+    text = _text(root / "proc/meminfo")
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return UNKNOWN
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What each group leaves: those that ``/proc/self/cgroup`` names, in both versions, and all their ancestors."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mounts, files = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], V2
+        elif "memory" in controllers.split(","):
+            mounts, files = ["sys/fs/cgroup/memory"], V1
+        else:
+            continue
+        group = Path(path.strip("/"))
+        for mount, folder in product(mounts, (group, *group.parents)):
+            left = _left(root / mount / folder, *files)
+            if left is not None:
+                yield left
+
+
+def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    """What a group's limit leaves, with what the cache of files would give back; None where there is no limit."""
+    most, used = _text(group / limit).strip(), _text(group / usage).strip()
+    if not most.isdigit() or not used.isdigit():
+        return None
+    kept = [line.split()[1] for line in _text(group / "memory.stat").splitlines() if line.startswith(reclaimable + " ")]
+    return int(most) - int(used) + sum(map(int, kept))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

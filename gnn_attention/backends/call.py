@@ -1,0 +1,251 @@
+"""One call of attention as a value: what every backend is given, and what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from gnn_attention import score_mods
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.backends import dropout as backends_dropout
+from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.score_mods import ScoreMod
+
+__all__ = ["Call", "made_of", "one_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
+
+    ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
+    ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
+    ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the call is a part of
+    another; ``seed`` is that of dropout (``_edge_dropout``), drawn from torch's generator.
+    """
+
+    q: Float[Tensor, "batch heads dst dim"]
+    k: Float[Tensor, "batch kv_heads src dim"]
+    v: Float[Tensor, "batch kv_heads src value_dim"]
+    graph: TokenGraph
+    scale: float
+    score_mod: ScoreMod | None = None
+    bias: Float[Tensor, "..."] | None = None
+    sink_logits: Float[Tensor, " heads"] | None = None
+    dropout: float = 0.0
+    with_lse: bool = False
+    first_sample: int = 0
+    first_head: int = 0
+    seed: Int[Tensor, ""] | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        graph: TokenGraph,
+        scale: float | None = None,
+        score_mod: ScoreMod | None = None,
+        bias: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+        dropout: float = 0.0,
+        with_lse: bool = False,
+    ) -> Call:
+        """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
+        _check_tensors(q, k, v)
+        _check_graph(graph, q, k)
+        scale, dropout = _checked_scale(scale, q), checks.probability("dropout", dropout)
+        return cls(
+            q=_for_positive_scale(q, scale),
+            k=k,
+            v=v,
+            graph=graph,
+            scale=abs(scale) or 1.0,
+            score_mod=score_mods.checked(score_mod),
+            bias=_checked_bias(bias, graph, q),
+            sink_logits=_checked_sinks(sink_logits, q),
+            dropout=dropout,
+            with_lse=with_lse,
+            seed=backends_dropout.draw_seed(q.device) if dropout else None,
+        )
+
+    def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """``score [B, Hq, ...]`` after the score_mod, at local dst and src.
+
+        TypeError or ValueError if what the score_mod returns is no float tensor that broadcasts to ``score``.
+        """
+        if self.score_mod is None:
+            return score
+        lead = (1,) * (score.dim() - 2)
+        b = torch.arange(self.first_sample, self.first_sample + score.shape[0], device=score.device).view(-1, 1, *lead)
+        h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(1, -1, *lead)
+        changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
+        return _checked_scores(changed, score)
+
+    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
+        ends = dst + self.graph.dst_offset, src + self.graph.src_offset
+        return backends_dropout.dropped(weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head)
+
+    @property
+    def heard(self) -> Bool[Tensor, "..."]:
+        """The receivers with in-edges, broadcastable to lse."""
+        return (self.graph.in_degree() > 0).to(self.q.device)
+
+    @property
+    def is_plain(self) -> bool:
+        """No score_mod, bias or dropout."""
+        return self.score_mod is None and self.bias is None and not self.dropout
+
+    def by_graph(self, run: Callable[[Call], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """``run`` on the call, or where the graph differs by sample or head on each of them apart, with the results joined."""
+        graph, (batch, heads) = self.graph, self.q.shape[:2]
+        if graph.batch is None and graph.heads is None:
+            return run(self)
+        samples = [None] if graph.batch is None else range(batch)
+        numbers = [None] if graph.heads is None else range(heads)
+        rows = [[run(self._part(b, h)) for h in numbers] for b in samples]
+        out, lse = (torch.cat([torch.cat([part[i] for part in row], 1) for row in rows], 0) for i in (0, 1))
+        return out, lse
+
+    def _part(self, b: int | None, h: int | None) -> Call:
+        """One sample, one head or both, on its own graph, with the key/value head that serves it."""
+        group = self.q.shape[1] // self.k.shape[1]
+        samples = slice(None) if b is None else slice(b, b + 1)
+        head, kv_head = (slice(None),) * 2 if h is None else (slice(h, h + 1), slice(h // group, h // group + 1))
+        return replace(
+            self,
+            q=self.q[samples, head],
+            k=self.k[samples, kv_head],
+            v=self.v[samples, kv_head],
+            graph=one_of(self.graph, b or 0, h or 0),
+            sink_logits=None if self.sink_logits is None else self.sink_logits[head],
+            first_sample=self.first_sample + (b or 0),
+            first_head=self.first_head + (h or 0),
+        )
+
+
+def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
+    """``graph.select(batch, head)``, kept with the graph, so that what is worked out about the part is worked out once."""
+    if graph.batch is None and graph.heads is None:
+        return graph
+    kept(_keep_parts, graph)
+    part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
+    return part
+
+
+def made_of(graph: TokenGraph, parts: list[list[TokenGraph]]) -> TokenGraph:
+    """``graph``, told the graph of each sample and head that it was made of, with whatever is worked out about them already."""
+    graph._parts[:] = parts
+    graph._memo[(_keep_parts,)] = True
+    return graph
+
+
+def _keep_parts(graph: TokenGraph) -> bool:
+    """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the whole graph."""
+    parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
+    graph._parts[:] = parts
+    return True
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
+        _check_float(name, x, axes)
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[3] == 0:
+        raise ValueError(f"q must have at least one channel (D), got shape {list(q.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}")
+
+
+def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
+    if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
+        raise ValueError(
+            f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
+            "for some receivers of a longer graph take graph.rows(start, stop)"
+        )
+    for word, size, got in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
+        if size is not None and size != got:
+            raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
+
+
+def _checked_scale(scale: float | None, q: Tensor) -> float:
+    if scale is None:
+        return float(q.shape[-1] ** -0.5)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(
+            f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose its gradient: "
+            "multiply q by it and give scale=1.0"
+        )
+    if not abs(scale) < math.inf:
+        raise ValueError(f"scale must be finite, got {quoted(scale)}")
+    return float(scale)
+
+
+def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
+    """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN of -inf."""
+    return q if scale > 0 else -q if scale < 0 else q * 0.0
+
+
+def _checked_scores(changed: object, score: Tensor) -> Tensor:
+    """What a score_mod returned, in shape and dtype of the ``score`` it was given."""
+    if not isinstance(changed, Tensor) or not changed.is_floating_point():
+        got = f"{changed.dtype} tensor" if isinstance(changed, Tensor) else type(changed).__name__
+        raise TypeError(f"score_mod must return a float tensor, the new scores, got a {got}")
+    sizes = zip(changed.shape[::-1], score.shape[::-1], strict=False)
+    if changed.dim() > score.dim() or any(got not in (1, want) for got, want in sizes):
+        raise ValueError(
+            f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, got {list(changed.shape)}"
+        )
+    return changed.to(score.dtype).expand(score.shape)
+
+
+def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:
+    """``bias`` as ``[B or 1, Hq or 1, E]``."""
+    if bias is None:
+        return None
+    _check_float("bias", bias, "broadcastable to [B, Hq, E]")
+    _check_device("bias", bias, q)
+    graph.edges_on(torch.device("cpu"))  # refused by name where there is no single list of edges
+    count = graph.num_edges
+    wanted = (q.shape[0], q.shape[1], count)
+    shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
+    if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
+        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
+    return bias.view(shape).expand(-1, -1, count)
+
+
+def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
+    if sink_logits is None:
+        return None
+    _check_float("sink_logits", sink_logits, "[Hq]")
+    _check_device("sink_logits", sink_logits, q)
+    if tuple(sink_logits.shape) != (q.shape[1],):
+        raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
+    return sink_logits
+
+
+def _check_float(name: str, x: object, form: str) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a float tensor {form}, got {got}")
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)")

@@ -1,0 +1,122 @@
+"""What attention costs on this machine: a few constants, and the estimate by which ``backend="auto"`` chooses.
+
+The time of a pass is taken to be a sum over what a backend visits: calls of a kernel, rectangles, cells (pairs inside them),
+edges, nodes. The constants below were measured on two cores of a current server CPU; ``gnn-attention bench calibrate`` measures
+those of another machine and keeps them in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gnn_attention._support import atomic_files, json_files
+
+__all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
+
+VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one head of one sample visits in one pass over a graph.
+
+    ``weighted_cells`` counts a cell of a high rectangle for less than one, as it costs less than one of a low rectangle.
+    """
+
+    calls: int = 0
+    rectangles: int = 0
+    cells: int = 0
+    weighted_cells: float = 0.0
+    edges: int = 0
+    nodes: int = 0
+    masked_pairs: int = 0
+    plain_pairs: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Work)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Nanoseconds for a head of 64 channels in float32, in the forward pass (a training step takes about 3.5 times as long).
+
+    ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair inside a rectangle.
+    ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of scaled_dot_product_attention with a mask, and
+    without one (of a causal graph half of the pairs count).
+    """
+
+    call: float = 60_000.0
+    rectangle: float = 500.0
+    cell: float = 2.6
+    edge: float = 7.5
+    node: float = 170.0
+    masked_pair: float = 2.0
+    plain_pair: float = 1.75
+
+    def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
+        """The estimate for a forward pass with this many heads (times samples), of ``dim`` channels."""
+        wide = dim / 64.0
+        part = work.weighted_cells * self.cell + work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
+        sparse = work.edges * self.edge * (0.5 + 0.5 * wide) + work.nodes * self.node * (0.5 + 0.5 * wide)
+        return (work.calls * self.call + heads * (work.rectangles * self.rectangle + part * wide + sparse)) * 1e-9
+
+
+def path_of_costs() -> Path:
+    """Where the constants of this machine are kept: ``$GNN_ATTENTION_COSTS``, else in the user's cache folder."""
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE])
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "gnn_attention" / "costs.json"
+
+
+@cache
+def costs() -> Costs:
+    """The constants of this machine if they were measured, else those of the docstring; read once in a process.
+
+    ValueError if the file is there but does not hold them.
+
+    >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.03
+    True
+    """
+    try:
+        return read(path_of_costs())
+    except (OSError, RuntimeError):  # no such file, or nobody's home
+        return Costs()
+
+
+def read(path: Path) -> Costs:
+    """The constants in a file. ValueError that names it if it does not hold them, OSError where it cannot be read."""
+    names = [part.name for part in fields(Costs)]
+    try:
+        found: Any = json_files.read(path).get("costs")
+        json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
+            "measure them again with `gnn-attention bench calibrate`, or remove the file"
+        ) from error
+    return Costs(**{name: float(found[name]) for name in names})
+
+
+def is_positive(value: object) -> bool:
+    """True for a number above 0 that a float can hold.
+
+    >>> is_positive(2), is_positive(0.0), is_positive(10**400), is_positive("2")
+    (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e308
+
+
+def save(measured: Costs, path: Path | None = None) -> Path:
+    """Keep the constants for the next processes, the file written whole or not at all."""
+    path = path or path_of_costs()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.write(path, json.dumps({"costs": asdict(measured)}, indent=1) + "\n")
+    costs.cache_clear()
+    return path

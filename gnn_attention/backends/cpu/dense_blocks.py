@@ -1,0 +1,157 @@
+"""Attention over rectangles: a few calls of one dense kernel that tells its log-sum-exp, on views of the tokens.
+
+On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it); elsewhere, and should
+it ever be missing, it is the formula written out. The backward pass keeps no weights: it computes them again,
+``w = exp(logit - lse)``, from the log-sum-exp of all pieces together, so that the gradients of the pieces add up exactly.
+
+All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from gnn_attention import edges
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends.cpu.token_groups import add, put, take
+from gnn_attention.backends.plan.plan import Masks, Rectangles
+
+__all__ = ["backward", "forward"]
+
+BYTES_AT_ONCE = 2**25  # of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
+LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
+FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor) -> None:
+    """Attend inside the rectangles and write ``out`` and ``lse``, or merge with what they hold where the piece is not fresh."""
+    lse = lse.unsqueeze(-1)
+    mask = _Additive(piece.masks, q.dtype)
+    for sample, part in _parts(piece, q, k):
+        ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
+        additive = mask.of(part.masks)
+        result, result_lse = _attention(*ends, additive, part.causal, scale)
+        result_lse = _silence_told(result_lse, ends[0], ends[1], part, additive, scale)
+        if not part.fresh:
+            before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
+            result, result_lse = edges.merge(*before, result[..., : out.shape[-1]].to(out.dtype), result_lse)
+        put(out, sample, part.dst, result[..., : out.shape[-1]])
+        put(lse, sample, part.dst, result_lse.unsqueeze(-1))
+
+
+def backward(tensors: Sequence[Tensor], lse: Tensor, piece: Rectangles, scale: float, grads: Sequence[Tensor]) -> None:
+    """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
+
+    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is +inf takes no part.
+    """
+    grad_out, q, k, v, out = tensors
+    lse = lse.unsqueeze(-1)
+    mask = _Additive(piece.masks, q.dtype)
+    for sample, part in _parts(piece, q, k):
+        dst, src = part.dst, part.src
+        ends = take(q, sample, dst), take(k, sample, src), take(v, sample, src)
+        results = take(out, sample, dst), take(lse, sample, dst).squeeze(-1)
+        found = _attention_backward(take(grad_out, sample, dst), *ends, *results, mask.of(part.masks), part.causal, scale)
+        dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
+        (put if part.fresh else add)(grads[0], sample, dst, dq)
+        add(grads[1], sample, src, dk)
+        add(grads[2], sample, src, dv)
+
+
+class _Additive:
+    """Masks as the kernel wants them: 0 for an edge, -inf for none, in the dtype of q."""
+
+    def __init__(self, masks: Masks | None, dtype: torch.dtype) -> None:
+        small = masks is not None and masks.table.numel() * dtype.itemsize <= LARGEST_TABLE
+        self.dtype = dtype
+        self.table = _additive(masks.table, dtype) if masks is not None and small else None
+
+    def of(self, masks: Masks | None) -> Tensor | None:
+        """``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
+        if masks is None:
+            return None
+        if len(masks.table) == 1:
+            return self.table[0] if self.table is not None else _additive(masks.table[0], self.dtype)
+        if self.table is not None:
+            return self.table.index_select(0, masks.which).unsqueeze(1)
+        return _additive(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _silence_told(lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float) -> Tensor:
+    """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
+    if part.silent:
+        hidden = _silent(part.masks) & ~lse.isnan()  # a NaN is to be seen: out holds it too
+        lse = lse.masked_fill(hidden, -torch.inf)
+    if lse.device.type != "cpu" or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
+        return lse
+    sums, _ = _attention(q, k, torch.ones_like(k), mask, part.causal, scale)  # of the weights
+    return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
+
+
+def _silent(masks: Masks | None) -> Tensor:
+    """``[groups, 1, M]``: who hears nobody in a rectangle."""
+    assert masks is not None
+    return ~masks.table.any(-1).index_select(0, masks.which).unsqueeze(1)
+
+
+def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether some logit of finite q and k may be infinite."""
+    largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
+    return not largest < torch.finfo(edges.accumulation_dtype(q.dtype)).max
+
+
+def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:
+    """Calls of the kernel: some groups of one sample at a time, or one group of all samples, whichever takes fewer calls."""
+    batch, row = q.shape[0], q.shape[3] * q.element_size()
+    size = row * (piece.dst.size * q.shape[1] + 2 * piece.src.size * k.shape[1])
+    if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
+        yield from ((None, part) for part in piece.parts(1))
+    else:
+        yield from ((sample, part) for sample in range(batch) for part in piece.parts(max(1, BYTES_AT_ONCE // size)))
+
+
+# -- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Float[Tensor, "groups heads size dim"], Float[Tensor, "groups heads size"]]:
+    if FLASH is not None and q.device.type == "cpu":
+        out, lse = FLASH(q, k, v, is_causal=causal, attn_mask=mask, scale=scale)
+        return out, lse
+    wide = edges.accumulation_dtype(q.dtype)
+    logits = _logits(q, k, mask, causal, scale)
+    lse = logits.logsumexp(-1)
+    weights = (logits - lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)).exp()
+    return (weights @ edges.per_query_head(v, q.shape[1]).to(wide)).to(q.dtype), lse
+
+
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if FLASH_BACKWARD is not None and q.device.type == "cpu":
+        found = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return found[0], found[1], found[2]
+    wide, heads = edges.accumulation_dtype(q.dtype), k.shape[1]
+    weights = (_logits(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
+    grad, out = grad.to(wide), out.to(wide)
+    slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - (grad * out).sum(-1, keepdim=True)
+    slope = weights * slope * scale
+    dq = slope @ edges.per_query_head(k, q.shape[1]).to(wide)
+    dk, dv = (x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in (slope.mT @ q.to(wide), weights.mT @ grad))
+    return dq, dk, dv
+
+
+def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    wide = edges.accumulation_dtype(q.dtype)
+    logits = q.to(wide) @ edges.per_query_head(k, q.shape[1]).to(wide).mT * scale
+    if causal:
+        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf)
+    return logits if mask is None else logits + mask.to(wide)

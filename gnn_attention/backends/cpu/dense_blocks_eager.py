@@ -1,0 +1,159 @@
+"""Attention over rectangles written out in differentiable torch, for what the dense kernel cannot hold.
+
+That is score_mods (which may learn), a bias for each edge, dropout.
+
+Some rectangles of all samples and heads are taken at a time, and are computed again for their gradients, so that no more than a
+small part of the logits is ever in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gnn_attention import edges
+from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
+from gnn_attention.graph import TokenGraph, kept
+
+__all__ = ["formula"]
+
+LOGITS_AT_ONCE = 2**25  # bytes
+MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
+
+
+def formula(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
+    """``(out, lse)`` over a plan of rectangles in which every receiver has one; lse in float32 or float64."""
+    parts = list(_parts(plan, call))
+    attend = recomputed if len(parts) > 1 else _at_once
+    results = [attend(_attend, call, part) for part in parts]
+    heard = [_tokens(part.dst, call.q.device).flatten() for part in parts]
+    order = _places(torch.cat(heard) if heard else torch.zeros(0, dtype=torch.int64, device=call.q.device), call.graph.num_dst)
+    out, lse = _nothing_heard(call)
+    out = torch.cat([*(result for result, _ in results), out], 2).index_select(2, order)
+    lse = torch.cat([*(result for _, result in results), lse], 2).index_select(2, order)
+    return out.to(call.q.dtype), lse
+
+
+def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
+    """The result of one receiver without in-edges."""
+    batch, heads = call.q.shape[:2]
+    wide = edges.accumulation_dtype(call.q.dtype)
+    out, lse = (
+        call.q.new_zeros(batch, heads, 1, call.v.shape[3], dtype=wide),
+        call.q.new_full((batch, heads, 1), -torch.inf, dtype=wide),
+    )
+    for x in (call.q, call.k, call.v):
+        out, lse = (result + x[..., :0].sum() for result in (out, lse))  # 0, with a gradient, also for a graph without edges
+    return out, lse
+
+
+def _places(heard: Int[Tensor, " some"], num_dst: int) -> Int[Tensor, " dst"]:
+    """Where each receiver's result stands among those of the parts; after them all if it is in none."""
+    places = torch.full((num_dst,), len(heard), dtype=torch.int64, device=heard.device)
+    return places.index_copy(0, heard, torch.arange(len(heard), device=heard.device))
+
+
+def _parts(plan: Plan, call: Call) -> Iterator[Rectangles]:
+    total = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
+    cell = call.q.shape[0] * call.q.shape[1] * edges.accumulation_dtype(call.q.dtype).itemsize
+    most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
+    for piece in plan.pieces:
+        assert isinstance(piece, Rectangles)
+        for band in piece.bands(max(1, most // piece.src.size)):
+            yield from band.parts(max(1, most // (band.dst.size * band.src.size)))
+
+
+def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, groups * size, Dv]`` and lse of the receivers of the part, in float32 or better."""
+    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    dst, src = _tokens(part.dst, call.q.device), _tokens(part.src, call.q.device)
+    q = _rows(call.q, dst).to(wide)
+    k, v = (edges.per_query_head(_rows(x, src).to(wide), heads) for x in (call.k, call.v))
+    mask = _mask(part, call.q.device)
+    logits = call.modified(q @ k.mT * call.scale, *_ends(dst, src, mask))
+    if call.bias is not None:
+        position = _positions(call.graph, dst, mask)
+        logits = logits + call.bias.to(wide)[..., position]
+    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
+    out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
+    return out.flatten(2, 3), lse.flatten(2, 3)
+
+
+def _sinks(call: Call, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
+    """The sinks as one more column of logits, -inf for who hears nobody; None without sinks."""
+    if call.sink_logits is None:
+        return None
+    sinks = call.sink_logits.to(edges.accumulation_dtype(call.q.dtype)).view(-1, 1, 1, 1)
+    return torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
+
+
+def _softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and lse; a row that is -inf throughout has weights 0 and lse -inf. The column of sinks has no weight of its own."""
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
+    lse = logits.logsumexp(-1)
+    nothing = (lse == -torch.inf).unsqueeze(-1)
+    weights = logits.masked_fill(nothing, 0.0).softmax(-1)  # not exp(logit - lse), which has the rounding of a large lse
+    weights = weights.masked_fill(nothing, 0.0)
+    return (weights if sinks is None else weights[..., :-1]), lse
+
+
+def _rows(x: Tensor, tokens: Int[Tensor, "groups size"]) -> Tensor:
+    """``x[B, H, T, D]`` at the groups' tokens: ``[B, H, groups, size, D]``."""
+    return x.index_select(2, tokens.flatten()).view(*x.shape[:2], *tokens.shape, x.shape[3])
+
+
+def _tokens(groups: Groups, device: torch.device) -> Int[Tensor, "groups size"]:
+    if not isinstance(groups, Strided):
+        return groups.index
+    first = groups.start + groups.stride * torch.arange(groups.count, device=device)
+    return first.unsqueeze(1) + torch.arange(groups.size, device=device)
+
+
+def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receivers senders"]:
+    if part.masks is not None:
+        return part.masks.table.to(device).index_select(0, part.masks.which.to(device))
+    every = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=device)
+    return (every.tril() if part.causal else every).expand(part.dst.count, -1, -1)
+
+
+def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the dense backend).
+
+    Of its own rectangle, or of another if that has none, as a part of a rectangle may.
+    """
+    cell = mask.flatten(1).to(torch.uint8).argmax(1)
+    row, column = (cell // mask.shape[2]).unsqueeze(1), (cell % mask.shape[2]).unsqueeze(1)
+    own = mask.flatten(1).any(1)
+    lender = torch.where(own, torch.arange(len(own), device=own.device), own.to(torch.uint8).argmax())
+    some_dst, some_src = (ends[lender].unsqueeze(2) for ends in (dst.gather(1, row), src.gather(1, column)))
+    return torch.where(mask, dst.unsqueeze(2), some_dst), torch.where(mask, src.unsqueeze(1), some_src)
+
+
+# -- a bias for each edge ---------------------------------------------------------------------------------------------
+
+
+def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:
+    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge): a rectangle holds all in-edges of its receivers."""
+    first, order = kept(_by_receiver, graph, dst.device)
+    position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
+    return position if order is None else torch.take(order, position)
+
+
+def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Where each receiver's in-edges begin, by receiver, then sender; and where each of them stands if listed otherwise."""
+    ends = graph.in_degree().cumsum(0)
+    first = (ends - graph.in_degree()).to(device)
+    if graph._listed is None:
+        return first, None
+    order: Tensor = (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).argsort()
+    return first, order.to(device)

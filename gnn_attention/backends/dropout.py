@@ -1,0 +1,102 @@
+"""Dropout keyed by the edge: whether a weight is dropped depends on seed, sample, head, receiver and sender alone.
+
+Not on the order of anything: the same edges are dropped by every backend, in the transposed pass, and on whichever rank holds the
+receiver. The numbers are those of SplitMix64, one generator for each sample and head, entered at the number of the pair:
+
+    ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``  (mod 2^64)
+
+and a weight is kept iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
+
+Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with its published constants.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+
+__all__ = ["FIRST", "GOLDEN", "SECOND", "draw_seed", "dropped", "kept", "threshold"]
+
+AT_ONCE = 2**20  # weights whose numbers are drawn together
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def draw_seed(device: torch.device) -> Int[Tensor, ""]:
+    """A seed from torch's generator, where it is needed: nothing waits for it."""
+    return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
+
+
+def threshold(probability: float) -> int:
+    """The least 24-bit number that is kept.
+
+    >>> threshold(0.5) == 2**23
+    True
+    """
+    return round(probability * 2**24)
+
+
+def kept(
+    seed: Int[Tensor, ""],
+    sample: Int[Tensor, "..."],
+    head: Int[Tensor, "..."],
+    dst: Int[Tensor, "..."],
+    src: Int[Tensor, "..."],
+    probability: float,
+) -> Bool[Tensor, "..."]:
+    """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31.
+
+    >>> ends = torch.arange(1000)
+    >>> some = kept(torch.tensor(7), *torch.zeros(2, 1, dtype=torch.int64), ends.view(-1, 1), ends, probability=0.25)
+    >>> some.shape, round(some.double().mean().item(), 2)
+    (torch.Size([1000, 1000]), 0.75)
+    """
+    stream = _mixed(seed + ((sample.long() << 32) + head.long() + 1) * _signed(GOLDEN))
+    bits = _mixed(stream + ((dst.long() << 32) + src.long() + 1) * _signed(GOLDEN))
+    return _shifted(bits, 40) >= threshold(probability)
+
+
+def dropped(
+    weights: Float[Tensor, "batch heads ..."],
+    seed: Int[Tensor, ""] | None,
+    probability: float,
+    dst: Int[Tensor, "..."],
+    src: Int[Tensor, "..."],
+    first_sample: int = 0,
+    first_head: int = 0,
+) -> Float[Tensor, "batch heads ..."]:
+    """``weights / (1 - p)`` where they are kept, else 0; dst and src (absolute) broadcast to the axes after the heads.
+
+    >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
+    >>> dropped(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
+    [0.0, 2.0]
+    """
+    if not probability:
+        return weights
+    if seed is None:
+        raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
+    lead = (1,) * (weights.dim() - 2)
+    sample = torch.arange(first_sample, first_sample + weights.shape[0], device=weights.device).view(-1, 1, *lead)
+    head = torch.arange(first_head, first_head + weights.shape[1], device=weights.device).view(1, -1, *lead)
+    one_by_one = weights.numel() > AT_ONCE and weights.shape[1] > 1 and not torch.compiler.is_compiling()
+    heads = head.unbind(1) if one_by_one else ()  # 16 bytes for each number, while it is drawn: of one head at a time
+    drawn = [kept(seed, sample, each.unsqueeze(1), dst, src, probability) for each in heads]
+    stays = torch.cat(drawn, dim=1) if drawn else kept(seed, sample, head, dst, src, probability)
+    return weights * stays.to(weights.dtype).div_(1.0 - probability)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """SplitMix64's finalizer, whose bits all depend on all bits of z; z itself becomes it."""
+    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(FIRST))
+    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(SECOND))
+    return z.bitwise_xor_(_shifted(z, 31))
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """A shift to the right that fills up with zeros: torch's own repeats the sign."""
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The int64 with the same 64 bits."""
+    return number - 2**64 if number >= 2**63 else number

@@ -1,0 +1,1 @@
+"""Formats, kernels and estimates for a GPU."""

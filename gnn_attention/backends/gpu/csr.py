@@ -1,0 +1,186 @@
+"""A graph as rows for a GPU: the senders of each receiver (CSR), and the transpose, in 8 bytes an edge.
+
+Rows of many edges are listed in chunks, so that no program works long after all others: each chunk leaves a partial result in a
+workspace, and these are added in the order of the list. The chunks are so few that a workspace is small (:data:`MOST_CHUNKS`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.backends.gpu.formats import ROWS, Packed, packed
+from gnn_attention.graph import TokenGraph, kept
+
+__all__ = ["MOST_EDGES", "Rows", "Side", "bytes_of", "order_of", "packed_rows", "receivers", "rows_of", "senders"]
+
+MOST_EDGES = 2**33  # 64 GiB of graph
+MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
+CHUNK = 1024  # edges, the least that are worth a program of their own
+STEP = 2**16  # by which a program's last step may run over the last edge: numbers of edges stay that far below 2^31
+
+
+class Side(NamedTuple):
+    """What one pass reads: row i has the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``others``.
+
+    Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks ``first[n] .. first[n + 1] - 1``; chunk c
+    has at most ``limit`` entries of row ``chunk_row[c]``, from ``chunk_start[c]`` on.
+    """
+
+    ptr: Int[Tensor, " rows_and_one"]
+    others: Int[Tensor, " edges"]
+    long: Int[Tensor, " long"]
+    first: Int[Tensor, " long_and_one"]
+    chunk_row: Int[Tensor, " chunks"]
+    chunk_start: Int[Tensor, " chunks"]
+    limit: int
+
+
+class Rows(NamedTuple):
+    """Both sides: receivers over senders (``ptr``, ``src``), and senders over receivers (``out_ptr``, ``out_dst``).
+
+    ``out_edge`` says where each entry of ``out_dst`` stands in ``src``; it is empty unless something is given for each edge.
+    """
+
+    ptr: Int[Tensor, " receivers_and_one"]
+    src: Int[Tensor, " edges"]
+    long: Int[Tensor, " long"]
+    first: Int[Tensor, " long_and_one"]
+    chunk_row: Int[Tensor, " chunks"]
+    chunk_start: Int[Tensor, " chunks"]
+    out_ptr: Int[Tensor, " senders_and_one"]
+    out_dst: Int[Tensor, " edges"]
+    out_long: Int[Tensor, " out_long"]
+    out_first: Int[Tensor, " out_long_and_one"]
+    out_chunk_row: Int[Tensor, " out_chunks"]
+    out_chunk_start: Int[Tensor, " out_chunks"]
+    out_edge: Int[Tensor, " edges_or_none"]
+    limit: int
+    out_limit: int
+
+
+def receivers(rows: Rows) -> Side:
+    """The side of the forward pass."""
+    return Side(rows.ptr, rows.src, rows.long, rows.first, rows.chunk_row, rows.chunk_start, rows.limit)
+
+
+def senders(rows: Rows) -> Side:
+    """The transpose."""
+    return Side(
+        rows.out_ptr, rows.out_dst, rows.out_long, rows.out_first, rows.out_chunk_row, rows.out_chunk_start, rows.out_limit
+    )
+
+
+def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Rows:
+    """The rows of a plain graph on a device; worked out once. ``for_edges``: with ``out_edge``, 4 bytes more an edge.
+
+    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
+    >>> rows = rows_of(graph, torch.device("cpu"), for_edges=True)
+    >>> rows.ptr.tolist(), rows.src.tolist()
+    ([0, 1, 3, 3], [0, 1, 2])
+    >>> rows.out_ptr.tolist(), rows.out_dst.tolist(), rows.out_edge.tolist()
+    ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
+    """
+    rows: Rows = kept(_lowered, graph, device)
+    return rows._replace(out_edge=kept(_out_edges, graph, device)) if for_edges else rows
+
+
+def packed_rows(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Packed:
+    """:func:`rows_of` as an operator takes it."""
+    found: Packed = kept(_packed, graph, device, for_edges)
+    return found
+
+
+def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] | None:
+    """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order.
+
+    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
+    >>> order_of(graph, torch.device("cpu")).tolist(), order_of(graph @ graph, torch.device("cpu"))
+    ([1, 2, 0], None)
+    """
+    order: Tensor | None = kept(_order, graph, device)[0]
+    return order
+
+
+def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
+    """The storage of the rows, without building them.
+
+    >>> from gnn_attention import patterns
+    >>> bytes_of(patterns.causal(1000)) / patterns.causal(1000).num_edges < 8.1
+    True
+    """
+    narrow = [4 if count < 2**31 else 8 for count in (graph.num_src, graph.num_dst, graph.num_edges + STEP)]
+    each = narrow[0] + narrow[1] + (narrow[2] if for_edges else 0)
+    return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
+
+
+# -- made once --------------------------------------------------------------------------------------------------------
+
+
+def _lowered(graph: TokenGraph, device: torch.device) -> Rows:
+    src, dst = _sorted_edges(graph, device)
+    ptr, src_ = _pointers(dst, graph.num_dst), _narrowed(src, graph.num_src)
+    out = src_.sort(stable=True).indices
+    out_ptr, out_dst = _pointers(src, graph.num_src), _narrowed(dst, graph.num_dst)[out]
+    limit, out_limit = _limit(ptr), _limit(out_ptr)
+    none = src_.new_empty(0)
+    return Rows(*(ptr, src_, *_chunks(ptr, limit)), *(out_ptr, out_dst, *_chunks(out_ptr, out_limit)), none, limit, out_limit)
+
+
+def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:
+    """By receiver, then sender. What is put on the device for that does not stay there."""
+    edges, order = graph.edge_index.to(device), order_of(graph, device)
+    return edges if order is None else edges[:, order]
+
+
+def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
+    """In a tuple, since a compiler takes only one bare tensor of :func:`kept` for a constant."""
+    src, dst = graph.edge_index.to(device)
+    key = dst * graph.num_src + src
+    return (None if bool((key[1:] > key[:-1]).all()) else key.sort().indices,)
+
+
+def _out_edges(graph: TokenGraph, device: torch.device) -> Tensor:
+    order = rows_of(graph, device).src.sort(stable=True).indices
+    return _narrowed(order, graph.num_edges + STEP)
+
+
+def _packed(graph: TokenGraph, device: torch.device, for_edges: bool) -> Packed:
+    return packed(ROWS, rows_of(graph, device, for_edges))
+
+
+def _pointers(index: Tensor, count: int) -> Tensor:
+    """Where the entries of each of ``count`` rows begin, and where the last ends."""
+    ends = torch.bincount(index, minlength=count).cumsum(0)
+    return _narrowed(torch.cat([ends.new_zeros(1), ends]), index.numel() + STEP)
+
+
+def _narrowed(index: Tensor, end: int) -> Tensor:
+    """As int32 where all numbers below ``end`` fit."""
+    return index.to(torch.int32 if end <= 2**31 else torch.int64)
+
+
+def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``long``, ``first``, ``chunk_row`` and ``chunk_start`` of a :class:`Side`."""
+    degree = ptr.diff().long()
+    long = (degree > limit).nonzero().squeeze(1)
+    counts = _ceil_div(degree[long], limit)
+    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = long.repeat_interleave(counts)
+    within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
+    start = ptr[row] + (within * limit).to(ptr.dtype)
+    return _narrowed(long, len(degree)), first.int(), _narrowed(row, len(degree)), start
+
+
+def _limit(ptr: Tensor) -> int:
+    """The least power of two, from :data:`CHUNK` on, with which the chunks of all longer rows are few."""
+    degree, limit = ptr.diff().long(), CHUNK
+    while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
+        limit *= 2
+    return limit
+
+
+def _ceil_div(x: Tensor, by: int) -> Tensor:
+    return (x + by - 1).div(by, rounding_mode="floor")

@@ -1,0 +1,129 @@
+"""What a GPU kernel adds to a logit: a score_mod and a bias as slopes, a softcap, and numbers for each edge.
+
+``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` holds the score_mods of this library: ``alibi`` in
+registers, ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge, with gradients to what they are
+made of, and chains of these around at most one ``softcap``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu.csr import order_of, packed_rows
+from gnn_attention.edges import accumulation_dtype
+from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias, softcap
+
+__all__ = ["Added", "added_to", "added_to_edges", "has_edge_numbers", "reason_against"]
+
+ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
+
+
+class Added(NamedTuple):
+    """A score_mod in its parts, in the order in which they act."""
+
+    slopes: tuple[float, ...] | None = None
+    before: tuple[ScoreMod, ...] = ()
+    softcap: float = 0.0
+    after: tuple[ScoreMod, ...] = ()
+
+
+def added_to(score_mod: ScoreMod | None) -> Added:
+    """The parts of a score_mod; NotImplementedError, which says what to do, for one that does not fall into such parts.
+
+    >>> added_to(chain(alibi((0.5,)), softcap(2.0)))
+    Added(slopes=(0.5,), before=(), softcap=2.0, after=())
+    """
+    slopes: tuple[float, ...] | None = None
+    cap: float = 0.0
+    before: list[ScoreMod] = []
+    after: list[ScoreMod] = []
+    for link in _links(score_mod):
+        if type(link) is softcap and not cap:
+            cap = link.cap
+        elif type(link) is alibi and not cap:
+            slopes = link.slopes if slopes is None else tuple(a + b for a, b in zip(slopes, link.slopes, strict=False))
+        elif type(link) in (alibi, relative_bias, RelativeBias, log_multiplicity):
+            (after if cap else before).append(link)
+        else:
+            what = "a second softcap" if type(link) is softcap else f"the score_mod {link!r}"
+            raise NotImplementedError(f"its kernels do not hold {what}; {ADVICE}")
+    return Added(slopes, tuple(before), cap, tuple(after)) if cap else Added(slopes, (), cap, tuple(before))
+
+
+def reason_against(call: Call) -> str | None:
+    """Why the kernels do not hold the score_mod of a call, or None."""
+    try:
+        slopes = added_to(call.score_mod).slopes
+    except NotImplementedError as error:
+        return str(error)
+    needed = call.first_head + call.q.shape[1]
+    return None if slopes is None or len(slopes) >= needed else f"alibi has {len(slopes)} slopes for {needed} heads"
+
+
+def has_edge_numbers(call: Call) -> bool:
+    """Whether a call has a number for each edge."""
+    parts = added_to(call.score_mod)
+    return call.bias is not None or bool(parts.before or parts.after)
+
+
+def added_to_edges(call: Call) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
+    """(slopes, softcap, before, bias) of this call on a plain graph, as :class:`gnn_attention.backends.gpu.formats.Problem` has it."""
+    parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
+    slopes = None
+    if parts.slopes is not None:
+        own = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
+        (slopes,) = kept(_on_device, call.graph, own, wide, call.q.device)
+    before = _numbers(call, parts.before, None)
+    return slopes, parts.softcap, before, _numbers(call, parts.after, _in_order(call, wide))
+
+
+def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
+    if type(score_mod) is chain:
+        for link in score_mod.mods:
+            yield from _links(link)
+    elif score_mod is not None:
+        yield score_mod
+
+
+def _on_device(graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor]:
+    """Kept with the graph, since to put numbers on a device is to wait for it."""
+    return (torch.tensor(numbers, dtype=dtype, device=device),)
+
+
+def _in_order(call: Call, dtype: torch.dtype) -> Float[Tensor, "..."] | None:
+    """The bias of a call by receiver, then sender, in the dtype of sums."""
+    if call.bias is None:
+        return None
+    order = order_of(call.graph, call.q.device)
+    bias = call.bias.to(dtype)
+    return bias if order is None else bias.index_select(2, order)
+
+
+def _numbers(call: Call, mods: Iterable[ScoreMod], bias: Tensor | None) -> Float[Tensor, "batch heads edges"] | None:
+    """``bias`` and what the mods add, expanded to ``[B, Hq, E]``; None if there is neither."""
+    total = bias
+    for mod in mods:
+        extra = _extra(call, mod)
+        total = extra if total is None else total + extra
+    return None if total is None else total.expand(call.q.shape[0], call.q.shape[1], -1)
+
+
+def _extra(call: Call, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
+    """What a mod adds to each edge: its change of 0."""
+    dst, src = _ends(call.graph, call.q.device)
+    zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=call.q.device)
+    head = torch.arange(call.first_head, call.first_head + call.q.shape[1], device=call.q.device).view(1, -1, 1)
+    return mod(zero, torch.zeros_like(head[:, :1]), head, dst + call.graph.dst_offset, src + call.graph.src_offset)
+
+
+def _ends(graph: TokenGraph, device: torch.device) -> tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]:
+    """The receiver and the sender of each edge, by receiver, then sender."""
+    (ptr, src, *_), _ = packed_rows(graph, device)
+    each = torch.arange(graph.num_dst, device=device)
+    return each.repeat_interleave(ptr.diff(), output_size=src.numel()), src.long()

@@ -1,0 +1,255 @@
+"""What a kernel of a GPU would visit in a graph, counted without building any of its forms: edges, windows and tiles.
+
+Three numbers decide which form of an edge set is read fastest: how many edges there are (rows gather a sender for each), how
+many different senders the receivers of a window hear together (windows gather each of those once), and how many tiles hold an
+edge (tiles compute all of their pairs). Long lists and graphs of many partial tiles are sampled, so that it takes less than a
+second for a million tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.backends.plan import decompose
+from gnn_attention.graph import TokenGraph, kept, rules
+from gnn_attention.graph.kernel_formats import Varlen
+from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.regions.quadtree import ragged
+from gnn_attention.graph.tiling import Tiles, tiles
+
+__all__ = ["HEIGHTS", "Counts", "counted", "packing"]
+
+HEIGHTS = (16, 32, 64)  # receivers of a window
+MOST_EDGES = 2**19  # of a list that are looked at
+MOST_TILES = 1024  # partial tiles of a rule that are looked into
+LEAST = 64  # edges for which a tile of 64 x 64 is computed whole in less time than they are gathered in: about one pair in 64
+GROUP = 128  # receivers that are sampled together
+
+
+class Counts(NamedTuple):
+    """Of one head of a plain graph.
+
+    ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender that one of them hears. ``small_tiles``,
+    ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and of 128 x 128 that hold an edge;
+    ``cut_tiles``: the large ones that hold non-edges, too. ``filled_tiles``: the small ones that are worth computing whole;
+    ``strays``: the edges of all others. ``wholeness``: :attr:`whole` and :attr:`causal`.
+    """
+
+    receivers: int
+    senders: int
+    edges: int
+    unique: tuple[float, ...] = (0.0, 0.0, 0.0)
+    small_tiles: float = 0.0
+    tall_tiles: float = 0.0
+    large_tiles: float = 0.0
+    cut_tiles: float = 0.0
+    filled_tiles: float = 0.0
+    strays: float = 0.0
+    wholeness: tuple[bool, bool] = (False, False)
+
+    @property
+    def whole(self) -> bool:
+        """Every pair is an edge, or every pair that a causal graph allows."""
+        return self.wholeness[0]
+
+    @property
+    def causal(self) -> bool:
+        """The edges are exactly ``src <= dst``, and not all pairs."""
+        return self.wholeness[1]
+
+    def shared(self, height: int) -> float:
+        """Edges for each sender that a window of so many receivers gathers: 1 where nobody shares, 0 without edges.
+
+        >>> from gnn_attention import patterns
+        >>> counted(patterns.full(256)).shared(16)
+        16.0
+        """
+        unique = self.unique[HEIGHTS.index(height)]
+        return self.edges / unique if unique else 0.0
+
+    def filled(self) -> float:
+        """The share of edges among the pairs of the tiles of 64 that hold any."""
+        return self.edges / (64**2 * self.small_tiles) if self.small_tiles else 0.0
+
+
+def counted(graph: TokenGraph) -> Counts:
+    """The counts of a plain graph, worked out once.
+
+    >>> from gnn_attention import patterns
+    >>> counted(patterns.causal(256))[:6]
+    (256, 256, 32896, (2176.0, 1152.0, 640.0), 10, 6)
+    """
+    found: Counts = kept(_counted, graph)
+    return found
+
+
+def packing(graph: TokenGraph) -> Varlen | None:
+    """A plain graph as packed documents with one window, or None: what varlen kernels hold. A list of edges is not asked."""
+    return decompose.packing(graph) if kept(_could_be_packed, graph) else None
+
+
+def _counted(graph: TokenGraph) -> Counts:
+    if not graph.num_dst or not graph.num_src:
+        return Counts(graph.num_dst, graph.num_src, 0)
+    if graph._listed is not None:
+        return _of_list(graph)
+    members = _members(graph)
+    if any(member._listed is not None for member in members):
+        return _of_union([counted(member) for member in members])
+    found = tiles(graph, 64)
+    masks = _some_masks(graph, found)
+    weight = found.num_partial / max(len(masks), 1)
+    edges, unique = _edges_and_unique(graph, found, masks, weight)
+    held = masks.sum((1, 2))
+    tall, large, cut = _of_double_size(found)
+    return Counts(
+        graph.num_dst,
+        graph.num_src,
+        edges,
+        unique,
+        small_tiles=found.num_full + found.num_partial,
+        tall_tiles=tall,
+        large_tiles=large,
+        cut_tiles=cut,
+        filled_tiles=found.num_full + weight * int((held >= LEAST).sum()),
+        strays=weight * int(held[held < LEAST].sum()),
+        wholeness=_wholeness(graph, edges),
+    )
+
+
+def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
+    """``whole, causal``; asked only where the number of edges, which may be an estimate, leaves it open."""
+    pairs = graph.num_dst * graph.num_src
+    if edges >= 0.95 * pairs and graph.is_full():
+        return True, False
+    causal = abs(edges - pairs / 2) <= 0.05 * pairs + graph.num_dst and graph.is_causal()
+    return causal, causal
+
+
+def _could_be_packed(graph: TokenGraph) -> bool:
+    """Whether the tiles of each row hang together, as they do in packed documents: most other graphs are known by that."""
+    if graph._listed is not None or graph.num_dst != graph.num_src or len(_members(graph)) > 1:
+        return False
+    found = tiles(graph, 64)
+    same = found.row[1:] == found.row[:-1]
+    return bool((found.first[1:] == found.stop[:-1])[same].all())
+
+
+def _members(graph: TokenGraph) -> list[TokenGraph]:
+    """The graphs whose union this one is, as ``|`` made it; itself alone if it is none."""
+    rule = graph.rule
+    if isinstance(rule, partial) and rule.func is rules.or_:
+        return [member for part in rule.args for member in _members(replace(graph, rule=part))]
+    if graph._listed is None and isinstance(rule, partial) and rule.func is rules.is_listed:
+        keys = rule.args[0][:-1]
+        return [replace(graph, _listed=torch.stack([keys % rule.args[1], keys // rule.args[1]]))]
+    return [graph]
+
+
+SUMMED = ("small_tiles", "tall_tiles", "large_tiles", "cut_tiles", "filled_tiles", "strays")
+
+
+def _of_union(members: list[Counts]) -> Counts:
+    """At most their sums: a union with a list cannot be asked about ranges, and visiting all pairs would take minutes."""
+    first = members[0]
+    pairs = first.receivers * first.senders
+    totals = {name: sum(getattr(member, name) for member in members) for name in SUMMED}
+    unique = tuple(sum(counts) for counts in zip(*(member.unique for member in members), strict=True))
+    return Counts(first.receivers, first.senders, min(pairs, sum(member.edges for member in members)), unique, **totals)
+
+
+# -- a list -----------------------------------------------------------------------------------------------------------
+
+
+def _of_list(graph: TokenGraph) -> Counts:
+    """By counting in all of its edges, or in those of some groups of neighbouring receivers."""
+    src, dst = _sampled_edges(graph)
+    edges = graph.num_edges
+    weight = edges / len(dst) if len(dst) else 0.0
+    unique = tuple(weight * _different(dst // height, src, graph.num_src) for height in HEIGHTS)
+    large, of_large = torch.unique(dst // 128 * graph.num_src + src // 128, return_counts=True)
+    small, of_small = torch.unique(dst // 64 * graph.num_src + src // 64, return_counts=True)
+    return Counts(
+        graph.num_dst,
+        graph.num_src,
+        edges,
+        unique,
+        small_tiles=weight * len(small),
+        tall_tiles=weight * _different(dst // 128, src // 64, graph.num_src),
+        large_tiles=weight * len(large),
+        cut_tiles=weight * int((of_large < 128**2).sum()),
+        filled_tiles=weight * int((of_small >= LEAST).sum()),
+        strays=weight * int(of_small[of_small < LEAST].sum()),
+        wholeness=_wholeness(graph, edges),
+    )
+
+
+def _sampled_edges(graph: TokenGraph) -> tuple[Tensor, Tensor]:
+    src, dst = graph.edge_index
+    if len(dst) <= MOST_EDGES:
+        return src, dst
+    groups = -(-graph.num_dst // GROUP)
+    wanted = max(1, groups * MOST_EDGES // len(dst))
+    chosen = torch.zeros(groups, dtype=torch.bool, device="cpu")
+    chosen[torch.randperm(groups, generator=torch.Generator().manual_seed(0))[:wanted]] = True
+    kept_edges = chosen[dst // GROUP]
+    return src[kept_edges], dst[kept_edges]
+
+
+def _different(row: Tensor, column: Tensor, columns: int) -> int:
+    return len(torch.unique(row * columns + column))
+
+
+# -- a rule -----------------------------------------------------------------------------------------------------------
+
+
+def _edges_and_unique(graph: TokenGraph, found: Tiles, masks: Tensor, weight: float) -> tuple[int, tuple[float, ...]]:
+    """Every sender of a full tile is heard in each of its windows; ``masks`` are of partial tiles, one for ``weight`` of them."""
+    run = found.full
+    height = (graph.num_dst - found.row[run] * found.block).clamp(max=found.block)
+    width = (found.stop[run] * found.block).clamp(max=graph.num_src) - found.first[run] * found.block
+    unique = (int((width * -(-height // size)).sum()) + weight * int(_heard(masks, size).sum()) for size in HEIGHTS)
+    return round(int((height * width).sum()) + weight * int(masks.sum())), tuple(unique)
+
+
+def _heard(masks: Tensor, size: int) -> Bool[Tensor, "tiles windows block"]:
+    """Which senders some receiver of each window of a tile hears."""
+    return masks.view(len(masks), masks.shape[-1] // size, size, masks.shape[-1]).any(2)
+
+
+def _of_double_size(found: Tiles) -> tuple[int, int, int]:
+    """How many tiles twice as high hold an edge, how many twice as large, and how many of those a non-edge, too."""
+    run, number = ragged(found.stop - found.first)
+    row, column = found.row[run], found.first[run] + number
+    large, which = torch.unique(row // 2 * found.columns + column // 2, return_inverse=True)
+    full = torch.zeros(len(large), dtype=torch.int64, device="cpu").index_add(0, which, found.full[run].long())
+    down, across = ((count - line * 2).clamp(max=2) for count, line in _lines(found, large))
+    tall = len(torch.unique(row // 2 * found.columns + column))
+    return tall, len(large), int((full < down * across).sum())
+
+
+def _lines(found: Tiles, large: Tensor) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
+    return (found.rows, large // found.columns), (found.columns, large % found.columns)
+
+
+def _some_masks(graph: TokenGraph, found: Tiles) -> Bool[Tensor, "tiles block block"]:
+    """The masks of partial tiles, of a random choice where there are many, False beyond the border."""
+    row, first, stop = (runs[~found.full] for runs in (found.row, found.first, found.stop))
+    ends = (stop - first).cumsum(0)
+    number = torch.arange(found.num_partial, device="cpu")
+    if len(number) > MOST_TILES:
+        number = torch.randint(len(number), (MOST_TILES,), generator=torch.Generator().manual_seed(0))
+    run = torch.searchsorted(ends, number, right=True)
+    column = stop[run] - (ends[run] - number)
+    inside = torch.arange(found.block, device="cpu")
+    dst = row[run].view(-1, 1, 1) * found.block + inside.view(1, -1, 1)
+    src = column.view(-1, 1, 1) * found.block + inside
+    zero = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
+    ends_of_tiles = dst.clamp(max=graph.num_dst - 1), src.clamp(max=graph.num_src - 1)
+    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, *ends_of_tiles)
+    return edge & (dst < graph.num_dst) & (src < graph.num_src)

@@ -1,0 +1,64 @@
+"""A graph as a list of edges receiver by receiver, with its transpose: what the kernels over edges read.
+
+Positions are int32, which halves what the kernels read; a graph of 2^31 edges or more must be refused before it comes here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.graph import TokenGraph, kept
+
+__all__ = ["edges_of", "order_of", "sorted_edges"]
+
+
+def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
+    """The edges of a plain graph on a device, by receiver, then sender; worked out once.
+
+    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
+    >>> found = edges_of(graph, torch.device("cpu"))
+    >>> found.ptr.tolist(), found.src.tolist()
+    ([0, 1, 3, 3], [0, 1, 2])
+    """
+    tensors = kept(_lowered, graph, device)
+    return Edges(*tensors[:-1])
+
+
+def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
+    """Where each edge of :func:`edges_of` stands in ``graph.edge_index``.
+
+    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
+    >>> order_of(graph, torch.device("cpu")).tolist()
+    [1, 2, 0]
+    """
+    order: Tensor = kept(_lowered, graph, device)[-1]
+    return order
+
+
+def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:
+    """The edges ``src -> dst`` by receiver, then sender; and where each stood before."""
+    key = dst.long() * num_src + src
+    order = torch.arange(len(key), device=key.device) if _increasing(key) else key.sort().indices
+    src, dst = src[order].int(), dst[order].int()
+    out_position = src.sort(stable=True).indices
+    ptr, out_ptr = _pointers(dst, num_dst), _pointers(src, num_src)
+    return Edges(ptr, src, dst, out_ptr, dst[out_position], out_position.int()), order
+
+
+def _increasing(key: Tensor) -> bool:
+    return bool((key[1:] > key[:-1]).all())
+
+
+def _pointers(index: Tensor, count: int) -> Tensor:
+    """Where the entries of each of ``count`` rows begin, and where the last ends."""
+    ends = torch.bincount(index, minlength=count).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]).int()
+
+
+def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    """The tensors of the edges, and their order."""
+    src, dst = graph.edges_on(device)
+    found, order = sorted_edges(src, dst, graph.num_src, graph.num_dst)
+    return found.ptr, found.src, found.dst, found.out_ptr, found.out_dst, found.out_position, order

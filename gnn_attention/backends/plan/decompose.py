@@ -1,0 +1,272 @@
+"""A graph divided into disjoint parts that different kernels do best: boxes that are nearly full, known shapes, the rest.
+
+A part is a graph over a range of receivers and a range of senders. First the few tokens that many hear, or that hear many
+(sinks, prefixes, global tokens), become boxes of their own; what remains is cut down to the tokens that it concerns, and is often
+a plain window, causal or packed again. A union ``a | b`` is taken term by term, each without the edges of those before it. A list
+of edges is divided into well filled tiles and the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.backends.plan.tile_density import divided, left_over
+from gnn_attention.graph import TokenGraph, kept, rules
+from gnn_attention.graph.kernel_formats import Varlen, to_varlen
+from gnn_attention.graph.rules import Rule
+
+__all__ = ["WHOLE", "Part", "packing", "parts", "positions"]
+
+BLOCK = 64  # tokens on the side of a tile of a list of edges
+LEAST_FILL = {"list": 0.25, "rule": 1 / 32}  # of a tile that is not left to a list of edges; corners of windows are no strays
+LEAST_SHARE = 1 / 64  # of the edges: what must be on either side, for two kernels to be better than one
+MOST_PARTS = 8
+MOST_HUBS = 4  # ranges of tokens, on either side
+HUB = 2  # times the usual degree
+MOST_EDGES = 2**28  # that are listed to be set apart
+
+WHOLE = "the whole graph"
+
+Range = tuple[int, int]
+
+
+class Part(NamedTuple):
+    """Some edges of a graph: those of ``graph``, whose tokens are the receivers ``dst`` and the senders ``src`` of the whole."""
+
+    graph: TokenGraph
+    dst: Range
+    src: Range
+    what: str
+
+    @property
+    def is_box(self) -> bool:
+        """True if so many of its pairs are edges that visiting all of them is cheapest."""
+        return 2 * self.graph.num_edges >= self.graph.num_dst * self.graph.num_src
+
+
+def parts(graph: TokenGraph) -> tuple[Part, ...]:
+    """Disjoint parts whose union is the graph, none of them empty; worked out once. For a graph that is the same for all heads.
+
+    >>> from gnn_attention import patterns
+    >>> for part in parts(patterns.window(1000, 50) | patterns.sinks(1000, 4)):
+    ...     print(part.dst, part.src, part.what, part.graph.num_edges)
+    (0, 1000) (0, 4) senders that many hear 3994
+    (4, 1000) (4, 1000) the rest 48575
+    """
+    numbers = kept(_keep, graph)  # with the graphs where a compiled program reads them
+    if [what for _, _, what in numbers] == [WHOLE]:
+        return (Part(graph, *numbers[0]),)
+    return tuple(Part(part, *number) for part, number in zip(graph._parts[0], numbers, strict=True))
+
+
+def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
+    """Where the edges of a part stand in ``whole.edge_index``."""
+    found: Tensor = kept(_positions, whole, part.graph, part.dst[0], part.src[0], device)
+    return found
+
+
+def packing(graph: TokenGraph) -> Varlen | None:
+    """The graph as packed documents with one window, as variable-length kernels hold them, or None; worked out once."""
+    found: Varlen | None = kept(_packing, graph)
+    return found
+
+
+def _keep(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
+    """A part that is the whole is not kept with it: a graph that held itself would stay in memory with all that it keeps."""
+    found = _divided(graph)
+    graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
+    return tuple((part.dst, part.src, part.what) for part in found)
+
+
+def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: torch.device) -> Tensor:
+    return whole.positions_of(part.edge_index + torch.tensor([[src], [dst]], device="cpu")).to(device)
+
+
+def _packing(graph: TokenGraph) -> Varlen | None:
+    if graph._listed is not None or graph.num_dst != graph.num_src or not graph.num_dst or graph.has_deaf_rows:
+        return None
+    try:
+        return to_varlen(graph)
+    except ValueError:
+        return None
+
+
+def _divided(graph: TokenGraph) -> list[Part]:
+    whole = Part(graph, (0, graph.num_dst), (0, graph.num_src), WHOLE)
+    if not graph.num_dst or not graph.num_src or not graph.num_edges:
+        return []
+    if _has_kernel(graph):
+        return [whole]
+    boxes, rest = _boxes(whole)
+    terms = [] if rest is None else _terms_apart(rest)
+    found = [*boxes, *terms]
+    return found if len(found) > 1 else [whole]
+
+
+def _has_kernel(graph: TokenGraph) -> bool:
+    """True for what one kernel does as well as can be."""
+    return graph.is_full() or graph.is_causal() or packing(graph) is not None
+
+
+# -- ranges of tokens -------------------------------------------------------------------------------------------------
+
+
+def _cut(part: Part, dst: Range, src: Range, what: str) -> Part:
+    """The edges of a part among some of its receivers and senders, numbered as in the part."""
+    graph = part.graph
+    if (dst, src) != ((0, graph.num_dst), (0, graph.num_src)):
+        graph = replace(graph.rows(*dst).T.rows(*src).T, name=part.graph.name)
+    return Part(graph, (part.dst[0] + dst[0], part.dst[0] + dst[1]), (part.src[0] + src[0], part.src[0] + src[1]), what)
+
+
+def _trimmed(part: Part) -> Part | None:
+    """Without the tokens at both ends that it does not concern; None if it has no edges."""
+    ranges = []
+    for degree in (part.graph.in_degree(), part.graph.T.in_degree()):
+        busy = degree.nonzero()
+        if not len(busy):
+            return None
+        ranges.append((int(busy[0]), int(busy[-1]) + 1))
+    return _cut(part, ranges[0], ranges[1], part.what)
+
+
+def _without(part: Part, dst: Range, src: Range) -> Part:
+    """The edges of a part outside of a box."""
+    inside = TokenGraph.from_rule(partial(_in_box, dst, src), part.graph.num_dst, part.graph.num_src)
+    rest = part.graph - replace(inside, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
+    return part._replace(graph=replace(rest, name=part.graph.name))
+
+
+def _in_box(rows: Range, columns: Range, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst >= rows[0]) & (dst < rows[1]) & (src >= columns[0]) & (src < columns[1])
+
+
+# -- tokens that many hear --------------------------------------------------------------------------------------------
+
+
+def _boxes(whole: Part) -> tuple[list[Part], Part | None]:
+    """Boxes around senders that many hear, then around receivers that hear many; and what is left."""
+    found: list[Part] = []
+    rest: Part | None = whole
+    for what in ("senders that many hear", "receivers that hear many"):
+        if rest is not None and not _has_kernel(rest.graph):
+            new, rest = _boxes_of(rest, what)
+            found += new
+    return found, rest
+
+
+def _boxes_of(part: Part, what: str) -> tuple[list[Part], Part | None]:
+    """Boxes around such senders, or receivers, and what is left."""
+    graph, found, rest = part.graph, [], part
+    senders = what.startswith("senders")
+    for hub in _hubs(graph.T if senders else graph):
+        ranges = ((0, graph.num_dst), hub) if senders else (hub, (0, graph.num_src))
+        box = _trimmed(_cut(rest, *ranges, what))
+        if box is not None and box.is_box:
+            found.append(box)
+            rest = _without(rest, *ranges)
+    return found, _trimmed(rest._replace(what="the rest")) if found else part
+
+
+def _hubs(graph: TokenGraph) -> list[Range]:
+    """The few short ranges of receivers that hear far more than is usual, or neighbours that hear everyone."""
+    degree = graph.in_degree()
+    many = (degree > HUB * degree[degree > 0].median()) | (_with_neighbour(degree == graph.num_src))
+    values, lengths = torch.unique_consecutive(many, return_counts=True)
+    if int(values.sum()) > MOST_HUBS:
+        return []
+    ends = lengths.cumsum(0)
+    ranges = torch.stack([ends - lengths, ends], 1)[values].tolist()
+    return [(start, stop) for start, stop in ranges if 8 * (stop - start) <= graph.num_dst]
+
+
+def _with_neighbour(chosen: Bool[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:
+    """Those of which the next or the last is chosen too: the last row of a causal graph is no hub."""
+    both = chosen[1:] & chosen[:-1]
+    return torch.cat([both, both[:0].new_zeros(1)]) | torch.cat([both[:0].new_zeros(1), both])
+
+
+# -- unions -----------------------------------------------------------------------------------------------------------
+
+
+def _terms_apart(part: Part) -> list[Part]:
+    """The terms of a union, those first that a kernel does whole, each without the edges of the others before it."""
+    if part.graph._listed is not None or _has_kernel(part.graph):
+        return _by_fill(part)
+    terms = _terms(part.graph.rule)
+    if len(terms) == 1:
+        return _by_fill(part)
+    graphs = sorted((_of_term(part.graph, term) for term in terms), key=lambda graph: not _may_be_whole(part, graph))
+    found: list[Part] = []
+    heard: TokenGraph | None = None
+    for graph in graphs[: MOST_PARTS - 1] + _joined(graphs[MOST_PARTS - 1 :]):
+        new = _trimmed(part._replace(graph=graph if heard is None else graph - heard, what=graph.name))
+        heard = graph if heard is None else heard | graph
+        found += [] if new is None else _by_fill(new)
+    return found
+
+
+def _may_be_whole(part: Part, graph: TokenGraph) -> bool:
+    trimmed = _trimmed(part._replace(graph=graph))
+    return trimmed is not None and trimmed.graph._listed is None and _has_kernel(trimmed.graph)
+
+
+def _terms(rule: Rule) -> list[Rule]:
+    """What a rule is the union of: ``|`` itself, and all that distributes over it."""
+    if not isinstance(rule, partial):
+        return [rule]
+    if rule.func is rules.or_:
+        return [*_terms(rule.args[0]), *_terms(rule.args[1])]
+    if rule.func is rules.and_:
+        return [partial(rule.func, a, b) for a in _terms(rule.args[0]) for b in _terms(rule.args[1])]
+    if rule.func in (rules.minus, rules.shifted, rules.pinned, rules.transposed):
+        return [partial(rule.func, term, *rule.args[1:]) for term in _terms(rule.args[0])]
+    return [rule]
+
+
+def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
+    """The graph of one term; of a list of edges as a list."""
+    if isinstance(term, partial) and term.func is rules.is_listed:
+        keys, num_src = term.args[0][:-1], term.args[1]
+        listed = TokenGraph._of_distinct(torch.stack([keys % num_src, keys // num_src]), graph.num_dst, graph.num_src, "edges")
+        return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+    return replace(graph, rule=term, name=_name_of(term), _listed=None)
+
+
+def _name_of(term: Rule) -> str:
+    """The builder's own word, if it can be read off the function's name."""
+    while isinstance(term, partial):
+        inner = [part for part in term.args if callable(part) and not isinstance(part, Tensor)]
+        term = inner[0] if inner and term.func.__module__ == rules.__name__ else term.func
+    return str(getattr(term, "__name__", "rule")).strip("_")
+
+
+def _joined(graphs: list[TokenGraph]) -> list[TokenGraph]:
+    """All as one graph."""
+    together = graphs[:1]
+    for graph in graphs[1:]:
+        together = [together[0] | graph]
+    return together
+
+
+# -- by the fill of tiles ---------------------------------------------------------------------------------------------
+
+
+def _by_fill(part: Part) -> list[Part]:
+    """Well filled tiles apart from the edges of all others, where there are enough of both."""
+    if part.graph._listed is None and _has_kernel(part.graph):
+        return [part]
+    _, sparse = divided(part.graph, BLOCK, LEAST_FILL["rule" if part.graph._listed is None else "list"])
+    few, total = int(sparse.edges.sum()), part.graph.num_edges
+    if few > MOST_EDGES or not LEAST_SHARE * total <= few <= (1 - LEAST_SHARE) * total:
+        return [part]
+    rest = part.graph._of_distinct(left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name)
+    rest = replace(rest, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
+    filled = replace(part.graph - rest, name=part.graph.name)
+    halves = (part._replace(graph=filled, what="well filled tiles"), part._replace(graph=rest, what="edges between them"))
+    return [half for half in map(_trimmed, halves) if half is not None]

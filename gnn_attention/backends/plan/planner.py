@@ -1,0 +1,234 @@
+"""From a graph to a plan of pieces: what the backends ``tiles`` and ``mixed`` run, worked out once for each graph.
+
+A full or causal graph is one rectangle; packed documents are one causal (or full) rectangle each, those of one length together;
+any other graph is cut along its tiles, as high as is cheapest, or into well filled tiles and the edges of all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends.plan.csr import edges_of, sorted_edges
+from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
+from gnn_attention.backends.plan.plan import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed
+from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
+from gnn_attention.backends.plan.tile_masks import tile_boxes
+from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph.kernel_formats import to_varlen
+from gnn_attention.graph.regions.quadtree import CELLS, cover
+
+__all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan", "whole_rows_plan"]
+
+BLOCK = 64  # tokens on the side of a tile
+HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
+LONG = 512  # tokens of full tiles in a row that are worth a rectangle of their own, to be merged with the rest of the row
+LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
+
+
+def tiles_plan(graph: TokenGraph) -> Plan:
+    """All edges of a plain graph in rectangles."""
+    found: Plan = kept(_tiles_plan, graph)
+    return found
+
+
+def mixed_plan(graph: TokenGraph) -> Plan:
+    """The well filled tiles of a plain graph in rectangles, the edges of all others as a list."""
+    found: Plan = kept(_mixed_plan, graph)
+    return found
+
+
+def rows_plan(graph: TokenGraph) -> Plan:
+    """All edges of a plain graph as a list."""
+    return Plan((edges_of(graph, torch.device("cpu")),), complete=True)
+
+
+def whole_rows_plan(graph: TokenGraph) -> Plan:
+    """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits at once."""
+    found: Plan = kept(_whole_rows_plan, graph)
+    return found
+
+
+PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
+
+
+def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
+    """One of ``PLANS`` as tensors on a device and integers."""
+    found: Packed = kept(_packed_plan, graph, kind, device)
+    return found
+
+
+def mask_bytes(graph: TokenGraph) -> int:
+    """What the masks of :func:`tiles_plan` take at most while they are made.
+
+    Of a rule those count that must be visited pair by pair; the others repeat a few.
+    """
+    runs, _ = divided(graph, BLOCK, 0.0)
+    partial = runs.at(~runs.full)
+    if graph._listed is not None:
+        return len(partial.row) * BLOCK**2
+    pieces = cover(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
+    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
+
+
+def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
+    tensors, numbers = packed(PLANS[kind](graph))
+    return [x.to(device) for x in tensors], numbers
+
+
+def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
+    held = sum(piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles) and piece.fresh)
+    return Plan(tuple(pieces), complete=held == graph.num_dst or any(isinstance(p, Edges) and p.fresh for p in pieces))
+
+
+def _tiles_plan(graph: TokenGraph) -> Plan:
+    if not graph.num_dst or not graph.num_src:
+        return Plan((), complete=False)
+    if graph.is_full() or graph.is_causal():
+        whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
+        return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
+    documents = kept(_documents, graph)
+    if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
+        return _plan([_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph)
+    apart, beside, alone = _long_runs(_cheapest(graph)[0])
+    pieces = [*rectangles(graph, alone), *rectangles(graph, apart)]
+    return _plan([*pieces, *(replace(piece, fresh=False) for piece in rectangles(graph, beside))], graph)
+
+
+def _whole_rows_plan(graph: TokenGraph) -> Plan:
+    """As :func:`tiles_plan`, with all in-edges of a receiver in one rectangle."""
+    if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
+        return tiles_plan(graph)
+    return _plan(list(rectangles(graph, _cheapest(graph)[0])), graph)
+
+
+def _long_runs(runs: Runs) -> tuple[Runs, Runs, Runs]:
+    """Long full runs beside partial tiles, what else their rows hold, and all other rows.
+
+    So no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens together.
+    """
+    long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & torch.isin(runs.row, runs.row[~runs.full])
+    theirs = torch.isin(runs.row, runs.row[long])
+    return runs.at(long), runs.at(theirs & ~long), runs.at(~theirs)
+
+
+def _mixed_plan(graph: TokenGraph) -> Plan:
+    if not graph.num_dst or not graph.num_src:
+        return Plan((), complete=False)
+    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
+    apart, beside, alone = _long_runs(dense)
+    pieces: list[Piece] = [*rectangles(graph, alone), *rectangles(graph, apart)]
+    pieces += [replace(piece, fresh=False) for piece in rectangles(graph, beside)]
+    rest = left_over(graph, sparse)
+    if rest.shape[1]:
+        listed, _ = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
+        pieces.append(replace(listed, fresh=not pieces))
+    return _plan(pieces, graph)
+
+
+# -- packed documents -------------------------------------------------------------------------------------------------
+
+
+class Documents(NamedTuple):
+    """Packed documents: where each starts and how long it is, causal or full inside."""
+
+    start: Int[Tensor, " documents"]
+    length: Int[Tensor, " documents"]
+    causal: bool
+
+
+def _documents(graph: TokenGraph) -> Documents | None:
+    """None for another graph. A list of edges is not asked: its tiles are as good."""
+    if graph._listed is not None or graph.num_dst != graph.num_src or not _could_be_documents(graph.in_degree()):
+        return None
+    try:
+        found = to_varlen(graph)
+    except ValueError:
+        return None
+    if found.window not in ((-1, 0), (-1, -1)):
+        return None
+    bounds = found.cu_seqlens.long()
+    return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
+
+
+def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
+    """Whether degrees count 1, 2, 3, ... up to the end of each document, or are its length for all of its tokens."""
+    causal = (degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)
+    value, times = torch.unique_consecutive(degree, return_counts=True)
+    return bool(causal.all()) or (bool((value > 0).all()) and bool((times % value.clamp(min=1) == 0).all()))
+
+
+def _of_length(documents: Documents, size: int) -> Rectangles:
+    """The documents of one length, one rectangle each."""
+    start = documents.start[documents.length == size]
+    steps = start.diff()
+    groups: Strided | Gathered = Gathered(start.unsqueeze(1) + torch.arange(size, device="cpu"))
+    if len(start) == 1 or bool((steps == steps[0]).all()):
+        groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
+    return Rectangles(groups, groups, causal=documents.causal and size > 1)
+
+
+# -- what it would cost, before a plan is made ------------------------------------------------------------------------
+
+
+def tiles_work(graph: TokenGraph) -> Work:
+    """What one head visits in :func:`tiles_plan`, about."""
+    if not graph.num_dst or not graph.num_src:
+        return Work()
+    if graph.is_full() or graph.is_causal():
+        pairs = graph.num_dst * graph.num_src
+        return Work(calls=1, rectangles=1, plain_pairs=pairs if graph.is_full() else pairs // 2)
+    documents = kept(_documents, graph)
+    by_tiles = runs_work(graph)
+    return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
+
+
+def mixed_work(graph: TokenGraph) -> Work:
+    """What one head visits in :func:`mixed_plan`, about."""
+    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
+    rows, cells = len(torch.unique(dense.row)), cells_at(dense, 1)
+    edges = int(sparse.edges.sum())
+    listed = Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work()
+    return Work(number_of_rectangles(graph, dense), rows, cells, weighted_cells=float(cells)) + listed
+
+
+def rows_work(graph: TokenGraph) -> Work:
+    """What one head visits in :func:`rows_plan`."""
+    return Work(calls=4, edges=graph.num_edges, nodes=graph.num_dst)
+
+
+WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
+
+
+def runs_work(graph: TokenGraph) -> Work:
+    """By tiles, at the cheapest height."""
+    runs, times, cells = _cheapest(graph)
+    rows, calls = len(torch.unique(runs.row)), number_of_rectangles(graph, runs)
+    return Work(calls, rows, cells, weighted_cells=cells * HEIGHTS[times])
+
+
+def documents_work(documents: Documents) -> Work:
+    """By documents. The kernel takes receivers 32 at a time, and of a long causal document half of the pairs."""
+    high = -(-documents.length // 32) * 32
+    cells = (high * documents.length).double()
+    if documents.causal:
+        cells *= torch.where(documents.length >= 512, 0.6, 1.0)
+    weight = torch.where(documents.length >= 512, HEIGHTS[8], 1.0)
+    calls = len(torch.unique(documents.length))
+    return Work(calls, len(documents.length), int(cells.sum()), float((cells * weight).sum()))
+
+
+def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:
+    """The runs of tiles of the height that is cheapest, that height in tiles, and the pairs that they visit."""
+    runs, _ = divided(graph, BLOCK, 0.0)
+    cells = {times: cells_at(runs, times) for times in HEIGHTS}
+    times = min(HEIGHTS, key=lambda times: cells[times] * HEIGHTS[times])
+    return (runs if times == 1 else divided(graph, BLOCK * times, 0.0)[0]), times, cells[times]
+
+
+def _seconds(work: Work) -> float:
+    return costs().seconds(work, heads=8)

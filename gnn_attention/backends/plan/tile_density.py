@@ -1,0 +1,85 @@
+"""A graph divided into tiles that are well filled, for dense kernels, and the edges of all others, for sparse ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.backends.plan.tile_masks import edges_in_tiles, tile_boxes
+from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph.regions import counting
+from gnn_attention.graph.regions.quadtree import ragged
+from gnn_attention.graph.tiling import tiles
+
+__all__ = ["Runs", "cells_at", "divided", "left_over"]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of tiles along the rows of tiles of a plain graph, sorted: the columns ``first .. stop - 1`` of ``row``.
+
+    A full run may be long; a partial tile stands alone, with the number of its ``edges``.
+    """
+
+    block: int
+    row: Int[Tensor, " runs"]
+    first: Int[Tensor, " runs"]
+    stop: Int[Tensor, " runs"]
+    full: Bool[Tensor, " runs"]
+    edges: Int[Tensor, " runs"]
+
+    def at(self, chosen: Tensor) -> Runs:
+        """The chosen ones."""
+        return Runs(self.block, *(part[chosen] for part in (self.row, self.first, self.stop, self.full, self.edges)))
+
+
+def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
+    """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
+    runs: Runs = kept(counted_runs, graph, block)
+    if not least:
+        nobody = torch.zeros_like(runs.full)
+        return runs, runs.at(nobody)
+    height, width = (n.clamp(max=block) for n in (graph.num_dst - runs.row * block, graph.num_src - runs.first * block))
+    dense = runs.full | (runs.edges >= least * height * width)
+    return runs.at(dense), runs.at(~dense)
+
+
+def counted_runs(graph: TokenGraph, block: int) -> Runs:
+    """All non-empty tiles as runs."""
+    found = tiles(graph, block)
+    run, number = ragged(torch.where(found.full, 1, found.stop - found.first))
+    first, full = found.first[run] + number, found.full[run]
+    row, stop = found.row[run], torch.where(full, found.stop[run], first + 1)
+    edges = torch.zeros_like(row)
+    edges[~full] = _edges_of_tiles(graph, block, row[~full], first[~full])
+    return Runs(block, row, first, stop, full, edges)
+
+
+def cells_at(runs: Runs, times: int) -> int:
+    """How many pairs rows of tiles would visit that are ``times`` as high, over all columns that one of their rows needs."""
+    if not len(runs.row):
+        return 0
+    row = runs.row // times
+    line = row * (int(runs.stop.max()) + 1)  # one after the other on a single axis
+    first, order = (runs.first + line).sort()
+    stop = (runs.stop + line)[order]
+    reached = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
+    return int((stop - torch.maximum(first, reached)).clamp(min=0).sum()) * times * runs.block**2
+
+
+def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
+    """The edges of partial tiles, by receiver, then sender."""
+    if graph._listed is None:
+        return counting.edges_in(graph.rule, tile_boxes(graph, sparse.block, sparse.row, sparse.first), graph.num_src)
+    _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
+    order = (dst * graph.num_src + src).argsort()
+    return torch.stack([src[order], dst[order]])
+
+
+def _edges_of_tiles(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Tensor:
+    if graph._listed is None:
+        return counting.edges_of_each(graph.rule, tile_boxes(graph, block, row, column), len(row))
+    tile, _ = edges_in_tiles(graph, block, row, column)
+    return torch.bincount(tile, minlength=len(row))

@@ -1,0 +1,122 @@
+"""What is inside the partial tiles of a graph: a table of distinct masks, and which of them each tile has.
+
+A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the sender or their
+difference alone, the rule is asked about one row or diagonal profile of it, and tiles are compared by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cells, cover, profile
+
+__all__ = ["classes", "edges_in_tiles", "masks_of_tiles", "packed_bits", "tile_boxes"]
+
+Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
+
+
+def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
+    """The pairs of the given tiles, each owned by its number in the list."""
+    number, nothing = torch.arange(len(row), device="cpu"), torch.zeros_like(row)
+    dst, src = row * block, column * block
+    height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
+    return Boxes(number, nothing, nothing, dst, src, height, width)
+
+
+def masks_of_tiles(
+    graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
+) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
+    """``(which, table)``: the mask of tile t is ``table[which[t]]``, False beyond the border of the graph."""
+    if graph._listed is not None:
+        found = [_listed_masks(graph, block, row, column)]
+    else:
+        boxes = tile_boxes(graph, block, row, column)
+        found = [part for piece in cover(graph.rule, boxes, leaf=block) for part in _piece_masks(graph, block, piece)]
+    which, tables, seen = torch.zeros_like(row), [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")], 0
+    for number, kind, table in found:
+        which[number] = kind + seen
+        tables.append(table)
+        seen += len(table)
+    return _each_once(which, torch.cat(tables)) if len(found) > 1 else (which, tables[-1])
+
+
+def edges_in_tiles(
+    graph: TokenGraph, block: int, row: Tensor, column: Tensor
+) -> tuple[Int[Tensor, " edges"], Int[Tensor, "2 edges"]]:
+    """The listed edges inside the given tiles (sorted by row, then column): the number of the tile of each, and its ends."""
+    across = max(-(-graph.num_src // block), 1)
+    wanted = row * across + column
+    src, dst = graph.edge_index
+    tile = dst // block * across + src // block
+    place = torch.searchsorted(wanted, tile).clamp(max=max(len(wanted) - 1, 0))
+    inside = wanted[place] == tile if len(wanted) else torch.zeros_like(tile, dtype=torch.bool)
+    return place[inside], torch.stack([src[inside], dst[inside]])
+
+
+def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " classes"]]:
+    """Which rows are equal: the class of each, and a row of every class."""
+    number = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
+    for word in rows.unbind(1):
+        _, value = torch.unique(word, return_inverse=True)
+        _, number = torch.unique(number * (len(rows) + 1) + value, return_inverse=True)
+    some = torch.zeros(int(number.max()) + 1 if len(rows) else 0, dtype=torch.int64, device="cpu")
+    return number, some.scatter_(0, number, torch.arange(len(rows), device="cpu"))
+
+
+def _each_once(which: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Without the masks that were found in several pieces of the graph."""
+    number, some = classes(packed_bits(table.flatten(1)))
+    return number[which], table[some]
+
+
+def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
+    """Bits packed 64 to a word, byte by byte: there may be many."""
+    padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
+    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(8, dtype=torch.uint8, device="cpu")
+    return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
+
+
+def _listed_masks(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Found:
+    tile, (src, dst) = edges_in_tiles(graph, block, row, column)
+    masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
+    masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
+    which, some = classes(packed_bits(masks.flatten(1)))
+    return torch.arange(len(row), device="cpu"), which, masks[some]
+
+
+def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]:
+    """Tiles of one kind, those of one size at a time."""
+    boxes = piece.boxes
+    size = boxes.height * (block + 1) + boxes.width
+    for one in torch.unique(size).tolist():
+        part = Piece(piece.kind, boxes.at(size == one))
+        if piece.kind == CELLS:
+            yield from (_of_cells(some, edge, block) for some, edge in cells(graph.rule, part.boxes))
+        else:
+            yield _of_profile(graph, part, block)
+
+
+def _of_cells(boxes: Boxes, edge: Bool[Tensor, "tiles height width"], block: int) -> Found:
+    which, some = classes(packed_bits(edge.flatten(1)))
+    return boxes.owner, which, _padded(edge[some], block)
+
+
+def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:
+    boxes = piece.boxes
+    height, width = int(boxes.height[0]), int(boxes.width[0])
+    if piece.kind == FULL:
+        return boxes.owner, torch.zeros_like(boxes.owner), _padded(torch.ones(1, height, width, dtype=torch.bool), block)
+    edge, _, _ = profile(graph.rule, piece)
+    edge = edge.view(len(boxes), -1)
+    which, some = classes(packed_bits(edge))
+    row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
+    place = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}.get(piece.kind, column + 0 * row)
+    return boxes.owner, which, _padded(edge[some][:, place], block)
+
+
+def _padded(masks: Tensor, block: int) -> Tensor:
+    return torch.nn.functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))

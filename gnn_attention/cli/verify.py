@@ -1,0 +1,123 @@
+"""The command ``gnn-attention verify``: some checks or all, and the record of them; or the figures of trust."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+
+import torch
+
+from gnn_attention import verify
+from gnn_attention._support import atomic_files
+from gnn_attention._support.progress import Progress
+from gnn_attention.backends import BACKENDS
+from gnn_attention.figures import _command as _figures_command
+from gnn_attention.verify.cases import GRAPHS
+from gnn_attention.verify.check import DTYPES
+from gnn_attention.verify.report import Report, Result
+
+__all__ = ["add_verify"]
+
+
+def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``gnn-attention verify``."""
+    command = added.add_parser("verify", help="check every form and backend against dense attention in float64")
+    command.add_argument("--all", action="store_true", help="every check (default: few, which cover every pair of values)")
+    command.add_argument("--only", metavar="LABEL", help="only checks whose label holds this text, as a failure prints it")
+    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
+    command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
+    command.add_argument(
+        "--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
+    command.add_argument(
+        "--jobs", type=int, metavar="N", help="processes that check at once (default: one for each processor, on a GPU 1)"
+    )
+    command.add_argument("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
+    command.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON, as it comes (without FILE: to stdout)"
+    )
+    command.add_argument("--resume", metavar="FILE", help="carry on the record in FILE: what it holds is not run again")
+    command.add_argument(
+        "--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands"
+    )
+    _figures_command.add_options(command)
+    command.set_defaults(run=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if args.case is not None or _figures_command.asked_for(args):
+        args.jobs = 1 if args.jobs is None else args.jobs
+        return _figures_command.run(args) if args.case is None else _figures_command.repeat(args.case)
+    if args.status:
+        print(verify.status())
+        return 0
+    place = args.json or args.resume
+    atomic_files.check_place("--json", place)
+    resumed = None if args.resume is None else _earlier(args.resume)
+    try:
+        report = _run(args, place, resumed)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_left(place)) from None
+    if place == "-":
+        print(report.to_json())
+    elif place is not None:
+        _write(place, report)
+    output = sys.stderr if place == "-" else sys.stdout
+    print(f"{report.table()}\n\n{report}" if args.all else report, file=output)
+    return 0 if report.ok else 1
+
+
+def _run(args: argparse.Namespace, place: str | None, resumed: Report | None) -> Report:
+    with Progress("verify", unit="checks") as progress:
+
+        def show(done: int, due: int, result: Result) -> None:
+            if progress.total is None:
+                progress.expect(due)
+            progress.advance(1, note=f"{result.group}, {result.dtype}")
+
+        return verify.run(
+            device=args.device,
+            dtypes=args.dtype,
+            backends=args.backend,
+            graphs=args.graph,
+            trained=not args.no_trained,
+            seed=args.seed,
+            progress=show,
+            jobs=_processors(args.device) if args.jobs is None else args.jobs,
+            budget=args.budget,
+            resumed=resumed,
+            keep=None if place in (None, "-") else functools.partial(_write, place),
+            selection="all" if args.all else "pairs",
+            only=args.only,
+        )
+
+
+def _processors(device: str | None) -> int:
+    """Processes of a CPU's checks; on a GPU, which they would share, one."""
+    if (device is None and torch.cuda.is_available()) or str(device).startswith("cuda"):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _left(place: str | None) -> str:
+    """What an interrupted run leaves, and how to go on."""
+    kept = place not in (None, "-")
+    return (
+        f"the checks so far are in {place}, --resume {place} carries on" if kept else "nothing was written (--json FILE would be)"
+    )
+
+
+def _write(place: str, report: Report) -> None:
+    atomic_files.write(place, report.to_json() + "\n")
+
+
+def _earlier(file: str) -> Report:
+    try:
+        return Report.from_file(file)
+    except ValueError as error:
+        raise ValueError(f"--resume {error}") from None

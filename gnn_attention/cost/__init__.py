@@ -1,0 +1,43 @@
+"""Exact counts of multiplications, numbers and bytes."""
+
+from gnn_attention.cost.forms import (
+    CONFIGS,
+    FORMS,
+    LATENT_FORMS,
+    FormCost,
+    GraphCost,
+    LatentSizes,
+    Macs,
+    ModelSizes,
+    Rates,
+    Sizes,
+    config,
+    graphs_of,
+    of_config,
+    of_form,
+    of_graph,
+    of_ranks,
+    of_sizes,
+    rates,
+)
+
+__all__ = [
+    "CONFIGS",
+    "FORMS",
+    "LATENT_FORMS",
+    "FormCost",
+    "GraphCost",
+    "LatentSizes",
+    "Macs",
+    "ModelSizes",
+    "Rates",
+    "Sizes",
+    "config",
+    "graphs_of",
+    "of_config",
+    "of_form",
+    "of_graph",
+    "of_ranks",
+    "of_sizes",
+    "rates",
+]

@@ -1,0 +1,273 @@
+"""What every picture is made of: figures, colours, axes, lines with a direction. ``draw`` uses it, and the plot of ``compare``.
+
+matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global setting is read
+for longer than the drawing or changed, and a figure that nobody holds is gone.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention._support.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["BLACK", "BLUE", "FAINT", "GREY", "LIGHT", "ORANGE", "RED"]
+
+# Okabe and Ito's colours, told apart by colour-blind eyes too, and greys; shape, width or place always says the same again.
+BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
+BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
+
+Point = tuple[float, float]
+Curve = list[Point]
+
+
+class Stroke(NamedTuple):
+    """A curve and how it looks."""
+
+    curve: Curve
+    width: float = 1.2
+    colour: str = BLUE
+    alpha: float = 0.9
+
+
+LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
+FEW = 32  # tokens up to which each has its own label and each edge its own arrow
+SMOOTHNESS = 24  # straight pieces of a curve
+AS_IT_IS: dict[str, Any] = {"parse_math": False, "usetex": False}  # a text of somebody's may hold a $ or a backslash
+
+
+def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
+    """A figure of so many inches and its axes; ``layout`` goes to ``Figure.subplots``. Notebooks show it by themselves."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pictures need matplotlib ({error}): pip install matplotlib") from None
+    made = Figure(figsize=(width, height), dpi=110, layout="compressed")
+    FigureCanvasAgg(made)
+    made._repr_png_ = partial(_png, made)  # type: ignore[attr-defined]
+    return made, made.subplots(**layout)
+
+
+def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
+    """The given axes and their figure, or new ones."""
+    if ax is None:
+        return figure(width, height)
+    made: Any = ax.figure.figure
+    return made, ax
+
+
+def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
+    """The name of the graph, broken into lines where it is long, over a line of facts."""
+    lines = textwrap.wrap(printable(name), width)
+    if len(lines) > 3:
+        lines = [*lines[:3], "..."]
+    text = "\n".join([*lines, printable(facts)] if facts else lines)
+    ax.set_title(text, fontsize=10, loc="left", color=BLACK, **AS_IT_IS)
+
+
+def headline(made: Figure, name: str) -> None:
+    """The name of the graph above several axes."""
+    made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
+
+
+def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure:
+    """The figure with a legend below and everything in its place; untouched where the axes are part of the caller's own."""
+    if ax is not None:
+        return made
+    if handles:
+        legend(made, handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    made.draw_without_rendering()  # the layout of axes with a fixed shape settles in the second of two passes, this is the first
+    return made
+
+
+def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
+    """The legend of a figure or of axes, every label as it is: matplotlib leaves out those that begin with ``_``."""
+    labels = [printable(str(handle.get_label())) for handle in handles]
+    made = owner.legend(handles=list(handles), labels=["label"] * len(labels), **layout)
+    for text, label in zip(made.get_texts(), labels, strict=True):
+        text.set(text=label, **AS_IT_IS)
+
+
+def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0, inches: float | None = None) -> None:
+    """A tick for each token with its name where there is room, else every second, fourth, eighth, ... token."""
+    axis = getattr(ax, f"{which}axis")
+    inches = (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi if inches is None else inches
+    step = 1
+    while count > FEW * step or inches < 0.15 * count / step:
+        step *= 2
+    step = max(step, _step(count)) if step > 1 else 1
+    shown = [str(offset + token) if names is None else names[token] for token in range(0, count, step)]
+    axis.set_ticks(range(0, count, step), shown, fontsize=9 if len(shown) <= 16 else 7, **AS_IT_IS)
+    axis.set_tick_params(length=0 if step == 1 else 3)
+    if which == "x" and max(map(len, shown), default=0) > 4:
+        for label in axis.get_ticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
+
+
+def _step(count: int) -> int:
+    """The power of two that gives about eight ticks."""
+    return 1 << max(0, (-(-count // 8) - 1).bit_length())
+
+
+def mask_height(rows: int, columns: int) -> float:
+    """Inches of a picture 6 inches wide: a mask with few rows is a flat picture."""
+    return 1.2 + 5.2 * min(1.0, max(1 / LONGEST_SIDE, rows / max(columns, 1))) if rows else 6.4
+
+
+def cells_room(ax: Axes, rows: int, columns: int) -> Point:
+    """Inches that a mask fills in its axes, across and down."""
+    across, down = (side / ax.figure.figure.dpi for side in (ax.bbox.width, ax.bbox.height))
+    if not _has_squares(rows, columns):
+        return across, down
+    cell = min(across / max(columns, 1), down / max(rows, 1))
+    return cell * columns, cell * rows
+
+
+def _has_squares(rows: int, columns: int) -> bool:
+    return max(rows, columns) <= LONGEST_SIDE * min(rows, columns)
+
+
+def cells(ax: Axes, mask: Bool[Tensor, "dst src"]) -> None:
+    """A dark cell for each True; thin gaps between the cells where there are few."""
+    from matplotlib.colors import ListedColormap
+
+    look: dict[str, Any] = {"interpolation": "nearest"} if max(mask.shape) <= 256 else {"interpolation_stage": "rgba"}
+    if mask.numel() == 0:
+        return
+    look["aspect"] = "equal" if _has_squares(*mask.shape) else "auto"
+    ax.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, **look)
+    ax.spines[:].set_visible(False)  # they would hide a sink, a column of one token, at the border
+    if max(mask.shape) <= FEW:
+        for axis, count in ((ax.xaxis, mask.shape[1]), (ax.yaxis, mask.shape[0])):
+            axis.set_ticks([place + 0.5 for place in range(count - 1)], minor=True)
+        across, down = cells_room(ax, *mask.shape)
+        points = 72 * min(across / mask.shape[1], down / mask.shape[0])
+        ax.grid(which="minor", color="white", linewidth=min(2.0, 0.1 * points))
+        ax.tick_params(which="minor", length=0)
+
+
+def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str, mean: float) -> None:
+    """A bar for each of a few tokens, a filled curve for many, and their mean as a broken line."""
+    from matplotlib.ticker import MaxNLocator
+
+    places = range(offset, offset + len(numbers))
+    if len(numbers) <= 2 * FEW:
+        ax.bar(places, numbers, color=colour, width=0.8)
+    else:
+        ax.fill_between(places, numbers, color=colour, step="mid", linewidth=0)
+    ax.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    open_box(ax)
+    ax.set_ylim(0, 1.08 * max([*numbers, 1]))
+    ax.margins(x=0.01)
+
+
+def spread(numbers: Sequence[int]) -> str:
+    """The least, the mean and the most of some numbers, in words."""
+    if not numbers:
+        return "no tokens"
+    return f"{min(numbers)} to {max(numbers)}, mean {sum(numbers) / len(numbers):.4g} (broken line)"
+
+
+def curves(ax: Axes, counts: Sequence[Sequence[int]], token: int) -> None:
+    """Counts of all tokens after each layer: those of one token, their mean, and the range of all."""
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
+    number, n = range(len(counts)), len(counts[0])
+    few: dict[str, Any] = {"markersize": 5} if len(counts) <= FEW else {"markersize": 0}
+    ax.fill_between(number, list(map(min, counts)), list(map(max, counts)), color=LIGHT, label="all tokens: range")
+    ax.plot(number, [sum(row) / n for row in counts], "s--", color=ORANGE, label="all tokens: mean", **few)
+    ax.plot(number, [row[token] for row in counts], "o-", color=BLUE, label=f"token {token}", **few)
+    ax.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.yaxis.set_major_locator(MultipleLocator(_step(n)))
+    open_box(ax)
+    ax.set_ylim(0, 1.06 * n)
+
+
+def open_box(ax: Axes) -> None:
+    """The left and the lower side of the box alone, over a faint grid."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color=LIGHT, linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
+# -- lines with a direction -------------------------------------------------------------------------------------------
+
+
+def bezier(points: Sequence[Point], steps: int = SMOOTHNESS) -> Curve:
+    """The curve of two ends and the control points between them, as a line of ``steps + 1`` points."""
+    curve = []
+    for step in range(steps + 1):
+        corners, t = list(points), step / steps
+        while len(corners) > 1:  # de Casteljau
+            corners = [(a + t * (c - a), b + t * (d - b)) for (a, b), (c, d) in pairwise(corners)]
+        curve.append(corners[0])
+    return curve
+
+
+def trimmed(start: Point, end: Point, by: float) -> Point:
+    """The point ``by`` away from ``start``, on the way to ``end``."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    share = by / max((dx * dx + dy * dy) ** 0.5, by)
+    return start[0] + share * dx, start[1] + share * dy
+
+
+def arrows(ax: Axes, strokes: Sequence[Stroke]) -> None:
+    """Each stroke with a head at its end."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
+
+    for curve, width, colour, alpha in strokes:
+        look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, "joinstyle": "miter"}
+        ax.add_patch(FancyArrowPatch(path=Path(curve), arrowstyle="-|>", mutation_scale=6 + 3 * width, fill=True, **look))
+
+
+def tapered(ax: Axes, strokes: Sequence[Stroke]) -> None:
+    """Each stroke thin at its sender and thick at its receiver: a direction without a head."""
+    from matplotlib.collections import LineCollection
+
+    for quarter, scale in enumerate((0.3, 0.6, 1.0, 1.6)):
+        length = [len(stroke.curve) - 1 for stroke in strokes]
+        parts = [s.curve[n * quarter // 4 : n * (quarter + 1) // 4 + 1] for s, n in zip(strokes, length, strict=True)]
+        look: dict[str, Any] = {"colors": [s.colour for s in strokes], "alpha": [s.alpha for s in strokes]}
+        ax.add_collection(LineCollection(parts, linewidths=[scale * s.width for s in strokes], capstyle="butt", **look))
+
+
+def cell(colour: str, text: str) -> Any:
+    """An entry of a legend: a cell of a mask."""
+    return handle("s", text, color=colour, markersize=9, markeredgecolor=GREY)
+
+
+def shared(names: Sequence[str]) -> str:
+    """What the graphs of some layers are called: one name if it is the same for all."""
+    if len(set(names)) == 1:
+        return names[0]
+    return ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
+
+
+def handle(kind: str, text: str, **look: Any) -> Any:
+    """An entry of a legend: a ``"line"``, or the letter of a marker."""
+    from matplotlib.lines import Line2D
+
+    if kind == "line":
+        return Line2D([], [], label=text, **look)
+    return Line2D([], [], linestyle="none", marker=kind, label=text, **look)
+
+
+def _png(made: Figure) -> bytes:
+    """The figure as a notebook shows it."""
+    stream = io.BytesIO()
+    made.savefig(stream, format="png")
+    return stream.getvalue()

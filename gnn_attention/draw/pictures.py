@@ -1,0 +1,319 @@
+"""Pictures of graphs. Each function returns a matplotlib ``Figure``: a notebook shows it, ``figure.savefig("g.svg")`` keeps it.
+
+In every picture ``src`` is the sender and ``dst`` the receiver; masks have receivers in rows and senders in columns. With
+``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib, which is imported when something is drawn.
+
+>>> from gnn_attention import patterns
+>>> axes = mask(patterns.window(8, 3)).axes[0]
+>>> axes.get_xlabel(), axes.get_ylabel()
+('src (sender)', 'dst (receiver)')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gnn_attention import analyse
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.text import printable
+from gnn_attention.draw import _axes, _node_layouts
+from gnn_attention.draw._axes import BLUE, LIGHT, ORANGE
+from gnn_attention.draw._node_layouts import Drawn
+from gnn_attention.graph import TokenGraph
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["arcs", "degrees", "graph", "hops", "layers", "mask", "side_by_side"]
+
+LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
+LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
+MOST_HEADS = 16
+MOST_LAYERS = 64
+
+Labels = Sequence[str]
+
+
+def mask(
+    graph: TokenGraph,
+    ax: Axes | None = None,
+    labels: Labels | None = None,
+    src_labels: Labels | None = None,
+    title: str | None = None,
+) -> Figure:
+    """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
+
+    A graph that differs by head is drawn as one small mask for each (up to 16). ``labels`` name the receivers, and the
+    senders too where there are as many. ValueError above 4096 tokens a side, and for a graph that differs by sample.
+    """
+    if isinstance(graph, TokenGraph) and graph.heads is not None and graph.batch is None and ax is None:
+        return _each_head(graph, title)
+    _check("mask", graph, LARGEST_MASK)
+    names, src_names = _names(graph, labels, src_labels)
+    made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src))
+    _axes.cells(axes, graph.mask())
+    width, height = _axes.cells_room(axes, graph.num_dst, graph.num_src)
+    _axes.ticks(axes, "x", src_names, graph.num_src, graph.src_offset, width)
+    _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset, height)
+    axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
+    _axes.title(axes, graph.name if title is None else title, _facts(graph))
+    return _axes.finish(made, ax, [_axes.cell(BLUE, "edge: dst hears src"), _axes.cell(LIGHT, "no edge")])
+
+
+def graph(
+    graph: TokenGraph,
+    ax: Axes | None = None,
+    labels: Labels | None = None,
+    src_labels: Labels | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Nodes and links: tokens on a circle, clockwise from the top; two columns where senders are not the receivers.
+
+    An edge runs from src to dst: as an arrow where there are few, else as a line that is thin at its sender and thick at its
+    receiver. Of more than 4000 edges a random sample is drawn, and the title says so. ValueError above 1024 tokens a side.
+    """
+    _check("graph", graph, LARGEST_LINES)
+    names, src_names = _names(graph, labels, src_labels)
+    made, axes = _axes.of(ax, 6.0, 6.4)
+    drawn = Drawn.of(graph)
+    if _is_square(graph):
+        _node_layouts.circle(axes, drawn, names)
+    else:
+        _node_layouts.columns(axes, drawn, names, src_names)
+    _axes.title(axes, graph.name if title is None else title, _facts(graph, drawn))
+    return _axes.finish(made, ax, _node_layouts.handles(drawn))
+
+
+_graph = graph  # where a parameter has the same name
+
+
+def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: Labels | None = None) -> Figure:
+    """The mask beside the nodes and links: two readings of one graph. Refuses what these two refuse."""
+    _check("side_by_side", graph, LARGEST_LINES)
+    made, (left, right) = _axes.figure(11.5, 6.2, ncols=2)
+    mask(graph, left, labels, src_labels)
+    if not _is_square(graph):
+        left.set_aspect("auto")  # as high as the columns beside it
+    _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
+    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst hears src"), *_node_layouts.handles(Drawn.of(graph))])
+
+
+def arcs(
+    graph: TokenGraph,
+    ax: Axes | None = None,
+    labels: Labels | None = None,
+    weights: Tensor | None = None,
+    lit: Collection[tuple[int, int]] = (),
+    title: str | None = None,
+) -> Figure:
+    """Tokens on a line: an edge to the right (``src < dst``) is an arc above it, one to the left an arc below it.
+
+    ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``: edges
+    ``(src, dst)`` to stand out in red, the others grey. ValueError above 1024 tokens, and unless the graph is square.
+    """
+    _check("arcs", graph, LARGEST_LINES, square=True)
+    names, _ = _names(graph, labels, None)
+    drawn = Drawn.of(graph, _edge_weights(graph, weights), {(int(src), int(dst)) for src, dst in lit})
+    made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if all(src <= dst for src, dst in drawn.edges) else 4.4)
+    _node_layouts.line(axes, drawn, names)
+    _axes.title(axes, graph.name if title is None else title, _facts(graph, drawn), 100)
+    return _axes.finish(made, ax, [*_node_layouts.handles(drawn), *_node_layouts.weight_handles(drawn)])
+
+
+def layers(
+    graphs: TokenGraph | Sequence[TokenGraph],
+    layers: int,
+    token: int | None = None,
+    ax: Axes | None = None,
+    labels: Labels | None = None,
+    residual: bool = True,
+    title: str | None = None,
+) -> Figure:
+    """A network unrolled, a row of tokens for each layer: lit is all that reaches ``token`` (default: the last) at the top.
+
+    ``graphs``: one graph for all layers, or one for each, layer 1 first; they are used in turn if there are more layers.
+    ``residual``: a token's own state is carried along. The numbers on the right count the lit tokens of each row.
+    ValueError above 1024 tokens and 64 layers, IndexError for a token that is not there.
+    """
+    stack = _stack("layers", graphs, layers)
+    names, _ = _names(stack[0], labels, None)
+    last = _token(stack[0], token)
+    reached = _reached(stack, last, residual)
+    made, axes = _axes.of(ax, 9.0, 1.9 + 0.85 * min(len(stack), 8))
+    for level, each in enumerate(stack):
+        _node_layouts.between(axes, Drawn.of(each), level, reached[level], reached[level + 1], residual)
+    _node_layouts.rows(axes, reached, last, names)
+    shown = _axes.shared([each.name for each in stack]) if title is None else title
+    what = f"lit: whom token {names[last] if names else last} has heard of after {len(stack)} layers"
+    _axes.title(axes, shown, what, 90)
+    return _axes.finish(
+        made, ax, _node_layouts.layer_handles(residual and not all(all(_node_layouts.hear_themselves(each)) for each in stack))
+    )
+
+
+def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
+    """How many senders each receiver hears (in-degree), over how many receivers hear each sender (out-degree)."""
+    _check("degrees", graph, LARGEST_MASK)
+    made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
+    for axes, degree, offset, colour, words in (
+        (top, graph.in_degree(), graph.dst_offset, BLUE, ("in-degree", "dst (receiver)", "senders it hears")),
+        (bottom, graph.T.in_degree(), graph.src_offset, ORANGE, ("out-degree", "src (sender)", "receivers that hear it")),
+    ):
+        mean = degree.double().mean().item() if len(degree) else 0.0
+        _axes.heights(axes, degree.tolist(), offset, colour, mean)
+        axes.set(xlabel=words[1], ylabel=words[2])
+        _axes.title(axes, f"{words[0]}: {_axes.spread(degree.tolist())}")
+    _axes.headline(made, graph.name if title is None else title)
+    return _axes.finish(made, None)
+
+
+def hops(
+    graphs: TokenGraph | Sequence[TokenGraph],
+    layers: int | None = None,
+    token: int | None = None,
+    residual: bool = True,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """How many tokens have been heard of after each layer: by ``token`` (default: the last), and by all tokens on average.
+
+    ``layers=None``: until nothing changes any more, at most 64. ``graphs`` and ``residual`` as in :func:`layers`.
+    ValueError above 1024 tokens, IndexError for a token that is not there.
+    """
+    stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
+    last = _token(stack[0], token)
+    period = 1 if isinstance(graphs, TokenGraph) else len(graphs)
+    counts = _heard_counts(stack, residual, period if layers is None else None)
+    made, axes = _axes.of(ax, 7.0, 4.6)
+    _axes.curves(axes, counts, last)
+    axes.set(xlabel="layers", ylabel="tokens heard of")
+    _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
+    _axes.legend(axes, axes.get_legend_handles_labels()[0], frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
+    return _axes.finish(made, ax)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _each_head(graph: TokenGraph, title: str | None) -> Figure:
+    """Small multiples: the mask of every head."""
+    count = graph.heads or 0
+    if count > MOST_HEADS:
+        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count} ({graph.name}); take one with select(0, head)")
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
+    for head, axes in enumerate(grid.flat):
+        if head >= count:
+            axes.set_axis_off()
+            continue
+        one = graph.select(0, head)
+        mask(one, axes, title=f"head {head}")
+        axes.label_outer()
+    _axes.headline(made, graph.name if title is None else title)
+    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst hears src"), _axes.cell(LIGHT, "no edge")])
+
+
+def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
+    """ValueError, by name, for what a picture cannot hold."""
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
+    if graph.heads is not None or graph.batch is not None:
+        raise ValueError(f"{function}() draws one plain graph, got {graph!r}; take one with select(batch, head)")
+    if max(graph.num_dst, graph.num_src) > largest:
+        raise ValueError(
+            f"{function}() draws at most {largest} tokens a side, got {graph!r}; "
+            "make it coarser with algebra.quotient(graph, block), or draw some tokens with algebra.restrict(graph, tokens)"
+        )
+    if square and not _is_square(graph):
+        raise ValueError(f"{function}() draws graphs whose senders are their receivers, got {graph!r}; use mask() or graph()")
+
+
+def _is_square(graph: TokenGraph) -> bool:
+    return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
+
+
+def _names(graph: TokenGraph, labels: Labels | None, src_labels: Labels | None) -> tuple[list[str] | None, list[str] | None]:
+    """Labels of the receivers and of the senders, which share them where they are the same tokens."""
+    if src_labels is None and _is_square(graph):
+        src_labels = labels
+    sides = (("labels", labels, graph.num_dst, "receivers"), ("src_labels", src_labels, graph.num_src, "senders"))
+    for word, given, count, whom in sides:
+        if given is not None and len(given) != count:
+            raise ValueError(f"{word} must hold a name for each of the {count} {whom} of {graph.name}, got {len(given)}")
+    dst, src = (
+        [printable(str(name), line_ends=True) for name in given] if given is not None else None for given in (labels, src_labels)
+    )
+    return dst, src
+
+
+def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
+    """Edges and what share of the pairs they are; how many were drawn, if not all."""
+    pairs = graph.num_dst * graph.num_src
+    text = f"{graph.num_edges:,} edges, {100 * graph.num_edges / pairs if pairs else 0:.3g} % of all pairs"
+    return f"{text}; {len(drawn.edges):,} drawn, chosen at random" if drawn and len(drawn.edges) < graph.num_edges else text
+
+
+def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> list[float] | None:
+    if weights is None:
+        return None
+    numbers: list[float] = torch.as_tensor(weights).detach().double().flatten().tolist()
+    if len(numbers) != graph.num_edges:
+        raise ValueError(f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}")
+    return numbers
+
+
+def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:
+    """The graph of each layer."""
+    count = checks.size("layers", count, 1)
+    if count > MOST_LAYERS:
+        raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
+    if not isinstance(graphs, (TokenGraph, Iterable)):
+        raise TypeError(f"{function}() needs a TokenGraph or a list of them, layer 1 first, got {quoted(graphs)}")
+    given = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
+    if not given or (isinstance(given[0], TokenGraph) and not given[0].num_dst):
+        raise ValueError(f"{function}() needs a graph with at least one token, got {quoted(given)}")
+    for each in given:
+        _check(function, each, LARGEST_LINES, square=True)
+        if each.num_dst != given[0].num_dst:
+            raise ValueError(f"{function}() needs graphs over the same tokens, got {given[0]!r} and {each!r}")
+    return [given[layer % len(given)] for layer in range(count)]
+
+
+def _token(graph: TokenGraph, token: int | None) -> int:
+    if token is None:
+        return graph.num_dst - 1
+    if not 0 <= checks.position("token", token) < graph.num_dst:
+        raise IndexError(f"token must be a position in 0 .. {graph.num_dst - 1}, got {token}")
+    return token
+
+
+def _reached(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
+    """For each row of tokens, the input first: which of them ``token`` has heard of at the top."""
+    rows = []
+    for level in range(len(stack) + 1):
+        lit = torch.zeros(stack[0].num_dst, dtype=torch.bool)
+        lit[analyse.receptive_field(stack[level:] or stack, token, len(stack) - level, residual)] = True
+        rows.append(lit.tolist())
+    return rows
+
+
+def _heard_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
+    """After 0, 1, ... layers: of how many tokens each has heard. With a ``period`` it stops after one without a change."""
+    own = torch.eye(stack[0].num_dst)
+    heard, counts, unchanged = own, [own.sum(1).int().tolist()], 0
+    for each in stack:
+        further = each.mask().float() @ heard
+        further = ((further + heard if residual else further) > 0).float()
+        unchanged = unchanged + 1 if torch.equal(further, heard) else 0
+        if period is not None and unchanged >= period:
+            return counts[: len(counts) - period + 1]
+        heard = further
+        counts.append(heard.sum(1).int().tolist())
+    return counts

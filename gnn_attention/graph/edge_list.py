@@ -1,0 +1,130 @@
+"""Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, and what set algebra can keep of them."""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention._support import memory
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.locks import accept_sparse_matrices
+from gnn_attention._support.shapes import Tensor
+
+__all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "mask", "positions"]
+
+
+def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
+    """A list that surely holds every edge of the combination, or None if only the rule can tell."""
+    if sign == "&" and left is None:
+        return right
+    if sign in "&-":
+        return left
+    if left is None or right is None:
+        return None
+    both = torch.cat([left, right], dim=1)
+    width = int(both[0].max()) + 1 if both.numel() else 1
+    return both[:, first_of_each(both[1] * width + both[0])]
+
+
+def first_of_each(key: Tensor) -> Tensor:
+    """Positions of the first occurrence of every value, in the order of the list."""
+    ordered, position = key.sort(stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return position[is_first].sort().values
+
+
+def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
+    """Where each wanted edge stands in a list without duplicates; ValueError if one is missing."""
+    keys, order = (edges[1] * num_src + edges[0]).sort()
+    key = wanted[1] * num_src + wanted[0]
+    place = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
+    missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[place] != key
+    if missing.any():
+        src, dst = wanted[:, missing][:, 0].tolist()
+        raise ValueError(f"{src} -> {dst} is no edge of {name}")
+    return order[place]
+
+
+def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """Bool ``[dst, src]``, True at every edge."""
+    cells = torch.zeros(num_dst * num_src, dtype=torch.bool, device=edges.device)
+    return cells.index_fill_(0, edges[1] * num_src + edges[0], True).view(num_dst, num_src)
+
+
+MOST_CELLS = 2**24  # of a dense matrix: 64 MB
+BYTES_OF_A_PAIR = 24  # two indices and a number
+DENSE_GAIN = 256  # multiplications that a dense product does in the time of one of the sparse product
+
+
+def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
+    """Two hops, by receiver, then sender: the product of the two adjacency matrices, without its numbers; dense if they are."""
+    sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
+    walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
+    if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
+        return (_dense(left, num_dst, num_mid) @ _dense(right, num_mid, num_src)).nonzero().t().flip(0)
+    _check_room(float(walks), num_dst, num_src)
+    return _sparse_product(left, right, num_dst, num_mid, num_src)
+
+
+def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
+    matrix = torch.zeros(rows, columns, device=edges.device)
+    matrix[edges[1], edges[0]] = 1.0
+    return matrix
+
+
+def _check_room(walks: float, num_dst: int, num_src: int) -> None:
+    """ValueError for more pairs than there is memory for: as many as there are walks, and no more than all."""
+    pairs = min(int(walks), num_dst * num_src)
+    what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} receivers and {num_src:,} senders"
+    memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
+
+
+def _sparse_product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
+    def matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
+        ones = torch.ones(edges.shape[1], device=edges.device)
+        return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False)
+
+    accept_sparse_matrices()  # the product is made in that format
+    product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
+    return product.coalesce().indices().flip(0)
+
+
+SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """The list as int64 on the CPU, a copy of its own; TypeError, ValueError or IndexError where it is no list of edges."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
+        got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        hint = "; for a list of (src, dst) pairs use pairs.t()" if edge_index.shape[1:] == (2,) else ""
+        raise ValueError(
+            f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
+        )
+    if edge_index.is_meta:
+        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has shapes alone")
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
+    edges = plain.detach().to("cpu", torch.int64, copy=True)
+    for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
+        outside = (edges[row] < 0) | (edges[row] >= count)
+        if outside.any():
+            first = int(outside.nonzero()[0])
+            raise IndexError(
+                f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}: expected 0 .. {count - 1} "
+                f"(num_{'src' if row == 0 else 'dst'}={count}); negative indices do not count from the end"
+            )
+    return edges
+
+
+@not_compiled
+def duplicate_message(edges: Tensor, key: Tensor) -> str:
+    """What to tell a caller whose list holds the same edge twice; ``key`` is one number for each edge."""
+    values, counts = torch.unique(key, return_counts=True)
+    first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
+    src, dst = edges[:, first[0]].tolist()
+    return (
+        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} stands at {first[0]} and "
+        f"{first[1]}), but a graph is a set: pass coalesce=True to keep the first of each, or give a multiplicity m "
+        "to the edges by score_mods.log_multiplicity or bias=log(m)"
+    )

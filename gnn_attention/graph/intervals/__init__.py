@@ -1,0 +1,1 @@
+"""Interval arithmetic: what a rule says of whole ranges of tokens."""

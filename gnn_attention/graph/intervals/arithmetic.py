@@ -1,0 +1,395 @@
+"""A rule asked about whole ranges of tokens at once: interval arithmetic over its own operators.
+
+Given a ``Span`` in the place of ``dst`` and ``src``, a rule computes with every integer of a range together and returns a
+``Truth``: can there be an edge in this box of receivers and senders, are all its pairs edges, and on what does the answer
+still depend? No rule has to be written twice for it: what torch's operators do to numbers, the functions here do to ranges,
+always on the safe side (an edge that may exist is never denied). A rule that uses an operator without a counterpart here is
+answered by :func:`unknown`: "maybe some, not all".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, partialmethod
+from typing import Any, overload
+
+import torch
+
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph.intervals.table_bounds import extremes
+from gnn_attention.graph.intervals.values import (
+    ANYTHING,
+    FURTHEST,
+    OPERATORS,
+    Box,
+    Span,
+    Truth,
+    UnsupportedError,
+    Value,
+    affine,
+    as_number,
+    as_truth,
+    box_of,
+    decided,
+    scalar,
+    span_of,
+)
+
+__all__ = ["ask", "constant", "tokens", "unknown"]
+
+
+@overload
+def ask(rule: Callable[..., Any], b: Span, h: Span, dst: Span, src: Span) -> Truth: ...
+@overload
+def ask(rule: Callable[..., Any], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
+def ask(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> Any:
+    """The rule's answer, for tensors and for ranges alike; :func:`unknown` where it cannot be asked about ranges."""
+    if not isinstance(dst, Span):
+        return rule(b, h, dst, src)
+    try:
+        return as_truth(dst.box, rule(b, h, dst, src))
+    except Exception:  # whatever a rule of the user's does with values it was not written for
+        return unknown(dst.box)
+
+
+def unknown(box: Box) -> Truth:
+    """Maybe some edges, not all."""
+    yes = torch.ones_like(box.dst_low, dtype=torch.bool)
+    return Truth(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+
+
+def tokens(box: Box) -> tuple[Span, Span]:
+    """The receivers and the senders of the boxes."""
+    return affine(box, (1, 0), 0), affine(box, (0, 1), 0)
+
+
+def constant(box: Box, value: Tensor | int) -> Span:
+    """The same number in all of a box; a tensor ``[K]`` gives each box its own."""
+    return affine(box, (0, 0), value)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _numbers(*values: Any) -> tuple[Box, Span, Span, torch.dtype]:
+    """Two operands as spans, and the dtype that torch would compute in, which both fit."""
+    box = box_of(*values)
+    a, b = (as_number(box, value) for value in values)
+    dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
+    return box, a.to(dtype), b.to(dtype), dtype
+
+
+def _sum(box: Box, a: Span, b: Span, dtype: torch.dtype) -> Span:
+    if a.slope and b.slope:
+        return affine(box, (a.slope[0] + b.slope[0], a.slope[1] + b.slope[1]), a.offset + b.offset, dtype)
+    return span_of(box, a.low + b.low, a.high + b.high, a.axes | b.axes, dtype)
+
+
+def _add(a: Any, b: Any) -> Span:
+    return _sum(*_numbers(a, b))
+
+
+def _minus(a: Span, dtype: torch.dtype) -> Span:
+    if a.slope:
+        return affine(a.box, (-a.slope[0], -a.slope[1]), -a.offset, dtype)
+    return span_of(a.box, -a.high, -a.low, a.axes, dtype)
+
+
+def _negative(a: Span) -> Span:
+    return _minus(a, a.dtype or torch.int64)
+
+
+def _subtract(a: Any, b: Any) -> Span:
+    box, a, b, dtype = _numbers(a, b)
+    return _sum(box, a, _minus(b, torch.int64), dtype)
+
+
+def _gap(a: Any, b: Any) -> Span:
+    """``a - b`` for a comparison: nothing wraps round, whatever the dtype."""
+    box, a, b, _ = _numbers(a, b)
+    return _sum(box, a, _minus(b, torch.int64), torch.int64)
+
+
+def _multiply(a: Any, b: Any) -> Span:
+    box, a, b, dtype = _numbers(a, b)
+    if b.slope and isinstance(a.offset, int) and a.slope == (0, 0):
+        a, b = b, a
+    if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
+        return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
+    if _furthest(a) * _furthest(b) > FURTHEST:
+        raise UnsupportedError("a product that may wrap round")
+    return _hull(box, [a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high], a.axes | b.axes, dtype)
+
+
+def _furthest(a: Span) -> int:
+    return int(torch.maximum(a.low.abs(), a.high.abs()).max()) if len(a.low) else 0
+
+
+def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Span:
+    box, a, b, dtype = _numbers(a, b)
+    _check_divisor(b, rounding_mode)
+    return _hull(box, [a.low // b.low, a.low // b.high, a.high // b.low, a.high // b.high], a.axes | b.axes, dtype)
+
+
+def _remainder(a: Any, b: Any) -> Span:
+    box, a, b, dtype = _numbers(a, b)
+    _check_divisor(b)
+    straight = (b.low == b.high) & (a.low // b.low == a.high // b.low)  # no multiple of b in between
+    low = torch.where(straight, a.low % b.low, 0)
+    high = torch.where(straight, a.high % b.low, b.high - 1)
+    return span_of(box, low, high, a.axes | b.axes, dtype)
+
+
+def _check_divisor(divisor: Span, rounding_mode: str | None = "floor") -> None:
+    if rounding_mode != "floor" or not bool((divisor.low > 0).all()):
+        raise UnsupportedError("only whole division by positive numbers")
+
+
+def _hull(box: Box, values: list[Tensor], axes: Tensor, dtype: torch.dtype) -> Span:
+    together = torch.stack(torch.broadcast_tensors(*values))  # type: ignore[no-untyped-call]
+    return span_of(box, together.amin(0), together.amax(0), axes, dtype)
+
+
+def _absolute(a: Span) -> Span:
+    low = torch.where(a.low > 0, a.low, torch.where(a.high < 0, -a.high, 0))
+    return span_of(a.box, low, torch.maximum(a.high, -a.low), a.axes, a.dtype)
+
+
+def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Span:
+    box, a, b, dtype = _numbers(a, b)
+    for one, other in ((a, b), (b, a)):  # where one is picked in every box, all that is known of it stays known
+        if bool(((pick(one.low, other.high) == one.low) & (pick(one.high, other.low) == one.high)).all()):
+            picked: Span = one
+            return picked
+    return span_of(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
+
+
+def _clamp(a: Span, min: Any = None, max: Any = None) -> Span:
+    a = a if min is None else _extreme(torch.maximum, a, min)
+    return a if max is None else _extreme(torch.minimum, a, max)
+
+
+def _shift_right(a: Any, b: Any) -> Span:
+    return _divide(a, 1 << int(scalar(b)))
+
+
+def _shift_left(a: Any, b: Any) -> Span:
+    return _multiply(a, 1 << int(scalar(b)))
+
+
+def _exclusive_or(a: Any, b: Any) -> Any:
+    """Of truths, or of numbers from 0 on: the bits above the highest one that varies are known, the rest is open."""
+    if not isinstance(a, Span) and not isinstance(b, Span):
+        return _differ(a, b)
+    box, a, b, dtype = _numbers(a, b)
+    if bool((torch.minimum(a.low, b.low) < 0).any()):
+        raise UnsupportedError("bits of negative numbers")
+    varying = (a.low ^ a.high) | (b.low ^ b.high)
+    for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one that varies
+        varying = varying | (varying >> shift)
+    known = (a.low ^ b.low) & ~varying
+    return span_of(box, known, known | varying, a.axes | b.axes, dtype)
+
+
+# -- comparisons and logic --------------------------------------------------------------------------------------------
+
+
+def _less(a: Any, b: Any) -> Truth:
+    gap = _gap(a, b)
+    return decided(gap.box, gap.low < 0, gap.high < 0, gap.axes)
+
+
+def _less_or_equal(a: Any, b: Any) -> Truth:
+    gap = _gap(a, b)
+    return decided(gap.box, gap.low <= 0, gap.high <= 0, gap.axes)
+
+
+def _equal(a: Any, b: Any) -> Truth:
+    if isinstance(a, Truth) or isinstance(b, Truth):
+        return _not(_differ(a, b))
+    gap = _gap(a, b)
+    return decided(gap.box, (gap.low <= 0) & (gap.high >= 0), (gap.low == 0) & (gap.high == 0), gap.axes)
+
+
+def _not_equal(a: Any, b: Any) -> Truth:
+    return _not(_equal(a, b))
+
+
+def _not(a: Any) -> Truth:
+    a = as_truth(box_of(a), a)
+    return Truth(a.box, ~a.every, ~a.some, a.axes)
+
+
+def _and(a: Any, b: Any) -> Truth:
+    box = box_of(a, b)
+    a, b = as_truth(box, a), as_truth(box, b)
+    return decided(box, a.some & b.some, a.every & b.every, a.axes | b.axes)
+
+
+def _or(a: Any, b: Any) -> Truth:
+    box = box_of(a, b)
+    a, b = as_truth(box, a), as_truth(box, b)
+    return decided(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
+
+
+def _differ(a: Any, b: Any) -> Truth:
+    box = box_of(a, b)
+    a, b = as_truth(box, a), as_truth(box, b)
+    settled = (a.every | ~a.some) & (b.every | ~b.some)
+    return decided(box, ~settled | (a.every != b.every), settled & (a.every != b.every), a.axes | b.axes)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    box = box_of(condition, a, b)
+    condition = as_truth(box, condition)
+    if any(isinstance(x, Truth) or x is True or x is False for x in (a, b)):
+        return _or(_and(condition, a), _and(_not(condition), b))
+    _, a, b, dtype = _numbers(as_number(box, a), b)
+    low = torch.where(condition.every, a.low, torch.where(condition.some, torch.minimum(a.low, b.low), b.low))
+    high = torch.where(condition.every, a.high, torch.where(condition.some, torch.maximum(a.high, b.high), b.high))
+    return span_of(box, low, high, condition.axes | a.axes | b.axes, dtype)
+
+
+def _in_place(operator: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """``a |= b``, for all who hold ``a``, as torch does it; numbers changed in place are not followed."""
+    if not isinstance(a, Truth):
+        raise UnsupportedError("a number changed in place")
+    result = as_truth(a.box, operator(a, b))
+    for name in ("some", "every", "axes"):
+        object.__setattr__(a, name, getattr(result, name))
+    return a
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _look_up(table: Any, index: Any) -> Span | Truth:
+    """``table[index]``: the lowest and highest entries over the range; one index may be a range, the others are single."""
+    index = index if isinstance(index, tuple) else (index,)
+    box = box_of(*index)
+    if not isinstance(table, torch.Tensor) or table.is_floating_point() or table.dim() != len(index) or not table.numel():
+        raise UnsupportedError("only tables of integers or bools, with an index for every axis")
+    spans = [as_number(box, i) for i in index]
+    ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]
+    if len(ranged) > 1:
+        raise UnsupportedError("a table looked up by more than one range")
+    return _entries(table, spans, ranged[0])
+
+
+def _entries(table: Tensor, spans: list[Span], axis: int) -> Span | Truth:
+    box, lead, axes = spans[axis].box, torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
+    inside = torch.ones_like(lead, dtype=torch.bool)
+    for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
+        axes = axes | span.axes
+        if i != axis:
+            lead, inside = lead * size + span.low, inside & (span.low >= 0) & (span.low < size)
+    low, high = extremes(table, axis, torch.where(inside, lead, -1), spans[axis].low, spans[axis].high)
+    if table.dtype == torch.bool:
+        return decided(box, high.bool(), low.bool(), axes)
+    return span_of(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
+
+
+def _search_sorted(table: Any, a: Any, *, right: bool = False, **other: Any) -> Span:
+    if other or not isinstance(a, Span):
+        raise UnsupportedError("searchsorted of a range in a plain sorted table only")
+    low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
+    return span_of(a.box, low, high, a.axes)
+
+
+def _like(a: Any, value: Any, dtype: torch.dtype | None = None, **other: Any) -> Any:
+    if (dtype or a.dtype) == torch.bool:
+        return as_truth(a.box, bool(value))
+    return as_number(a.box, value).to(dtype or a.dtype)
+
+
+def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> Truth:
+    """``new_ones((), dtype=torch.bool)``: how torch's and Hugging Face's ``and_masks`` and ``or_masks`` begin."""
+    if size != () or dtype != torch.bool:
+        raise UnsupportedError("only a truth without axes is new")
+    return as_truth(a.box, value)
+
+
+# -- the table of operators -------------------------------------------------------------------------------------------
+
+
+def _swapped(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: operator(b, a)
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": _add,
+    "sub": _subtract,
+    "mul": _multiply,
+    "floordiv": _divide,
+    "mod": _remainder,
+    "and": _and,
+    "or": _or,
+    "xor": _exclusive_or,
+    "rshift": _shift_right,
+    "lshift": _shift_left,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "lt": _less,
+    "le": _less_or_equal,
+    "gt": _swapped(_less),
+    "ge": _swapped(_less_or_equal),
+    "eq": _equal,
+    "ne": _not_equal,
+}
+OPERATORS |= {
+    **_BINARY,
+    **{f"__{name}__": function for name, function in _BINARY.items()},
+    **{f"__r{name}__": _swapped(function) for name, function in _BINARY.items()},
+    **_COMPARISONS,
+    **{f"__{name}__": function for name, function in _COMPARISONS.items()},
+    "less": _less,
+    "less_equal": _less_or_equal,
+    "greater": _swapped(_less),
+    "greater_equal": _swapped(_less_or_equal),
+    "not_equal": _not_equal,
+    "subtract": _subtract,
+    "rsub": _swapped(_subtract),
+    "multiply": _multiply,
+    "floor_divide": _divide,
+    "div": partial(_divide, rounding_mode=None),
+    "remainder": _remainder,
+    "bitwise_and": _and,
+    "logical_and": _and,
+    "bitwise_or": _or,
+    "logical_or": _or,
+    "bitwise_xor": _exclusive_or,
+    "logical_xor": _differ,
+    "bitwise_not": _not,
+    "logical_not": _not,
+    "__invert__": _not,
+    "bitwise_right_shift": _shift_right,
+    "bitwise_left_shift": _shift_left,
+    "neg": _negative,
+    "negative": _negative,
+    "__neg__": _negative,
+    "abs": _absolute,
+    "absolute": _absolute,
+    "__abs__": _absolute,
+    "minimum": partial(_extreme, torch.minimum),
+    "maximum": partial(_extreme, torch.maximum),
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda a, min: _clamp(a, min=min),
+    "clamp_max": lambda a, max: _clamp(a, max=max),
+    "where": _where,
+    "Tensor.where": lambda a, condition, b: _where(condition, a, b),
+    "__getitem__": _look_up,
+    "searchsorted": _search_sorted,
+    "full_like": lambda a, fill_value, **other: _like(a, fill_value, **other),
+    "new_ones": lambda a, size, **other: _new(a, True, size, **other),
+    "new_zeros": lambda a, size, **other: _new(a, False, size, **other),
+    "zeros_like": lambda a, **other: _like(a, 0, **other),
+    "ones_like": lambda a, **other: _like(a, 1, **other),
+}
+
+for _name in [f"__{name}__" for name in (*_BINARY, *_COMPARISONS)] + [f"__r{name}__" for name in _BINARY]:
+    setattr(Value, _name, OPERATORS[_name])
+for _name in ("__neg__", "__abs__", "__invert__"):
+    setattr(Value, _name, OPERATORS[_name])
+for _name, _function in _BINARY.items():
+    setattr(Value, f"__i{_name}__", partialmethod(partial(_in_place, _function)))

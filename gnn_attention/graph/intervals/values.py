@@ -1,0 +1,225 @@
+"""Values that stand for many at once: all integers of a range, all truths of a box.
+
+A :class:`Span` takes the place of ``dst`` and ``src`` in a rule, a :class:`Truth` is what it returns. What torch's operators
+do to them stands in ``_ranges``, which fills :data:`OPERATORS`. All bounds are int64 tensors ``[K]``, one entry for each of K
+boxes; they include both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from gnn_attention._support.shapes import Tensor
+
+__all__ = [
+    "ANYTHING",
+    "DIFFERENCE",
+    "DST",
+    "OPERATORS",
+    "SRC",
+    "Box",
+    "Span",
+    "Truth",
+    "UnsupportedError",
+    "Value",
+    "affine",
+    "as_number",
+    "as_truth",
+    "box_of",
+    "decided",
+    "limits",
+    "scalar",
+    "span_of",
+]
+
+OPERATORS: dict[str, Callable[..., Any]] = {}  # by the name of torch's function or method
+DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8  # what a value depends on, as bits: dst alone, src alone, dst - src alone
+FURTHEST = 2**62  # int64 wraps round at twice this; no value goes further, so no sum or difference of two wraps unseen
+STEEPEST = 2**29  # of up to 2^32 tokens, a slope's product stays below FURTHEST
+
+
+class UnsupportedError(TypeError):
+    """The rule uses an operator for which there is no arithmetic of ranges."""
+
+
+class Box(NamedTuple):
+    """K boxes of receivers and senders, ends included."""
+
+    dst_low: Tensor
+    dst_high: Tensor
+    src_low: Tensor
+    src_high: Tensor
+
+
+class Value:
+    """What both kinds of values share: no control flow may look into them, and torch's functions are looked up in a table."""
+
+    def __bool__(self) -> NoReturn:
+        raise UnsupportedError("a rule must not branch on its tokens")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch does when one of its functions, or an operator of a tensor, meets such a value."""
+        return _operator("Tensor.where" if func == torch.Tensor.where else func.__name__)(*args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods of a tensor that have a counterpart here, such as ``dst.abs()``."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return partial(_operator("Tensor.where" if name == "where" else name), self)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    if name not in OPERATORS:
+        raise UnsupportedError(f"{name} has no arithmetic of ranges")
+    return OPERATORS[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Span(Value):
+    """The integers ``low .. high`` that an expression can take in each box.
+
+    ``slope`` (p, q): the expression is exactly ``p dst + q src + offset``; None where it is not of this form. ``axes``: bits
+    of what it depends on, 0 where it is constant. ``dtype``: what torch would compute in, for it wraps round beyond; None for a
+    number that takes the other operand's.
+    """
+
+    box: Box
+    low: Tensor
+    high: Tensor
+    axes: Tensor
+    slope: tuple[int, int] | None = None
+    offset: Any = 0
+    dtype: torch.dtype | None = torch.int64
+
+    device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would wrap round."""
+        least, most = limits(self.dtype)
+        if len(self.low) and not least <= int(self.low.min()) <= int(self.high.max()) <= most:
+            raise UnsupportedError(f"values beyond the range of {self.dtype} wrap round")
+
+    def to(self, *where: Any, **how: Any) -> Span:
+        """Ranges have no device, but a dtype: of integers, wide enough for all of them."""
+        dtype = _asked_dtype(where, how)
+        return self if dtype in (None, self.dtype) else replace(self, dtype=dtype)
+
+    def long(self) -> Span:
+        """In int64."""
+        return self.to(torch.int64)
+
+    def int(self) -> Span:
+        """In int32."""
+        return self.to(torch.int32)
+
+    def contiguous(self) -> Span:
+        """Ranges have no layout."""
+        return self
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise UnsupportedError("tokens cannot be indexed")
+
+
+@dataclass(frozen=True, eq=False)
+class Truth(Value):
+    """``some``: there may be an edge in the box; ``every``: all its pairs are edges; ``axes``: what an open answer depends on."""
+
+    box: Box
+    some: Tensor
+    every: Tensor
+    axes: Tensor
+
+    device = torch.device("cpu")
+    dtype = torch.bool
+
+    def to(self, *where: Any, **how: Any) -> Truth:
+        """Answers have no device; only a change of dtype would mean something."""
+        if _asked_dtype(where, how) not in (None, torch.bool):
+            raise UnsupportedError("a truth is no number")
+        return self
+
+    bool = to
+
+
+def _asked_dtype(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
+    """The dtype among the arguments of ``to``, which may be that of another tensor."""
+    asked = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
+    return next((x for x in asked if isinstance(x, torch.dtype)), None)
+
+
+def limits(dtype: torch.dtype | None) -> tuple[int, int]:
+    """The lowest and highest number that a value may take."""
+    try:
+        info = torch.iinfo(dtype or torch.int64)
+    except TypeError:
+        raise UnsupportedError(f"{dtype} is no dtype of integers") from None
+    return max(info.min, -FURTHEST), min(info.max, FURTHEST)
+
+
+def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64) -> Span:
+    """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
+    p, q = slope
+    if max(abs(p), abs(q)) > STEEPEST or (isinstance(offset, int) and abs(offset) > FURTHEST):
+        raise UnsupportedError("numbers so large that int64 would wrap round")
+    low = p * (box.dst_low if p >= 0 else box.dst_high) + q * (box.src_low if q >= 0 else box.src_high) + offset
+    high = p * (box.dst_high if p >= 0 else box.dst_low) + q * (box.src_high if q >= 0 else box.src_low) + offset
+    axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
+    axes_of_all = torch.full_like(low, axes, dtype=torch.uint8)
+    return Span(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
+
+
+def span_of(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64) -> Span:
+    """The integers ``low .. high``, constant where both are the same."""
+    return Span(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
+
+
+def decided(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> Truth:
+    """A truth that depends on nothing where it is settled."""
+    return Truth(box, some, every, axes.masked_fill(every | ~some, 0))
+
+
+def box_of(*values: Any) -> Box:
+    """The boxes that the values among the operands speak of."""
+    box: Box = next(value.box for value in values if isinstance(value, Value))
+    return box
+
+
+def scalar(value: Any) -> Any:
+    """A Python number, from a tensor of one element too."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        value = value.item()
+    if isinstance(value, (bool, int)):
+        return value
+    raise UnsupportedError(f"a rule's constants are integers and bools, not {type(value).__name__}")
+
+
+def as_number(box: Box, value: Any) -> Span:
+    """An operand as a span: a Python number or a tensor of one element is a constant."""
+    if isinstance(value, Truth):
+        raise UnsupportedError("a truth is no number")
+    return value if isinstance(value, Span) else affine(box, (0, 0), int(scalar(value)), None)
+
+
+def as_truth(box: Box, value: Any) -> Truth:
+    """An operand as a truth: True and False too."""
+    if isinstance(value, Span):
+        raise UnsupportedError("a number is no truth")
+    if isinstance(value, Truth):
+        return value
+    said = torch.full_like(box.dst_low, _bool(value), dtype=torch.bool)
+    return Truth(box, said, said, torch.zeros_like(box.dst_low, dtype=torch.uint8))
+
+
+def _bool(value: Any) -> bool:
+    said = scalar(value)
+    if not isinstance(said, bool):
+        raise UnsupportedError("a number is no truth")
+    return said

@@ -1,0 +1,1 @@
+"""Edges counted and listed by boxes of tokens."""

@@ -1,0 +1,93 @@
+"""Going through all pairs of a rule, a bounded number of cells at a time: masks, edge lists and degrees from a predicate.
+
+``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the rule does not look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import torch
+
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph.rules import Rule
+
+__all__ = ["Shape", "dense", "edge_list", "evaluate", "few", "in_degree", "row_blocks", "same"]
+
+Shape = tuple[int, int, int, int]
+
+CELLS_AT_ONCE = 2**22  # 4 MB of booleans
+FEW = 2**18  # pairs up to which visiting all of them is the quickest way
+
+
+def few(shape: Shape) -> bool:
+    """True if visiting every pair is the quickest way."""
+    return math.prod(shape) <= FEW
+
+
+def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule's answer; TypeError naming it where that is no bool tensor, or where it does not broadcast."""
+    try:
+        edge = rule(b, h, dst, src)
+    except RuntimeError as error:
+        raise TypeError(f"the rule of {name} must use broadcasting tensor operators only: {error}") from error
+    if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
+        got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
+        raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
+    pairs = _together(b, h, dst, src)
+    if edge.dim() > len(pairs) or any(n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)):
+        raise TypeError(f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}")
+    return edge
+
+
+def _together(*tensors: Tensor) -> list[int]:
+    """The shape to which tensors broadcast (``torch.broadcast_shapes`` would load a second of symbolic algebra)."""
+    shapes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
+    return [0 if 0 in sizes else max(sizes) for sizes in shapes][::-1]
+
+
+def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+    """Bool ``[batch, heads, rows, num_src]`` for successive rows."""
+    batch, heads, num_dst, num_src = shape
+    step = max(1, CELLS_AT_ONCE // max(1, batch * heads * num_src))
+    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    src = torch.arange(num_src, device=device)
+    for start in range(0, num_dst, step):
+        dst = torch.arange(start, min(start + step, num_dst), device=device).view(-1, 1)
+        block = (batch, heads, len(dst), num_src)
+        yield evaluate(rule, name, b, h, dst, src).expand(block) if num_src else b.new_zeros(block, dtype=torch.bool)
+
+
+def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
+    """Bool ``[batch, heads, num_dst, num_src]``."""
+    mask, start = torch.empty(shape, dtype=torch.bool, device=device), 0
+    for block in row_blocks(rule, name, shape, device):  # into one tensor: blocks beside their sum would be twice as much
+        mask[:, :, start : start + block.shape[2]] = block
+        start += block.shape[2]
+    return mask
+
+
+def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
+    """int64 ``[2, E]`` of the first sample and head, by receiver, then sender."""
+    found, start = [torch.zeros(2, 0, dtype=torch.int64, device="cpu")], 0
+    for block in row_blocks(rule, name, shape):
+        dst, src = block[0, 0].nonzero(as_tuple=True)
+        found.append(torch.stack([src, dst + start]))
+        start += block.shape[2]
+    return torch.cat(found, dim=1)
+
+
+def in_degree(rule: Rule, name: str, shape: Shape) -> Tensor:
+    """int64 ``[batch, heads, num_dst]``."""
+    nothing = torch.zeros(*shape[:2], 0, dtype=torch.int64, device="cpu")
+    return torch.cat([nothing, *(block.sum(-1) for block in row_blocks(rule, name, shape))], dim=2)
+
+
+def same(left: Rule, right: Rule, name: str, shape: Shape) -> bool:
+    """True if both rules hold for the same pairs, for every sample and head."""
+    if left is right:
+        return True
+    return all(torch.equal(a, b) for a, b in zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True))

@@ -1,0 +1,190 @@
+"""A graph cut into boxes that can be counted without visiting their pairs.
+
+Starting from boxes as large as the graph, a rule is asked about all of them at once (``_ranges``). A box without an edge is
+dropped. A box is done when all its pairs are edges, or when what remains open depends on the receiver alone, on the sender
+alone or on their difference alone: then one column, one row or one diagonal profile tells all of it. Any other box is cut
+in four by four, down to boxes of ``LEAF`` tokens, whose pairs are visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph.intervals import arithmetic
+from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box
+from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.rules import Rule
+
+__all__ = [
+    "CELLS",
+    "DIFFERENCE",
+    "DST",
+    "FULL",
+    "LEAF",
+    "SRC",
+    "Boxes",
+    "Piece",
+    "cells",
+    "cover",
+    "profile",
+    "ragged",
+    "root",
+    "split_evenly",
+]
+
+LEAF = 8  # tokens on the side of the smallest box
+AT_ONCE = 2**15  # boxes asked about together
+LONGEST = 2**21  # rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer
+FULL, CELLS = 0, ANYTHING  # the kinds of a piece, besides DST, SRC and DIFFERENCE: what its truth depends on
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """K boxes of a sample and a head: receivers ``dst .. dst + height - 1``, senders ``src .. src + width - 1``.
+
+    ``owner`` is the caller's: a number that the parts of a box inherit.
+    """
+
+    owner: Tensor
+    batch: Tensor
+    head: Tensor
+    dst: Tensor
+    src: Tensor
+    height: Tensor
+    width: Tensor
+
+    def at(self, chosen: Tensor | slice) -> Boxes:
+        """The chosen ones."""
+        return Boxes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def __len__(self) -> int:
+        """How many boxes."""
+        return len(self.dst)
+
+
+class Piece(NamedTuple):
+    """Boxes that are done, all of one kind: FULL, or open in DST, SRC or DIFFERENCE alone, or CELLS to be visited."""
+
+    kind: int
+    boxes: Boxes
+
+
+def root(shape: enumerate_pairs.Shape) -> Boxes:
+    """One box for each sample and head."""
+    batch, heads, num_dst, num_src = shape
+    if not num_dst or not num_src:
+        batch = 0
+    b = torch.arange(batch, device="cpu").repeat_interleave(heads)
+    h = torch.arange(heads, device="cpu").repeat(batch)
+    zero = torch.zeros_like(b)
+    return Boxes(b * heads + h, b, h, zero, zero, zero + num_dst, zero + num_src)
+
+
+def cover(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
+    """The pieces that together hold every edge of the boxes once. All boxes lie on one grid of their largest size.
+
+    Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned.
+    """
+    waiting = [(boxes, 0)]
+    while waiting:
+        boxes, side = waiting.pop()
+        part = boxes.at(slice(AT_ONCE))
+        if len(boxes) > AT_ONCE:  # later, so that few boxes of each size wait
+            waiting.append((boxes.at(slice(AT_ONCE, None)), side))
+        kind = _kinds(rule, part)
+        yield from (piece for k in (FULL, DST, SRC, DIFFERENCE) for piece in _pieces(k, part.at(kind == k)))
+        rest = part.at(kind == CELLS)
+        if not len(rest):
+            continue
+        largest = side or int(torch.maximum(rest.height, rest.width).max())
+        if largest <= leaf:
+            yield Piece(CELLS, rest)
+        else:
+            smaller = _next_side(largest, leaf)
+            waiting.append((split_evenly(rest, smaller), smaller))
+
+
+def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
+    """The boxes a bounded number of rows and columns at a time."""
+    group = (boxes.height + boxes.width).cumsum(0) // LONGEST
+    bounds = [0, *(group.diff().nonzero().flatten() + 1).tolist(), len(boxes)]
+    yield from (Piece(kind, boxes.at(slice(start, stop))) for start, stop in pairwise(bounds) if start < stop)
+
+
+def _next_side(side: int, leaf: int) -> int:
+    """The largest ``leaf * 4^k`` below the side."""
+    smaller = leaf
+    while smaller * 4 < side:
+        smaller *= 4
+    return smaller
+
+
+EMPTY = 255
+
+
+def _kinds(rule: Rule, boxes: Boxes) -> Tensor:
+    box = Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
+    b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
+    truth = arithmetic.ask(rule, b, h, *arithmetic.tokens(box))
+    simple = (truth.axes == DST) | (truth.axes == SRC) | (truth.axes == DIFFERENCE)
+    kind = torch.where(simple, truth.axes, CELLS).masked_fill(truth.every, FULL)
+    return kind.masked_fill(~truth.some, EMPTY)
+
+
+def split_evenly(boxes: Boxes, side: int) -> Boxes:
+    """Every box cut into boxes of ``side x side``, those at its lower and right border smaller."""
+    down, across = -(-boxes.height // side), -(-boxes.width // side)
+    parent, number = ragged(down * across)
+    row, column = number // across[parent], number % across[parent]
+    cut = boxes.at(parent)
+    height = (cut.height - row * side).clamp(max=side)
+    width = (cut.width - column * side).clamp(max=side)
+    return replace(cut, dst=cut.dst + row * side, src=cut.src + column * side, height=height, width=width)
+
+
+def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
+    """For ``counts[g]`` items of each group g: the group of every item, and its number inside the group."""
+    group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
+    first = counts.cumsum(0) - counts
+    return group, torch.arange(len(group), device="cpu") - first[group]
+
+
+def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Int[Tensor, " items"], Int[Tensor, " items"]]:
+    """All that remains open in boxes that depend on one thing alone: ``(edge, box, number)``.
+
+    The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE): diagonal t holds the
+    pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
+    """
+    boxes = piece.boxes
+    counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]
+    group, number = ragged(counts)
+    dst, src = boxes.dst[group], boxes.src[group]
+    if piece.kind == DIFFERENCE:
+        gap = dst - (src + boxes.width[group] - 1) + number
+        dst = torch.maximum(dst, src + gap)
+        src = dst - gap
+    else:
+        dst, src = (dst + number, src) if piece.kind == DST else (dst, src + number)
+    edge = enumerate_pairs.evaluate(rule, "this graph", boxes.batch[group], boxes.head[group], dst, src)
+    return edge.expand(len(group)), group, number
+
+
+def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
+    """The pairs of boxes, some boxes at a time, False beyond a box's border."""
+    tall, wide = (int(side.max()) if len(boxes) else 0 for side in (boxes.height, boxes.width))
+    step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, tall * wide))
+    for start in range(0, len(boxes), step):
+        part = boxes.at(slice(start, start + step))
+        b, h, first, left, height, width = (
+            field.view(-1, 1, 1) for field in (part.batch, part.head, part.dst, part.src, part.height, part.width)
+        )
+        row, column = torch.arange(tall, device="cpu").view(-1, 1), torch.arange(wide, device="cpu")
+        dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
+        edge = enumerate_pairs.evaluate(rule, "this graph", b, h, dst, src)
+        yield part, edge & (row < height) & (column < width)

@@ -1,0 +1,92 @@
+"""Rules made from rules: what the operators of a graph do to ``rule(b, h, dst, src)``.
+
+They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be pickled and copied;
+what remains after the binding are the four named positional parameters that FlexAttention and Hugging Face expect.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.edge_list_bounds import in_boxes
+from gnn_attention.graph.intervals.values import Span
+
+__all__ = ["Rule", "check_signature"]
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def everyone(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst >= 0) & (src >= 0)
+
+
+def causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src <= dst
+
+
+def or_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ask(left, b, h, dst, src) | ask(right, b, h, dst, src)
+
+
+def and_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ask(left, b, h, dst, src) & ask(right, b, h, dst, src)
+
+
+def minus(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ask(left, b, h, dst, src) & ~ask(right, b, h, dst, src)
+
+
+def xor(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ask(left, b, h, dst, src) ^ ask(right, b, h, dst, src)
+
+
+def not_(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ~ask(inner, b, h, dst, src)
+
+
+def transposed(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(b, h, src, dst)
+
+
+def shifted(inner: Rule, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(b, h, dst + start, src)
+
+
+def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
+
+
+def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    if isinstance(dst, Span):
+        return in_boxes(keys, num_src, dst, src)
+    key = dst * num_src + src
+    table = keys.to(key.device)
+    return table[torch.searchsorted(table, key)] == key
+
+
+def past(rule: Rule, only: bool = True) -> Rule:
+    """The rule, and ``src <= dst`` if ``only`` the past is to be heard."""
+    return partial(and_, rule, causal) if only else rule
+
+
+def check_signature(rule: object) -> None:
+    """TypeError unless ``rule`` takes four positional parameters."""
+    if not callable(rule):
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(rule).parameters.values()
+    except ValueError:
+        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quoted(rule)}") from None
+    needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if len(needed) != 4:
+        raise TypeError(
+            f"rule must take four named positional parameters (b, h, dst, src), got ({', '.join(str(p) for p in parameters)})"
+        )

@@ -1,0 +1,48 @@
+"""Graphs in text: the name of an expression, and the small picture of a mask beside its lists of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from gnn_attention._support.shapes import Bool, Tensor
+
+__all__ = ["bracketed", "call", "listed", "picture"]
+
+
+def bracketed(name: str) -> str:
+    """An operand's name, in brackets if it is itself an expression: if it has a space outside its own brackets.
+
+    >>> bracketed("window(4, 2)"), bracketed("causal(4).T ** 2")
+    ('window(4, 2)', '(causal(4).T ** 2)')
+    """
+    depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
+    return f"({name})" if any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True)) else name
+
+
+def call(word: str, causal: bool, *arguments: object) -> str:
+    """The builder's call as Python text: ``causal=True`` is the default and not spelt out."""
+    return f"{word}({', '.join(map(str, arguments))}{'' if causal else ', causal=False'})"
+
+
+def listed(values: Sequence[object], word: str, longest: int = 6) -> str:
+    """A list as Python text, or its length in words where it is long: ``[50 lengths]``."""
+    return str(list(values)) if len(values) <= longest else f"[{len(values)} {word}]"
+
+
+def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:
+    """The mask, a row for each receiver, beside who hears whom.
+
+    >>> import torch
+    >>> print(picture("one edge", torch.tensor([[False, True], [False, False]])))
+    one edge: mask[dst, src] and who hears whom
+    0 · ■   0 <- 1
+    1 · ·   1 <- nobody
+    """
+    width = len(str(max(len(mask) - 1, 0)))
+    lines = [f"{name}: mask[dst, src] and who hears whom"]
+    for dst, row in enumerate(mask.tolist()):
+        cells = " ".join("■" if edge else "·" for edge in row)
+        heard = " ".join(str(src) for src, edge in enumerate(row) if edge) or "nobody"
+        lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {heard}")
+    return "\n".join(lines)

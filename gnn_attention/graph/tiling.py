@@ -1,0 +1,244 @@
+"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some — what block-sparse kernels work from.
+
+Structured graphs are tiled without visiting their pairs (the rule is asked about whole boxes, ``_cover``), listed ones from
+their edges. Nothing of size tokens x tokens is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph.regions import counting
+from gnn_attention.graph.regions.quadtree import (
+    DIFFERENCE,
+    DST,
+    FULL,
+    SRC,
+    Boxes,
+    Piece,
+    cover,
+    profile,
+    ragged,
+    root,
+    split_evenly,
+)
+from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.token_graph import TokenGraph, kept
+
+__all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
+
+EMPTY, PARTIAL, FULL_TILE = 0, 1, 2  # kinds of a tile, as in Tiles.table()
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """The tiles of a graph, ``block x block`` pairs each, as runs of equal tiles along each row of tiles.
+
+    Run i covers the columns ``first[i] .. stop[i] - 1`` of the row ``row[i]``, all full if ``full[i]``, else all partial; tiles
+    in no run are empty. Rows count through ``[batch or 1, heads or 1, rows]``. Runs are sorted and maximal. A tile that the
+    border cuts is full if all pairs inside the graph are edges.
+    """
+
+    graph: TokenGraph
+    block: int
+    row: Int[Tensor, " runs"]
+    first: Int[Tensor, " runs"]
+    stop: Int[Tensor, " runs"]
+    full: Bool[Tensor, " runs"]
+
+    @property
+    def rows(self) -> int:
+        """Rows of tiles of one sample and head."""
+        return -(-self.graph.num_dst // self.block)
+
+    @property
+    def columns(self) -> int:
+        """Columns of tiles."""
+        return -(-self.graph.num_src // self.block)
+
+    @property
+    def num_tiles(self) -> int:
+        """All tiles, over samples and heads where the graph differs by them."""
+        return (self.graph.batch or 1) * (self.graph.heads or 1) * self.rows * self.columns
+
+    @property
+    def num_full(self) -> int:
+        """Tiles all of whose pairs are edges."""
+        return int((self.stop - self.first)[self.full].sum())
+
+    @property
+    def num_partial(self) -> int:
+        """Tiles with edges and non-edges."""
+        return int((self.stop - self.first)[~self.full].sum())
+
+    @property
+    def num_empty(self) -> int:
+        """Tiles without an edge, which a kernel skips."""
+        return self.num_tiles - self.num_full - self.num_partial
+
+    def table(self) -> Tensor:
+        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2. One byte for each tile.
+
+        >>> from gnn_attention import patterns
+        >>> tiles(patterns.window(8, 4), 2).table()[0, 0].tolist()
+        [[1, 0, 0, 0], [2, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1]]
+        """
+        kinds = torch.zeros(self.num_tiles, dtype=torch.uint8, device="cpu")
+        run, number = ragged(self.stop - self.first)
+        kinds[self.row[run] * self.columns + self.first[run] + number] = (1 + self.full.to(torch.uint8))[run]
+        return kinds.view(self.graph.batch or 1, self.graph.heads or 1, self.rows, self.columns)
+
+    def __repr__(self) -> str:
+        """Counts of the three kinds."""
+        counts = f"{self.num_empty} empty, {self.num_full} full, {self.num_partial} partial"
+        return f"Tiles({self.graph.name}, {self.block}: {self.rows} x {self.columns}, {counts}, in {len(self.row)} runs)"
+
+
+def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
+    """The empty, full and partial tiles of a graph, exactly.
+
+    A structured graph costs about what its tiles cost, an irregular one (made from a list) ``O(E log E)``; a rule that cannot
+    be asked about ranges is visited pair by pair in bounded memory. Worked out once for each graph and block. Raises TypeError
+    or ValueError for a ``block`` that is no positive integer.
+
+    >>> from gnn_attention import patterns
+    >>> tiles(patterns.causal(1_000_000))
+    Tiles(causal(1000000), 128: 7813 x 7813, 30517578 empty, 30517578 full, 7813 partial, in 15625 runs)
+    """
+    checks.instance("graph", graph, TokenGraph)
+    block = checks.size("block", block, 1)
+    return Tiles(graph, block, *kept(_runs, graph, block))  # kept without the graph, which would then hold itself
+
+
+Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
+
+
+def _runs(graph: TokenGraph, block: int) -> Runs:
+    parts = list(_listed_runs(graph, block) if graph._listed is not None else _rule_runs(graph, block))
+    nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+    row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
+    return _merged(row, first, stop, full.bool())
+
+
+def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
+    """Sorted, with neighbours of one kind joined."""
+    width = int(stop.max()) + 1 if len(stop) else 1
+    order = (row * width + first).argsort()
+    row, first, stop, full = row[order], first[order], stop[order], full[order]
+    starts = torch.ones_like(full)
+    starts[1:] = (row[1:] != row[:-1]) | (first[1:] != stop[:-1]) | (full[1:] != full[:-1])
+    ends = torch.cat([starts[1:], torch.ones_like(starts[:1])])
+    return row[starts], first[starts], stop[ends], full[starts]
+
+
+def _singles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Runs:
+    """Runs of one tile each, from the number of their edges."""
+    some = edges > 0
+    return row[some], column[some], column[some] + 1, (edges == area)[some]
+
+
+# -- from a list ------------------------------------------------------------------------------------------------------
+
+
+def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
+    src, dst = graph.edge_index
+    columns = max(-(-graph.num_src // block), 1)
+    tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
+    row, column = tile // columns, tile % columns
+    height, width = ((size - line * block).clamp(max=block) for size, line in ((graph.num_dst, row), (graph.num_src, column)))
+    yield _singles(row, column, edges, height * width)
+
+
+# -- from a rule ------------------------------------------------------------------------------------------------------
+
+
+def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
+    rows = -(-graph.num_dst // block)
+    for piece in cover(graph.rule, root(graph._shape), leaf=block):
+        boxes = piece.boxes
+        corner = boxes.owner * rows + boxes.dst // block, boxes.src // block
+        if piece.kind in (FULL, DST):
+            yield from _whole_width(graph.rule, piece, corner, block)
+        elif piece.kind == SRC:
+            yield from _rows_alike(graph.rule, piece, corner, block)
+        elif piece.kind == DIFFERENCE:
+            yield from _diagonals(graph.rule, piece, corner, block)
+            yield _visited(graph.rule, _border(boxes, block), rows, block)
+        else:
+            yield _visited(graph.rule, boxes, rows, block)
+
+
+def _visited(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
+    """Boxes of one tile each, counted."""
+    number = torch.arange(len(boxes), device="cpu")
+    edges = counting.edges_of_each(rule, replace(boxes, owner=number), len(boxes))
+    return _singles(boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width)
+
+
+def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
+    """Rows of tiles that are of one kind from the left to the right end of their box."""
+    boxes = piece.boxes
+    down, across = -(-boxes.height // block), -(-boxes.width // block)
+    box, row = ragged(down)
+    some = every = torch.ones_like(box, dtype=torch.bool)
+    if piece.kind == DST:
+        edge, owner, number = profile(rule, piece)
+        some, every = _some_and_every(edge, (down.cumsum(0) - down)[owner] + number // block, len(box))
+    left = corner[1][box]
+    yield tuple(column[some] for column in (corner[0][box] + row, left, left + across[box], every))  # type: ignore[misc]
+
+
+def _rows_alike(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
+    """Boxes all of whose rows of tiles are alike."""
+    boxes = piece.boxes
+    down, across = -(-boxes.height // block), -(-boxes.width // block)
+    edge, owner, number = profile(rule, piece)
+    box, column = ragged(across)
+    some, every = _some_and_every(edge, (across.cumsum(0) - across)[owner] + number // block, len(box))
+    first = corner[1][box] + column
+    top, first, stop, full = _merged(box[some], first[some], first[some] + 1, every[some])
+    run, row = ragged(down[top])
+    yield corner[0][top][run] + row, first[run], stop[run], full[run]
+
+
+def _some_and_every(edge: Tensor, tile: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    held = torch.zeros(number, dtype=torch.int64, device="cpu")
+    size = held.index_add(0, tile, torch.ones_like(tile))
+    held = held.index_add(0, tile, edge.to(torch.int64))
+    return held > 0, held == size
+
+
+def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
+    """The uncut tiles of boxes in which a tile's kind depends on its diagonal: row minus column."""
+    boxes = piece.boxes
+    edge, _, _ = profile(rule, piece)
+    before = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), edge.cumsum(0)])
+    length = boxes.height + boxes.width - 1
+    down, across = boxes.height // block, boxes.width // block
+    box, number = ragged((down + across - 1) * (down > 0) * (across > 0))
+    diagonal = number - across[box] + 1
+    first = (length.cumsum(0) - length + boxes.width)[box] + (diagonal - 1) * block
+    held = before[first + 2 * block - 1] - before[first]
+    some, every = held > 0, held == 2 * block - 1
+    owner, start, stop, full = _merged(box[some], diagonal[some], diagonal[some] + 1, every[some])
+    top = start.clamp(min=0)
+    run, row = ragged((torch.minimum(stop - 1 + across[owner], down[owner]) - top).clamp(min=0))
+    row = row + top[run]
+    left = (row - stop[run] + 1).clamp(min=0)
+    right = torch.minimum(row - start[run] + 1, across[owner][run])
+    yield corner[0][owner][run] + row, corner[1][owner][run] + left, corner[1][owner][run] + right, full[run]
+
+
+def _border(boxes: Boxes, block: int) -> Boxes:
+    """The tiles that the border of their box cuts."""
+    cut = boxes.at(((boxes.height % block) > 0) | ((boxes.width % block) > 0))
+    inner_height, inner_width = cut.height // block * block, cut.width // block * block
+    below = replace(cut, dst=cut.dst + inner_height, height=cut.height - inner_height)
+    beside = replace(cut, src=cut.src + inner_width, width=cut.width - inner_width, height=inner_height)
+    strips = Boxes(*(torch.cat([getattr(part, name) for part in (below, beside)]) for name in below.__dataclass_fields__))
+    return split_evenly(strips.at((strips.height > 0) & (strips.width > 0)), block)

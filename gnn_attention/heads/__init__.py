@@ -1,0 +1,5 @@
+"""The weights of attention heads, in three forms: standard, factored, merged."""
+
+from gnn_attention.heads.model_space import FactoredHeads, MergedHeads, StandardHeads
+
+__all__ = ["FactoredHeads", "MergedHeads", "StandardHeads"]

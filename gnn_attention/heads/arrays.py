@@ -1,0 +1,145 @@
+"""Weight matrices from plain arrays: ``[heads, in, out]`` from any accepted form, and the products they take part in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+
+__all__ = [
+    "bias_parameter",
+    "check_fit",
+    "check_heads",
+    "check_states",
+    "grouped",
+    "heads_first",
+    "like_products",
+    "output_bias",
+    "output_matrix",
+    "plus_bias",
+    "project",
+]
+
+
+def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens, out]."""
+    check_states(x, matrix.shape[1], matrix.dtype)
+    result = torch.einsum("bti,hio->bhto", x, matrix)
+    return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
+
+
+def like_products(x: Tensor) -> Tensor:
+    """``x`` in the dtype that its product with a matrix has: that of ``torch.autocast`` where it is on."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _autocasts(x) else x
+
+
+def _autocasts(x: Tensor) -> bool:
+    device = x.device.type
+    return device != "meta" and x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+
+
+def check_heads(heads: Any) -> None:
+    """TypeError for what are no heads: those have receive, send and collect, and a scale."""
+    known = ("receive", "send", "collect")
+    if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
+        expected = "StandardHeads or another form of them (receive, send, collect)"
+        raise TypeError(f"heads must be {expected}, got {type(heads).__name__}; see gnn_attention.heads_of for a model's")
+
+
+def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
+    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float dtype but float64."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
+    if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
+        raise ValueError(
+            f"x must be [B, T, {width}] in {dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
+            "convert one of them, and give one sequence as x.unsqueeze(0)"
+        )
+
+
+def plus_bias(update: Tensor, b_O: Tensor | None) -> Tensor:
+    return update if b_O is None else update + (b_O if b_O.dim() == 1 else b_O.sum(0))
+
+
+def grouped(matrix: Any, num_heads: int) -> Any:
+    """One matrix (or bias) for each query head from one for each key/value head."""
+    return None if matrix is None else matrix.repeat_interleave(num_heads // matrix.shape[0], dim=0)
+
+
+def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Tensor:
+    """One matrix [heads, in, out] from any accepted form of it."""
+    matrix = float_copy(name, array)
+    matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
+    if matrix.dim() == 3:
+        if not matrix.shape[0] or num_heads not in (None, matrix.shape[0]):
+            raise ValueError(f"{name} of shape {list(matrix.shape)} has {matrix.shape[0]} heads, expected {num_heads or 'some'}")
+        return matrix.contiguous()
+    if matrix.dim() != 2:
+        raise ValueError(f"{name} must have 2 or 3 axes, got shape {list(matrix.shape)}")
+    if num_heads is None:
+        raise ValueError(f"{name} has heads side by side, shape {list(matrix.shape)}: give num_heads")
+    if matrix.shape[1] % num_heads:
+        raise ValueError(f"{name} of shape {list(matrix.shape)} (row layout) does not split into {num_heads} heads")
+    return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
+
+
+def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout: str) -> Tensor:
+    matrix = float_copy("W_O", array)
+    matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
+    flat = matrix.flatten(0, 1) if matrix.dim() == 3 else matrix
+    if tuple(matrix.shape) not in ((num_heads, value_dim, width), (num_heads * value_dim, width)):
+        raise ValueError(
+            f"W_O must be [{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row layout, "
+            f"got {list(matrix.shape)}"
+        )
+    return flat.reshape(num_heads, value_dim, -1).contiguous()
+
+
+def bias_parameter(name: str, array: Any, shape: tuple[int, int]) -> nn.Parameter | None:
+    if array is None:
+        return None
+    bias = float_copy(name, array)
+    if bias.numel() != shape[0] * shape[1] or bias.dim() > 2 or (bias.dim() == 2 and tuple(bias.shape) != shape):
+        raise ValueError(f"{name} must be {list(shape)} or flat, got {list(bias.shape)}")
+    return nn.Parameter(bias.reshape(shape))
+
+
+def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
+    if array is None:
+        return None
+    if W_O is None:
+        raise ValueError("b_O needs W_O: give both or neither")
+    bias = float_copy("b_O", array)
+    if tuple(bias.shape) not in ((W_O.shape[2],), (W_O.shape[0], W_O.shape[2])):
+        raise ValueError(f"b_O must be [{W_O.shape[2]}] or [{W_O.shape[0]}, {W_O.shape[2]}], got {list(bias.shape)}")
+    return nn.Parameter(bias)
+
+
+def float_copy(name: str, array: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(array).detach().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a tensor, an array or nested lists of numbers, got {quoted(array)}") from None
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
+    return tensor
+
+
+def check_one_dtype(**arrays: Any) -> None:
+    dtypes = {name: array.dtype for name, array in arrays.items() if array is not None}
+    for name, dtype in dtypes.items():
+        if dtype != dtypes["W_Q"]:
+            raise ValueError(f"{name} must have the dtype of W_Q, {dtypes['W_Q']}, got {dtype}")
+
+
+def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if k.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
+        raise ValueError(f"W_K and W_V must have the same heads and input width, got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"W_Q and W_K must have the same head_dim, got {q.shape[2]} and {k.shape[2]}")
+    if q.shape[0] % k.shape[0]:
+        raise ValueError(f"the heads of W_Q must be a multiple of those of W_K, got {q.shape[0]} and {k.shape[0]}")

@@ -1,0 +1,5 @@
+"""Attention along graphs inside models of transformers."""
+
+from gnn_attention.huggingface.interface import NAME, GraphFunction, attending, attention, mask, use_graph
+
+__all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]

@@ -1,0 +1,286 @@
+"""A graph of the user's at the place of a call: a Hugging Face model's own graph, cut down or replaced.
+
+The user's graph speaks of a whole sequence from its first token on. A call of attention speaks of slots: a few receivers of a
+decoding step, senders of which a sliding cache has dropped some, padding on either side. What is made here stands between them.
+Graphs of equal rules (:func:`recipe`) are taken for the same, so that what was planned for one forward pass serves the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.algebra.stacks import all_of
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import rules as graph_rules
+from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.values import Span
+from gnn_attention.graph.regions import counting
+from gnn_attention.graph.rules import Rule
+
+__all__ = ["Known", "Place", "framed", "is_token", "recipe", "shifted"]
+
+KEPT = 16  # graphs of forward passes that are kept for the next
+TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a call of attention stands in its sequence, and who may be heard there by the model's ``own`` graph.
+
+    Receivers and senders are slots, ``own.dst_offset`` and ``own.src_offset`` their first positions. ``padding``: bool
+    ``[B or 1, src]``, the senders that are tokens. ``left``: ``[B or 1]``, how many slots before a sample's first token hold
+    padding. None: no padding. ``kept``: the own graph is the same object in the next forward pass.
+    """
+
+    own: TokenGraph
+    batch: int
+    padding: Bool[Tensor, "samples src"] | None = None
+    left: Int[Tensor, " samples"] | None = None
+    kept: bool = False
+    _made: dict[Any, Place] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sample up to the last receiver, padding on the left not counted."""
+        return self.own.dst_offset + self.own.num_dst - (0 if self.left is None else int(self.left.min()))
+
+    def under(self, graph: TokenGraph, instead: bool, who: str) -> Place:
+        """The place where the own edges are those that ``graph`` has too, or ``instead`` its own, but for padding.
+
+        ``graph`` is that of a whole sequence from position 0; a sample's positions count from its first token. Raises
+        ValueError if it is too short or does not begin at 0, and if it hears senders that a cache has dropped; ``who`` is
+        what the message calls the caller.
+        """
+        key = (Known(graph), instead)
+        if key not in self._made:
+            _check_reach(self, graph, who)
+            if instead:
+                _check_nothing_lost(self, graph, who)
+            joined = _joined(_Same(self), *key) if self.kept and self.left is None else _join(self, graph, instead)
+            self._made[key] = replace(self, own=joined, _made={})
+        return self._made[key]
+
+    def by_head(self, places: Sequence[Place]) -> Place:
+        """The place of ``places[h]`` for head h; ValueError for a graph that differs by head itself."""
+        key = tuple(id(place) for place in places)
+        if key not in self._made:
+            own = _by_head([place.own for place in places])
+            self._made[key] = replace(self, own=own, kept=self.kept and len(set(key)) == 1, _made={})
+        return self._made[key]
+
+
+def framed(
+    rule: Rule, num_dst: int, num_src: int, dst_offset: int, src_offset: int, name: str = "the model's mask", **sizes: int | None
+) -> TokenGraph:
+    """The graph of a rule over slots, at its position."""
+    graph = TokenGraph.from_rule(rule, num_dst, num_src, name=name, **sizes)
+    return replace(graph, dst_offset=dst_offset, src_offset=src_offset)
+
+
+def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule, told absolute positions."""
+    return ask(rule, b, h, dst + first, src + start)
+
+
+def is_token(heard: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """Whether a sender is a token and not padding."""
+    if not isinstance(src, Span):
+        heard = heard.to(src.device)
+    return heard[0][src] if len(heard) == 1 else heard[b, src]
+
+
+# -- a graph of the user's, at the place of a call ---------------------------------------------------------------------
+
+
+def _check_reach(place: Place, graph: TokenGraph, who: str) -> None:
+    own = place.own
+    if own.dst_offset + own.num_dst > own.src_offset + own.num_src:
+        raise ValueError(f"{who}: the receivers of {own!r} are not among its senders, so no graph of one sequence fits")
+    if graph.dst_offset or graph.src_offset:
+        raise ValueError(f"{who}: the graph must be that of whole sequences, from position 0 on, got {graph!r}")
+    if min(graph.num_dst, graph.num_src) < place.length:
+        raise ValueError(
+            f"{who}: {graph!r} is too short for a sequence of {place.length} tokens: give a longer one (what is beyond the "
+            "sequence is cut), or a function (layer, head, length) -> graph, or use_graph only the part that it is meant for"
+        )
+
+
+def _check_nothing_lost(place: Place, graph: TokenGraph, who: str) -> None:
+    """ValueError if the graph has an edge from a sender that stood before the first slot."""
+    own = place.own
+    if not own.src_offset:
+        return
+    gone = framed(graph_rules.everyone, own.num_dst, own.src_offset, own.dst_offset, 0)
+    samples = 1 if place.left is None and graph.batch is None else place.batch
+    if counting.any_edge(_placed(replace(place, own=gone), graph), (samples, graph.heads or 1, own.num_dst, own.src_offset)):
+        raise ValueError(
+            f"{who}: its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the receivers from "
+            f"{own.dst_offset} on hear some of them: generate with use_cache=False, or with a cache that keeps all tokens"
+        )
+
+
+@lru_cache(maxsize=KEPT)
+def _joined(same: _Same, known: Known, instead: bool) -> TokenGraph:
+    return _join(same.place, known.thing, instead)
+
+
+@not_compiled
+def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
+    own, left = place.own, place.left
+    if graph._listed is not None and left is None and not instead:
+        return replace(own & _placed_list(place, graph), name=_within(graph))
+    rules = [_placed(place, graph), *(_slots_with_tokens(place) if instead else [own.rule])]
+    apart = any(table is not None and len(table) > 1 for table in (left, place.padding if instead else None))
+    samples = graph.batch or (None if instead else own.batch) or (place.batch if apart else None)
+    heads = graph.heads or (None if instead else own.heads)
+    sizes = (own.num_dst, own.num_src, own.dst_offset, own.src_offset)
+    name = f"{graph.name}, without padding" if instead else _within(graph)
+    return framed(partial(all_of, tuple(rules)), *sizes, name, heads=heads, batch=samples)
+
+
+def _within(graph: TokenGraph) -> str:
+    return f"{graph.name}, within the model's mask"
+
+
+def _slots_with_tokens(place: Place) -> list[Rule]:
+    """Not padding, and not behind the last receiver, where a static cache is still empty."""
+    last = place.own.dst_offset + place.own.num_dst - place.own.src_offset
+    rules: list[Rule] = [partial(_is_there, last)] if last < place.own.num_src else []
+    return rules if place.padding is None else [*rules, partial(is_token, place.padding)]
+
+
+def _is_there(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return src < slots
+
+
+def _placed(place: Place, graph: TokenGraph) -> Rule:
+    """The rule of a whole sequence's graph, asked about slots."""
+    own, left = place.own, place.left
+    if left is not None and len(left) > 1:
+        return partial(_at_each, graph.rule, left, own.dst_offset, own.src_offset, graph.num_src)
+    pad = 0 if left is None else int(left)
+    first, start = own.dst_offset - pad, own.src_offset - pad
+    if min(first, start) >= 0 and start + own.num_src <= graph.num_src:
+        return partial(shifted, graph.rule, first, start) if first or start else graph.rule
+    return partial(_inside, graph.rule, first, start, graph.num_src)
+
+
+def _at_each(
+    rule: Rule, left: Tensor, first: int, start: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    pad = left[b] if isinstance(b, Span) else left.to(b.device)[b]
+    return _inside(rule, 0, 0, num_src, b, h, dst + first - pad, src + start - pad)
+
+
+def _inside(rule: Rule, first: int, start: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule where both ends are tokens of its graph; before and behind them nobody hears or is heard."""
+    dst, src = dst + first, src + start
+    known = (dst >= 0) & (src >= 0) & (src < num_src)
+    return known & ask(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
+
+
+def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:
+    """A listed graph's edges among the slots."""
+    own = place.own
+    src, dst = graph.edge_index
+    src, dst = src - own.src_offset, dst - own.dst_offset
+    inside = (dst >= 0) & (dst < own.num_dst) & (src >= 0) & (src < own.num_src)
+    edges = torch.stack([src, dst])[:, inside]
+    listed = TokenGraph.from_edges(edges, own.num_dst, own.num_src)
+    return replace(listed, dst_offset=own.dst_offset, src_offset=own.src_offset)
+
+
+@not_compiled
+def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
+    """One graph; where all heads have the same object, that one."""
+    distinct = list({id(graph): graph for graph in graphs}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    for graph in distinct:
+        if graph.heads is not None:
+            raise ValueError(f"the graph of one head must not differ by head, got {graph!r}; select(batch, head) takes one")
+    group = {id(graph): number for number, graph in enumerate(distinct)}
+    of_head = torch.tensor([group[id(graph)] for graph in graphs], device="cpu")
+    rule = partial(_of_head, of_head, tuple(graph.rule for graph in distinct))
+    first, batch = distinct[0], next((graph.batch for graph in distinct if graph.batch), None)
+    sizes = (first.num_dst, first.num_src, first.dst_offset, first.src_offset)
+    return framed(rule, *sizes, f"{len(distinct)} graphs by head", heads=len(graphs), batch=batch)
+
+
+def _of_head(of_head: Tensor, rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    mine = of_head[h] if isinstance(h, Span) else of_head.to(h.device)[h]
+    edge = (mine == 0) & ask(rules[0], b, h, dst, src)
+    for number, rule in enumerate(rules[1:], 1):
+        edge = edge | ((mine == number) & ask(rule, b, h, dst, src))
+    return edge
+
+
+# -- rules that say the same ------------------------------------------------------------------------------------------
+
+
+def recipe(value: object) -> Hashable | None:
+    """What makes a rule the same as another: its code and all constants bound to it; None where that cannot be told.
+
+    Only code of this library and of transformers is trusted to read nothing else. A rule that holds a tensor has no recipe.
+
+    >>> from gnn_attention import patterns
+    >>> recipe(patterns.window(8, 2).rule) == recipe(patterns.window(9, 2).rule) != recipe(patterns.window(9, 3).rule)
+    True
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return (type(value), value)
+    if isinstance(value, tuple):
+        return _all_of(tuple, *value)
+    if isinstance(value, partial):
+        return _all_of(partial, value.func, value.args, tuple(sorted(value.keywords.items())))
+    if isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED and not value.__kwdefaults__:
+        bound = _all_of(FunctionType, value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ()))
+        return None if bound is None else (value.__module__, value.__code__, bound)
+    return None
+
+
+def _all_of(kind: type, *values: object) -> Hashable | None:
+    parts = [recipe(value) for value in values]
+    return None if None in parts else (kind, *parts)
+
+
+class Known:
+    """A rule or a graph, as a key, that equals others of the same recipe; without a recipe, itself alone."""
+
+    def __init__(self, thing: Any) -> None:
+        """``thing``: a rule or a :class:`TokenGraph`."""
+        self.thing = thing
+        if isinstance(thing, TokenGraph):
+            said = None if thing._listed is not None else recipe(thing.rule)
+            self.key: Hashable = id(thing) if said is None else (said, thing._frame())
+        else:
+            self.key = recipe(thing) or id(thing)
+
+    def __eq__(self, other: object) -> bool:
+        """The same recipe, or the same object."""
+        return isinstance(other, Known) and self.key == other.key
+
+    def __hash__(self) -> int:
+        """Of the recipe."""
+        return hash(self.key)
+
+
+class _Same:
+    """A kept place as a key: its own graph, as an object."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.place.own is other.place.own
+
+    def __hash__(self) -> int:
+        return id(self.place.own)

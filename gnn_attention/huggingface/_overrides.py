@@ -1,0 +1,176 @@
+"""Blocks of :func:`gnn_attention.huggingface.use_graph` that are in force, and what they give each module of their model."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from gnn_attention.graph import TokenGraph
+from gnn_attention.huggingface._alignment import Place
+
+__all__ = ["NAME", "GraphFunction", "Use", "check_routed", "followed", "in_force", "named", "uses_for", "uses_now"]
+
+NAME: Final = "gnn_attention"
+CROSS = ("crossatt", "cross_att", "encoder_att", "encdecatt", "enc_dec_att")  # in names of modules that listen elsewhere
+
+GraphFunction = Callable[[int, int, int], TokenGraph | None]  # (layer, head, length) -> graph, None: as the model does
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One ``use_graph`` in force: the modules that it holds for, by id, with their names, and what it gives them."""
+
+    model: nn.Module
+    choice: TokenGraph | GraphFunction
+    replace: bool
+    names: dict[int, str]
+    numbers: dict[int, int] = field(default_factory=dict)  # of modules that do not know their layer, in the order of calls
+    calls: list[int] = field(default_factory=lambda: [0])
+    open: list[bool] = field(default_factory=lambda: [True])
+
+    def holds(self, module: nn.Module) -> bool:
+        """A module of the model whose senders are the receivers' own sequence."""
+        name = self.names.get(id(module))
+        if name is None or getattr(module, "is_cross_attention", False):
+            return False
+        words = f"{name}.{type(module).__name__}".lower()
+        return not any(word in words for word in CROSS)
+
+    def check(self, module: nn.Module, num_dst: int, num_src: int, masked: bool) -> None:
+        """ValueError where it cannot be laid over a mask that does not tell positions, or padding."""
+        if num_dst != num_src:
+            raise ValueError(
+                f"use_graph: {named(module)} has {num_dst} receivers and {num_src} senders and a mask that does not tell their "
+                "positions; leave attention_mask to the model, or give use_graph a part of it without this module"
+            )
+        if masked and self.replace:
+            raise ValueError(
+                f"use_graph(replace=True): {named(module)} got a mask as a tensor, in which padding cannot be told from the "
+                "rest: pass a 2-D attention_mask, or let the graph be intersected (replace=False)"
+            )
+
+    def place(self, module: nn.Module, place: Place, heads: int) -> Place:
+        """The place with the graph that this use gives a layer."""
+        layer = self._layer(module)
+        who = f"use_graph, {self.names[id(module)] or type(module).__name__} (layer {layer})"
+        if isinstance(self.choice, TokenGraph):
+            return place.under(self.choice, self.replace, who)
+        found = [_checked_graph(self.choice(layer, head, place.length), who) for head in range(heads)]
+        return place.by_head([place if graph is None else place.under(graph, self.replace, who) for graph in found])
+
+    def _layer(self, module: nn.Module) -> int:
+        layer = getattr(module, "layer_idx", None)
+        return self.numbers.setdefault(id(module), len(self.numbers)) if layer is None else int(layer)
+
+
+_ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", default=())
+_Last = WeakKeyDictionary[nn.Module, tuple[Use, ...]]
+_last: _Last = WeakKeyDictionary()  # where no mask carries them, for the threads in which torch goes backward on a GPU
+
+
+class _OfThread(threading.local):
+    """The same for the forward passes of each thread, which goes backward itself on a CPU."""
+
+    def __init__(self) -> None:
+        self.last: _Last = WeakKeyDictionary()
+
+
+_own = _OfThread()
+
+
+def uses_now() -> tuple[Use, ...]:
+    """The blocks that this context is in, the outermost first."""
+    return _ACTIVE.get()
+
+
+def uses_for(module: nn.Module) -> tuple[Use, ...]:
+    """The uses in force; for a layer that is computed again in a backward pass, those of its forward pass.
+
+    RuntimeError in a backward pass whose block was left: another forward pass may have come in between.
+    """
+    uses = uses_now()
+    if torch._C._current_graph_task_id() == -1:
+        _own.last[module] = uses
+        if uses or module in _last:
+            _last[module] = uses
+        return uses
+    remembered = _own.last.get(module, _last.get(module, ()))
+    if not all(use.open[0] for use in remembered):
+        raise RuntimeError(
+            f"{named(module)} is computed again for the backward pass (gradient checkpointing) after its use_graph block was "
+            "left: call backward() inside the block"
+        )
+    return remembered
+
+
+@contextmanager
+def in_force(use: Use) -> Iterator[None]:
+    """The block; a warning on leaving it if nothing of the model was computed in it."""
+    use.calls[0], use.open[0] = 0, True
+    token = _ACTIVE.set((*_ACTIVE.get(), use))
+    try:
+        yield
+        if not use.calls[0]:
+            warnings.warn(f"no self-attention of {type(use.model).__name__} was computed in this use_graph block", stacklevel=3)
+    finally:
+        _ACTIVE.reset(token)
+        use.open[0] = False
+
+
+@contextmanager
+def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
+    """The blocks that this context is in hold for ``twin``, a copy of ``module``, as they do for the original."""
+    copies = dict(twin.named_modules())
+    parts = [(id(part), id(copies[name])) for name, part in module.named_modules() if copies.get(name) not in (None, part)]
+    tables: list[dict[int, Any]] = [table for use in uses_now() for table in (use.names, use.numbers)]
+    for table in tables:
+        table.update({copy: table[own] for own, copy in parts if own in table})
+    try:
+        yield
+    finally:
+        for table in tables:
+            for _, copy in parts:
+                table.pop(copy, None)
+
+
+def check_routed(model: nn.Module) -> None:
+    """ValueError or NotImplementedError unless the attention of every part of the model is ``NAME``."""
+    parts = [
+        (name, part) for name, part in model.named_modules() if hasattr(getattr(part, "config", None), "_attn_implementation")
+    ]
+    if not parts:
+        raise ValueError(f"use_graph: {type(model).__name__} has no part with a Hugging Face config: give a transformers model")
+    for name, part in parts:
+        found, where = part.config._attn_implementation, f"{type(part).__name__}{f' ({name})' if name else ''}"
+        if found == NAME:
+            continue
+        if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
+            raise NotImplementedError(
+                f"use_graph: {where} has attention of its own that does not go through transformers' AttentionInterface, so no "
+                "graph can reach it; give use_graph a part of the model without it, if there is one"
+            )
+        raise ValueError(
+            f"use_graph: the attention of {where} is {found!r}: call model.set_attn_implementation({NAME!r}) after importing "
+            "gnn_attention.huggingface"
+        )
+
+
+def _checked_graph(found: object, who: str) -> TokenGraph | None:
+    if found is not None and not isinstance(found, TokenGraph):
+        raise TypeError(f"{who}: the function (layer, head, length) must return a TokenGraph or None, got {type(found).__name__}")
+    return found
+
+
+def named(module: nn.Module) -> str:
+    """What a message calls a module."""
+    layer = getattr(module, "layer_idx", None)
+    return type(module).__name__ + ("" if layer is None else f" of layer {layer}")

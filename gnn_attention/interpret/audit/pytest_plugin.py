@@ -1,0 +1,38 @@
+"""The audit as a pytest fixture.
+
+``pytest -p gnn_attention.interpret.audit.pytest_plugin``, or in the topmost conftest.py
+``pytest_plugins = ["gnn_attention.interpret.audit.pytest_plugin"]``, and then ::
+
+    def test_my_model_keeps_to_its_window(audited):
+        audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
+
+It is no entry point: a plugin that every pytest run of the machine loads would import torch in every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gnn_attention.interpret.audit.api import Verdict, audit
+
+__all__ = ["audited"]
+
+
+@pytest.fixture
+def audited() -> Callable[..., Verdict]:
+    """:func:`gnn_attention.audit` that fails the test with the verdict's text where information leaks.
+
+    ``audited(module, graph, input_shape, ..., exact=False)`` takes what ``audit`` takes; with ``exact=True`` an allowed pair
+    that is not used fails the test too. Returns the verdict.
+    """
+    return _audited
+
+
+def _audited(*arguments: Any, exact: bool = False, **options: Any) -> Verdict:
+    verdict = audit(*arguments, **options)
+    if not (verdict.exact if exact else verdict.ok):
+        pytest.fail(str(verdict), pytrace=False)
+    return verdict

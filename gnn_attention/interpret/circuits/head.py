@@ -1,0 +1,307 @@
+"""One head read off its weights: what it looks for, what it says, and the subspaces through which it does both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.heads.arrays import grouped
+from gnn_attention.heads.factored_matrix import FactoredMatrix
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.lazy import LazyHeads
+from gnn_attention.heads.model_space import SIDES
+from gnn_attention.interpret.circuits.subspace import Subspace, rank_tolerance
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.model import Block
+
+__all__ = ["Circuit", "each", "of"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit:
+    """One head as a reader and writer of states: ``logit = scale P . x'`` with ``P = x W_P + b_P``, ``M = x' W_M + b_M``.
+
+    x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, kept factored: their
+    ``rank()``, ``singular_values()``, ``eigenvalues()`` and ``norm()`` cost next to nothing, and ``full()`` multiplies them out.
+    The matrices hold no bias. Those of queries and values are :attr:`b_P` and :attr:`b_M`; on the senders' side, where
+    ``logit = scale x . P'``, that of keys is :attr:`b_S`. The product of both biases of a logit is the same for all its edges
+    and no part of either; ``b_O`` belongs to the layer.
+
+    Weights are read once, in float32 or better, without gradients: read anew after training. With a ``gain [width]``, what a
+    norm before the layer multiplies channels with, matrices and subspaces speak of states before that norm, each divided by
+    its root mean square (:func:`of` takes it from a Block).
+
+    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (QK and OV
+    circuits; folding the gain is TransformerLens' ``fold_ln``).
+    """
+
+    heads: StandardHeads | MergedHeads | LatentHeads
+    head: int
+    gain: Float[Tensor, " width"] | None = None
+
+    def __repr__(self) -> str:
+        """Which head of what."""
+        kind = f"{type(self.heads).__name__}({self.heads.extra_repr()})"
+        return f"Circuit(head {self.head} of {kind}{'' if self.gain is None else ', gain folded'})"
+
+    @property
+    def scale(self) -> float:
+        """``1 / sqrt(head_dim)``."""
+        return self.heads.scale
+
+    # -- matrices -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pattern(self) -> FactoredMatrix:
+        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``; its transpose is the senders' side.
+
+        Of merged heads, which have no factors, those of the singular value decomposition. ValueError for rotary and latent
+        heads (see :meth:`pattern_at`) and for ``qk_norm``, under which there is no such matrix.
+        """
+        if self._turns:
+            raise ValueError(f"{self!r} is rotary, its pattern matrix differs by distance: take pattern_at(dst - src)")
+        return self._pattern(None)
+
+    def pattern_at(self, distance: int) -> FactoredMatrix:
+        """``W_P`` for ``distance = dst - src``: ``W_Q R W_K^T`` for rotary heads, else :attr:`pattern` whatever the distance.
+
+        Of latent heads it leads from ``u`` to ``[c, x W_KR]``, as :meth:`LatentHeads.pattern_matrix` tells.
+
+        >>> from gnn_attention.rotary import Rotary
+        >>> circuit = of(StandardHeads(8, 2, rotary=Rotary()), 0)
+        >>> circuit.pattern_at(3).shape, torch.equal(circuit.pattern_at(0).full(), circuit.pattern_at(9).full())
+        (torch.Size([8, 8]), False)
+        """
+        distance = checks.position("distance", distance)
+        return self._pattern(distance) if self._turns else self.pattern
+
+    @cached_property
+    def message(self) -> FactoredMatrix:
+        """``W_M = W_V W_O [source_width, width]``, of rank at most ``value_dim``; of latent heads ``[latent_dim, width]``.
+
+        ValueError for heads without ``W_O``, which have values but no messages.
+        """
+        if isinstance(self.heads, MergedHeads):
+            return self._gained(_thin(self.heads.W_M[self.head]))
+        return self._gained(_of_head(self.heads.message_matrix(), self.head))
+
+    @property
+    def b_P(self) -> Float[Tensor, " source_width"] | None:
+        """``b_Q W_K^T``, what the queries' bias adds to every pattern; None without one."""
+        if isinstance(self.heads, MergedHeads):
+            return self._merged_bias(self.heads.pattern[:, -1, : self.heads.source_width], self.heads.width)
+        bias = self._bias("b_Q")
+        return None if bias is None else bias @ self.pattern.right
+
+    @property
+    def b_S(self) -> Float[Tensor, " width"] | None:
+        """``b_K W_Q^T``, what the keys' bias adds to every pattern on the senders' side; None without one."""
+        if isinstance(self.heads, MergedHeads):
+            return self._merged_bias(self.heads.pattern[:, : self.heads.width, -1], self.heads.width)
+        bias = self._bias("b_K")
+        return None if bias is None else bias @ self.pattern.left.mT
+
+    @property
+    def b_M(self) -> Float[Tensor, " width"] | None:
+        """``b_V W_O``, what the values' bias adds to every message; None without one."""
+        if isinstance(self.heads, MergedHeads):
+            has_bias = self.heads.message.shape[1] > self.heads.source_width
+            return _read(self.heads.message[self.head, -1]) if has_bias else None
+        bias = self._bias("b_V")
+        return None if bias is None else bias @ self.message.right
+
+    # -- vectors ------------------------------------------------------------------------------------------------------
+
+    def patterns(self, x: Float[Tensor, "*tokens own_width"], side: str = "receiver") -> Float[Tensor, "*tokens other_width"]:
+        """What each token looks for, ``x W_P + b_P``; ``side="sender"``: what it wants to be found by, ``x W_P^T + b_S``.
+
+        A logit is then ``scale`` times the dot product with the other token's state, plus what is the same for all in-edges of
+        the receiver where the other side has a bias.
+        """
+        receives = checks.choice("side", side, SIDES) == "receiver"
+        matrix, bias = (self.pattern, self.b_P) if receives else (self.pattern.T, self.b_S)
+        return _applied(x, matrix, bias)
+
+    def messages(self, x: Float[Tensor, "*tokens source_width"]) -> Float[Tensor, "*tokens width"]:
+        """What each token says, ``x W_M + b_M``, in the space of states."""
+        if isinstance(self.heads, LatentHeads):
+            own = x.reshape(1, -1, x.shape[-1]).to(self.heads.W_DKV.dtype)
+            x = self.heads.latents(own).detach().reshape(*x.shape[:-1], self.heads.latent_dim)
+        return _applied(x, self.message, self.b_M)
+
+    # -- subspaces ----------------------------------------------------------------------------------------------------
+
+    @property
+    def reads_as_receiver(self) -> Subspace:
+        """All of a receiver's state that this head's logits depend on: the columns of ``W_Q``."""
+        return self._reads(self._columns.receiver)
+
+    @property
+    def reads_as_sender(self) -> Subspace:
+        """All of a sender's state that this head's logits depend on: the columns of ``W_K``."""
+        return self._reads(self._columns.sender)
+
+    @property
+    def reads_as_value(self) -> Subspace:
+        """All of a sender's state that its message depends on: the columns of ``W_V``."""
+        return self._reads(self._columns.value)
+
+    @property
+    def writes(self) -> Subspace:
+        """All that messages can be made of: the rows of ``W_O``. ValueError for heads without one."""
+        columns = self._columns.written
+        if columns is None:
+            raise ValueError("heads without W_O have values but no messages: they write no states")
+        return Subspace.spanned_by(columns.mT)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _turns(self) -> bool:
+        return getattr(self.heads, "rotary", None) is not None
+
+    def _pattern(self, distance: int | None) -> FactoredMatrix:
+        if isinstance(self.heads, MergedHeads):
+            matrix = _thin(self.heads.W_P[self.head])
+        else:
+            matrix = _of_head(self.heads.pattern_matrix(distance), self.head)  # type: ignore[arg-type]
+        return matrix if self.gain is None else self._gained(self._gained(matrix).T).T
+
+    def _gained(self, matrix: FactoredMatrix) -> FactoredMatrix:
+        """The gain as a factor of the rows: the side that reads states."""
+        return matrix if self.gain is None else FactoredMatrix(self.gain.to(matrix.left).unsqueeze(1) * matrix.left, matrix.right)
+
+    def _bias(self, name: str) -> Tensor | None:
+        bias = getattr(self.heads, name, None)
+        return None if bias is None else _read(grouped(bias, self.heads.num_heads)[self.head])
+
+    def _merged_bias(self, biases: Tensor, width: int) -> Tensor | None:
+        if not isinstance(self.heads, MergedHeads) or self.heads.pattern.shape[1] == width:
+            return None
+        bias = _read(biases[self.head])
+        return bias if self.gain is None else self.gain.to(bias) * bias
+
+    @property
+    def _columns(self) -> _Columns:
+        return _columns_of(self.heads, self.head)
+
+    def _reads(self, columns: Tensor) -> Subspace:
+        columns = columns if self.gain is None else self.gain.to(columns).unsqueeze(1) * columns
+        return Subspace.spanned_by(columns.mT)
+
+
+def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> Circuit:
+    """The circuit of one head.
+
+    Args:
+        source: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`; an attention layer
+            of them; or a ``gnn_attention.model.Block``, whose norm's gain is then folded in.
+        head: which query head.
+        gain: ``[width]``, the weight of the norm before a layer of another model: see :class:`Circuit`. (A LayerNorm also
+            centres; what it reads has no part along the channels' mean, which no gain says.)
+
+    Raises TypeError for another source, IndexError for a head that is not there, ValueError for a gain that does not fit.
+
+    >>> from gnn_attention import model as lm
+    >>> trained, _ = lm.load_trained()
+    >>> circuit = of(trained.blocks[1], 2)
+    >>> circuit.pattern.shape, circuit.pattern.rank().item(), circuit.writes
+    (torch.Size([128, 128]), 32, Subspace(dim 32 of 128))
+    """
+    heads, gain = _opened(source, gain)
+    number = checks.size("head", head)
+    if number >= heads.num_heads:
+        raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {number}")
+    return Circuit(heads, number, gain)
+
+
+def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circuit]:
+    """The circuits of all heads of a layer, as :func:`of` gives them.
+
+    >>> len(each(StandardHeads(8, 4, num_kv_heads=2)))
+    4
+    """
+    heads, gain = _opened(source, gain)
+    return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+class _Columns(NamedTuple):
+    """Matrices ``[width, some]`` whose columns span what a head reads, and what it writes."""
+
+    receiver: Tensor
+    sender: Tensor
+    value: Tensor
+    written: Tensor | None
+
+
+def _columns_of(heads: StandardHeads | MergedHeads | LatentHeads, head: int) -> _Columns:
+    if isinstance(heads, MergedHeads):
+        pattern, message = heads.W_P[head], heads.W_M[head]
+        return _Columns(pattern, pattern.mT, message, message.mT)
+    if isinstance(heads, LatentHeads):  # what the norms are given: they mix channels, but add no direction
+        query = torch.cat([heads.W_UQ[head], heads.W_QR[head]], dim=1) if heads.W_DQ is None else heads.W_DQ
+        return _Columns(query, torch.cat([heads.W_DKV, heads.W_KR], dim=1), heads.W_DKV, heads.message_matrix().right[head].mT)
+    shared = head * heads.num_kv_heads // heads.num_heads
+    return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], None if heads.W_O is None else heads.W_O[head].mT)
+
+
+def _opened(source: Any, gain: Tensor | None) -> tuple[StandardHeads | MergedHeads | LatentHeads, Tensor | None]:
+    """The heads themselves, and the gain that is folded into them."""
+    heads = source
+    if isinstance(source, Block):
+        if gain is not None:
+            raise ValueError("gain must not be given with a Block, which has its own; give it with block.attention")
+        heads, gain = source.attention, source.attention_norm.weight
+    heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
+    heads = heads.standard if isinstance(heads, FactoredHeads) else heads
+    if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
+        raise TypeError(
+            f"source must be heads whose widths are known, a layer of them or a Block, got {type(heads).__name__}; "
+            "foreign.heads_of(model, layer) makes heads of another model's layer"
+        )
+    return heads, None if gain is None else _checked_gain(heads, gain)
+
+
+def _checked_gain(heads: StandardHeads | MergedHeads | LatentHeads, gain: Any) -> Tensor:
+    if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
+        raise ValueError(
+            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, without norms between"
+        )
+    if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
+        got = list(gain.shape) if isinstance(gain, Tensor) else type(gain).__name__
+        raise ValueError(f"gain must be a float tensor [{heads.width}], a number for each channel of a state, got {got}")
+    return _read(gain)
+
+
+def _read(part: Tensor) -> Tensor:
+    """A copy in float32 or better, without gradients."""
+    return part.detach().to(torch.promote_types(part.dtype, torch.float32), copy=True)
+
+
+def _of_head(matrices: FactoredMatrix, head: int) -> FactoredMatrix:
+    return FactoredMatrix(_read(matrices.left[head]), _read(matrices.right[head]))
+
+
+def _thin(matrix: Tensor) -> FactoredMatrix:
+    """A matrix as two factors as thin as its rank allows, evenly scaled, by singular value decomposition."""
+    u, values, vh = torch.linalg.svd(_read(matrix), full_matrices=False)
+    rank = max(int((values > rank_tolerance(matrix) * values[:1]).sum()), 1)
+    root = values[:rank].sqrt()
+    return FactoredMatrix(u[:, :rank] * root, root.unsqueeze(1) * vh[:rank])
+
+
+def _applied(x: Tensor, matrix: FactoredMatrix, bias: Tensor | None) -> Tensor:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 1 or x.shape[-1] != matrix.shape[0]:
+        got = f"{list(x.shape)} in {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {got}")
+    result = x.to(matrix.left) @ matrix.left @ matrix.right
+    return result if bias is None else result + bias

@@ -1,0 +1,192 @@
+"""A head between the embedding and the unembedding: what it copies, which words it makes likelier, what its vectors mean."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.heads.factored_matrix import FactoredMatrix
+from gnn_attention.interpret.circuits.head import Circuit, each, of
+from gnn_attention.model import Block, LanguageModel
+
+__all__ = [
+    "TopTokens",
+    "VocabularyEffect",
+    "copying",
+    "copying_score",
+    "copying_scores",
+    "effect_on_vocabulary",
+    "full_circuit",
+    "neuron_patterns",
+    "top_tokens",
+]
+
+
+class TopTokens(NamedTuple):
+    """The ``k`` tokens with the largest values, best first; both ``[*, k]``."""
+
+    tokens: Int[Tensor, "*lead k"]
+    values: Float[Tensor, "*lead k"]
+
+
+class VocabularyEffect(NamedTuple):
+    """The tokens whose logits a message raises most, and those that it lowers most (most lowered first)."""
+
+    raised: TopTokens
+    lowered: TopTokens
+
+
+def full_circuit(
+    circuit: Circuit, embedding: Float[Tensor, "words_in source_width"], unembedding: Float[Tensor, "words_out width"]
+) -> FactoredMatrix:
+    """``W_E W_M W_U [vocabulary, vocabulary]``, kept factored: how a token, if heard, moves the logit of every token.
+
+    Row s, column t: what the message of token s, read from its embedding, adds to the logit of t. ``embedding`` and
+    ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and ``nn.Linear`` do; multiply the latter by the
+    gain of the last norm. Norms beyond their gains, biases and what stands between are left out. ValueError for other widths.
+
+    Source: Elhage et al. 2021, "The OV and QK circuits" (the full OV circuit, there transposed); TransformerLens,
+    ``W_E @ OV @ W_U``.
+    """
+    message = circuit.message
+    for name, matrix, width in (("embedding", embedding, message.shape[0]), ("unembedding", unembedding, message.shape[1])):
+        if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] != width:
+            got = list(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise ValueError(f"{name} must be [vocabulary, {width}], a row for each token, got {got}")
+    left, right = (matrix.detach().to(message.left) for matrix in (embedding, unembedding))
+    return FactoredMatrix(left @ message.left, message.right @ right.mT)
+
+
+def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
+    """``sum Re(lambda) / sum |lambda|`` over the eigenvalues of a square matrix: 1 if all are positive, -1 if all negative.
+
+    Of a full circuit: do tokens raise their own logits? The eigenvalues are those of the small product, never of the large one.
+    A matrix without eigenvalues other than 0 has 0.
+
+    Source: Elhage et al. 2021, "Summarizing OV/QK matrices"; Olsson et al. 2022, copying. Positive eigenvalues are evidence of
+    copying and no proof: a matrix that is not symmetric may have them and raise other tokens more.
+
+    >>> column = torch.tensor([[1.0], [2.0]])
+    >>> copying(FactoredMatrix(column, column.mT)), copying(FactoredMatrix(column, -column.mT))
+    (tensor(1.), tensor(-1.))
+    """
+    eigenvalues = matrix.eigenvalues()
+    bound = eigenvalues.abs().sum(-1)
+    return torch.where(bound > 0, eigenvalues.real.sum(-1) / bound, 0.0)
+
+
+def copying_score(model: LanguageModel, layer: int, head: int) -> float:
+    """:func:`copying` of the :func:`full_circuit` of one head of the model, the gains of both norms folded in.
+
+    Raises TypeError for another kind of model (make the :func:`full_circuit` of its heads), IndexError for a head or layer that
+    is not there.
+
+    >>> from gnn_attention import model as lm
+    >>> trained, _ = lm.load_trained()
+    >>> copying_score(trained, 1, 3) > 0.5  # the induction head says again what it hears
+    True
+    """
+    return float(copying(_full_circuit_of(model, layer, head)))
+
+
+def copying_scores(model: LanguageModel) -> Float[Tensor, "layers heads"]:
+    """:func:`copying_score` of every head, ``[layers, heads]``."""
+    blocks, ends = _blocks(model), _vocabularies(model)
+    rows = [[copying(full_circuit(circuit, *ends)) for circuit in each(block)] for block in blocks]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def effect_on_vocabulary(
+    model: LanguageModel, layer: int, head: int, tokens: Int[Tensor, "*lead"], k: int = 10
+) -> VocabularyEffect:
+    """Which logits each token moves most if a receiver hears it through one head alone, ``[*, k]``: rows of the full circuit.
+
+    Values are in the units of the :func:`full_circuit`: they compare tokens with one another, as norms leave them to a factor.
+    Raises as :func:`copying_score` does, and IndexError for tokens that are not of the vocabulary, ValueError for a k too large.
+
+    >>> from gnn_attention import model as lm
+    >>> trained, vocabulary = lm.load_trained()
+    >>> effect = effect_on_vocabulary(trained, 1, 3, torch.tensor(vocabulary.encode(" return")), k=3)
+    >>> effect.raised.tokens.shape, bool((effect.raised.values > effect.lowered.values).all())
+    (torch.Size([1, 3]), True)
+    """
+    matrix = _full_circuit_of(model, layer, head)
+    logits = matrix.left[_known(tokens, matrix.shape[0])] @ matrix.right
+    low = _largest(-logits, k)
+    return VocabularyEffect(_largest(logits, k), TopTokens(low.tokens, -low.values))
+
+
+def top_tokens(vectors: Float[Tensor, "*lead width"], embedding: Float[Tensor, "vocabulary width"], k: int = 10) -> TopTokens:
+    """The ``k`` tokens whose embeddings match each vector best, by dot product, best first.
+
+    For patterns (of which tokens is it a template?), for neurons (:func:`neuron_patterns`), and, with the unembedding, for
+    messages. ``-vectors`` finds what they avoid. Source: seed S1.11. ValueError for widths that differ or a k too large.
+
+    >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)
+    TopTokens(tokens=tensor([2, 1]), values=tensor([2., 1.]))
+    """
+    fits = isinstance(vectors, Tensor) and isinstance(embedding, Tensor) and embedding.dim() == 2 and vectors.dim()
+    if not fits or vectors.shape[-1] != embedding.shape[1]:
+        got = " and ".join(
+            str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in (vectors, embedding)
+        )
+        raise ValueError(f"vectors [*, width] and embedding [vocabulary, width] must be tensors of one width, got {got}")
+    return _largest(vectors.detach() @ embedding.detach().to(vectors).mT, k)
+
+
+def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons width"]:
+    """What each neuron of a layer's MLP looks for: its input weights with the gain of the norm before it, ``[neurons, width]``.
+
+    A neuron is a pattern that does not depend on the token, where a head makes a new one for each (seed S1.11). Its bias, and
+    its activation, are left out. TypeError for another kind of model, IndexError for a layer that is not there.
+    """
+    block = _block(model, layer)
+    return block.mlp[0].get_parameter("weight").detach() * block.mlp_norm.weight.detach()
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _blocks(model: Any) -> list[Block]:
+    if not isinstance(model, LanguageModel):
+        raise TypeError(
+            f"model must be a gnn_attention.model.LanguageModel, got {type(model).__name__}; for another one take "
+            "copying(full_circuit(of(foreign.heads_of(model, layer), head), embedding, unembedding))"
+        )
+    return [block for block in model.blocks if isinstance(block, Block)]
+
+
+def _block(model: Any, layer: int) -> Block:
+    blocks, number = _blocks(model), checks.size("layer", layer)
+    if number >= len(blocks):
+        raise IndexError(f"layer must be in 0 .. {len(blocks) - 1}, got {number}")
+    return blocks[number]
+
+
+def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:
+    """The embedding, and the unembedding with the gain of the norm before it."""
+    return model.embedding.weight, model.unembedding.weight * model.norm.weight
+
+
+def _full_circuit_of(model: LanguageModel, layer: int, head: int) -> FactoredMatrix:
+    return full_circuit(of(_block(model, layer), head), *_vocabularies(model))
+
+
+def _known(tokens: Any, count: int) -> Tensor:
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens must be an integer tensor, got {got}; see BytePair.encode")
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
+        raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {int(tokens.min())} .. {int(tokens.max())}")
+    return tokens.long()
+
+
+def _largest(logits: Tensor, k: int) -> TopTokens:
+    k = checks.size("k", k, 1)
+    if k > logits.shape[-1]:
+        raise ValueError(f"k must be at most {logits.shape[-1]}, the vocabulary, got {k}")
+    values, tokens = logits.topk(k, dim=-1)
+    return TopTokens(tokens, values)

@@ -1,0 +1,277 @@
+"""Attention as torch_geometric message passing: tokens are nodes, the mask is the adjacency.
+
+Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges ``src -> dst`` of the graph,
+
+* ``edge_update``: pattern scoring, ``logit = q_dst . k_src * scale``, then softmax over the in-edges of each receiver;
+* ``message``: what travels along one edge, the weight (after dropout) times the sender's message;
+* ``aggregate``: PyG's plain sum over the in-edges, for each head;
+* ``update``: the sum over heads, in model space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import is_torch_sparse_tensor
+from torch_geometric.utils.sparse import set_sparse_value
+
+from gnn_attention import convert, edges, score_mods
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import AttentionInfo, attended, checked_backend
+from gnn_attention.backends import Backend
+from gnn_attention.backends.call import Call
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.traced import TracedEdges, is_edge_list
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.heads.arrays import check_heads
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.lazy import LazyHeads
+from gnn_attention.layer._pyg_codegen import rendered
+from gnn_attention.score_mods import RelativeBias, ScoreMod
+
+__all__ = ["MessagePassingAttention"]
+
+STEPS = {
+    "edge_update": "logit of the pattern of dst with src, softmax over the in-edges of dst, for each head",
+    "message": "the weight of the edge times the message of src, for each head",
+    "aggregate": "the sum over the in-edges of dst, for each head",
+    "update": "the sum over heads",
+}
+
+
+class MessagePassingAttention(MessagePassing):
+    """Multi-head attention as one round of message passing over a token graph, equal to dense attention with that mask.
+
+    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three forms.
+
+    Args:
+        heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`: the weights.
+            :class:`LazyHeads` become standard ones of the right widths at the first call, for ``to_hetero``.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the layer.
+        dropout: probability with which a weight is dropped, in training only.
+        backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes through ``attend``.
+            While an explainer of PyG masks the edges, or somebody has hooked one of the three functions, the layer walks
+            whatever its backend, as PyG's own layers leave their fused path then: only the walk has messages.
+
+    Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every backend; an
+    ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the walk: one program for any numbers
+    of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its ``as_tensor()``).
+
+    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three functions.
+
+    >>> from gnn_attention import patterns
+    >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
+    >>> layer(torch.zeros(5, 8), patterns.causal(5)).shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads,
+        score_mod: ScoreMod | None = None,
+        dropout: float = 0.0,
+        backend: str | Backend | None = None,
+    ) -> None:
+        """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout outside [0, 1)."""
+        check_heads(heads)
+        with rendered(self):
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
+        self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
+        self.score_mod = score_mods.checked(score_mod)
+        self.dropout = checks.probability("dropout", dropout)
+        self.backend = None if backend is None else checked_backend(backend)
+
+    def reset_parameters(self) -> None:
+        """Draw the heads' parameters anew."""
+        self.heads.reset_parameters()
+        if isinstance(self.score_mod, RelativeBias):
+            self.score_mod.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        g: Any = None,
+        bias: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+        edge_index: Any = None,
+    ) -> Any:
+        """The update of every receiver (add it to its state for a residual stream).
+
+        Args:
+            x: states ``[N, d]`` or ``[B, T, d]``; a pair ``(x_src, x_dst)`` for two kinds of token (cross-attention).
+            g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
+            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a batch).
+            return_attention_weights: as everywhere in PyG, any bool asks for ``(update, (g's edges, weights))`` with the weights
+                before dropout, ``[E, heads]`` for ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
+            edge_index: PyG's name for g, for calls by keyword.
+
+        Raises:
+            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit; NotImplementedError: the walk
+                (backend None) over a graph that differs by head or sample.
+        """
+        x_src, x_dst = _pair(x)
+        g = _one_graph(g, edge_index)
+        graph = self._as_graph(g, x_src, x_dst)
+        shard = getattr(self.heads, "shard", None)  # the heads of this rank, where they are spread over several
+        if shard is not None:
+            graph, bias = shard.graph(graph), shard.bias(bias)
+        if isinstance(self.heads, LazyHeads):
+            LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])  # they may be of another class by now, in threads
+        batched = x_dst.dim() == 3
+        if not batched:
+            x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
+        q = self.heads.receive(x_dst, graph.positions("dst", x_dst.shape[-2], x_dst.device))
+        k, v = self.heads.send(x_src, graph.positions("src", x_src.shape[-2], x_src.device))
+        score_mod, q = (self.score_mod, q) if shard is None else shard.entered(self.score_mod, q)
+        wants_weights = isinstance(return_attention_weights, bool)
+        dropout = self.dropout if self.training else 0.0
+        call = Call.checked(q, k, v, graph, self.heads.scale, score_mod, bias, None, dropout, wants_weights)
+        call = call if shard is None else replace(call, first_head=shard.first)
+        if self.backend is None or self._is_watched():
+            y, weights = self._walk(call, batched)
+        else:
+            y, weights = self._attend(call, self.backend, wants_weights)
+        if shard is not None and wants_weights:
+            weights = shard.gathered(weights)
+        if not batched:
+            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(weights.shape[-2:])
+        return (y, _with_edges(g, graph, weights)) if wants_weights else y
+
+    def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
+        """Through the one verb, on any backend."""
+        z, lse = attended(call, backend)
+        weights = AttentionInfo(call, lse).weights().mT if wants_weights else None
+        return self.heads.collect(z), weights
+
+    # -- the walk: PyG's own order of events --------------------------------------------------------------------------
+
+    def _walk(self, call: Call, batched: bool) -> tuple[Tensor, Tensor]:
+        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there is one."""
+        if call.graph.heads is not None or call.graph.batch is not None:
+            raise NotImplementedError(
+                f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
+                "use backend='auto', without hooks and explainers, which need the walk"
+            )
+        wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+        q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
+        if not batched:
+            q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        edge_index = call.graph.edges_on(q.device)
+        size = (call.graph.num_src, call.graph.num_dst)
+        alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
+        return self.propagate(edge_index, size=size, v=v, alpha=self._dropped(alpha, edge_index, call)), alpha
+
+    def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object) -> Tensor:
+        """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
+        logits = edges.logit(q_i, k_j, self.heads.scale)
+        logits = self._modified(logits, index, edge_index_j, call)
+        weights, _ = edges.softmax(logits.mT, index, size_i)
+        return weights.mT
+
+    def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
+        """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
+        return alpha.unsqueeze(-1) * v_j
+
+    def update(self, inputs: Tensor) -> Tensor:
+        """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
+        return self.heads.collect(inputs.transpose(-3, -2))
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _is_watched(self) -> bool:
+        """True while somebody waits for messages: one of PyG's explainers, or a hook on what only the walk calls."""
+        return bool(
+            self.explain
+            or self._propagate_forward_pre_hooks
+            or self._propagate_forward_hooks
+            or self._message_forward_pre_hooks
+            or self._message_forward_hooks
+            or self._aggregate_forward_pre_hooks
+            or self._aggregate_forward_hooks
+            or self._edge_update_forward_pre_hooks
+            or self._edge_update_forward_hooks
+        )
+
+    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: object) -> Tensor:
+        """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
+        assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
+        if call.score_mod is None and call.bias is None:
+            return logits
+        score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
+        score = score if call.bias is None else score + call.bias.to(score.dtype)
+        return score.mT.reshape(logits.shape)
+
+    def _dropped(self, alpha: Tensor, edge_index: Tensor, call: Call) -> Tensor:
+        """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
+        if not call.dropout:
+            return alpha
+        weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
+        return weights.mT.reshape(alpha.shape)
+
+    def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
+        if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
+            raise ValueError(
+                f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}"
+            )
+        num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
+        graph = g if isinstance(g, TokenGraph) else self._listed_graph(g, num_dst, num_src)
+        if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+            raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
+        return graph
+
+    def _listed_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
+        if self.backend is None and torch.compiler.is_compiling() and is_edge_list(g):
+            return TracedEdges.of(g, num_dst, num_src)
+        return convert.from_pyg(g, num_dst, num_src)
+
+    def mapping(self) -> str:
+        """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them (seed S1.20).
+
+        >>> from gnn_attention import StandardHeads
+        >>> print(MessagePassingAttention(StandardHeads(8, 2)).mapping())
+        edge_update: logit of the pattern of dst with src, softmax over the in-edges of dst, for each head
+        message: the weight of the edge times the message of src, for each head
+        aggregate: the sum over the in-edges of dst, for each head
+        update: the sum over heads, through W_O
+        """
+        through = ", through W_O" if isinstance(self.heads, StandardHeads) else ""
+        return "\n".join(f"{step}: {said}" for step, said in STEPS.items()) + through
+
+    def __repr__(self) -> str:
+        """In PyG's manner: widths and heads."""
+        heads = self.heads
+        form = type(heads).__name__.removesuffix("Heads").lower()
+        return f"{type(self).__name__}({form}, heads={heads.num_heads}, head_dim={heads.head_dim}, backend={self.backend!r})"
+
+
+def _pair(x: Any) -> tuple[Tensor, Tensor]:
+    """The senders' and the receivers' states."""
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
+        got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, (tuple, list)) else type(x).__name__
+        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}")
+    return pair
+
+
+def _one_graph(g: Any, edge_index: Any) -> Any:
+    """The graph, by whichever of its two names it came."""
+    if (g is None) == (edge_index is None):
+        got = "none" if g is None else "both g and edge_index"
+        raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
+    return edge_index if g is None else g
+
+
+def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
+    """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its values, as in PyG)."""
+    if isinstance(g, TokenGraph):
+        return graph.edges_on(weights.device), weights
+    if not is_torch_sparse_tensor(g) or weights.dim() != 2:
+        return g, weights
+    if g.layout == torch.sparse_coo:  # as stored, which need not be sorted
+        size = (*g.shape, weights.shape[1])
+        return torch.sparse_coo_tensor(g._indices(), weights, size, is_coalesced=g.is_coalesced()), weights
+    return set_sparse_value(g, weights), weights

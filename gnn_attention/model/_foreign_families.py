@@ -1,0 +1,267 @@
+"""Where models from elsewhere keep their attention weights: one row for each class of attention module.
+
+A row says how heads are made of a module's matrices, and what acts on a logit between scale and softmax. Everything is read
+from attributes: nothing here imports transformers. What differs from our heads is folded in, exactly: another scale than
+``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into the queries, be it into ``W_Q`` and ``b_Q`` or into the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.standard import StandardHeads
+from gnn_attention.rotary import Rotary
+from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
+
+__all__ = ["FAMILIES", "Family", "Found", "family_of"]
+
+LASTING = ("linear", "llama3", "yarn")  # kinds of rotary scaling whose frequencies do not depend on the length
+
+
+class Found(NamedTuple):
+    """An attention module, the module around its list of layers (if known), and the modules of that list in order."""
+
+    attention: Any
+    owner: nn.Module | None
+    siblings: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table: the family's name, its heads, and its score_mod."""
+
+    name: str
+    heads: Callable[[Found], StandardHeads | LatentHeads]
+    score_mod: Callable[[Found], ScoreMod | None] = lambda found: None
+
+
+def family_of(module: nn.Module) -> Family | None:
+    """The row of an attention module, None for any other module: torch's own, or a class that transformers itself ships."""
+    if isinstance(module, nn.MultiheadAttention):
+        return FAMILIES["MultiheadAttention"]
+    kind = type(module)
+    return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
+
+
+# -- four matrices ----------------------------------------------------------------------------------------------------
+
+
+class _Projection(NamedTuple):
+    """``x W^T + b``, the matrix as nn.Linear keeps it: [out, in]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The names of a module's four projections (q, k, v, output), of its head_dim and scale, and how it treats q and k."""
+
+    names: tuple[str, str, str, str]
+    head_dim: str = "head_dim"
+    scaling: str = "scaling"
+    rotary: bool = False
+    norm_offset: float | None = None  # q_norm and k_norm multiply by this plus their weight
+
+
+def _separate(layout: _Layout, found: Found) -> StandardHeads:
+    attention = found.attention
+    projections = tuple(_projection(attention, name) for name in layout.names)
+    head_dim, scale = attrgetter(layout.head_dim)(attention), attrgetter(layout.scaling)(attention)
+    rotary, stretch = _rotary(found) if layout.rotary else (None, 1.0)
+    if layout.norm_offset is None:
+        return _heads(projections, head_dim, scale * stretch, rotary)
+    heads = _heads(projections, head_dim, head_dim**-0.5, rotary)
+    heads.q_norm = _norm(attention.q_norm, layout.norm_offset, scale * stretch * math.sqrt(head_dim))
+    heads.k_norm = _norm(attention.k_norm, layout.norm_offset, 1.0)
+    return heads
+
+
+def _gpt2(found: Found) -> StandardHeads:
+    attention = found.attention
+    packed = _projection(attention, "c_attn")
+    if attention.is_cross_attention:
+        q, (k, v) = _projection(attention, "q_attn"), _split(packed, 2)
+    else:
+        q, k, v = _split(packed, 3)
+    return _heads((q, k, v, _projection(attention, "c_proj")), attention.head_dim, attention.scaling, None)
+
+
+def _heads(projections: tuple[_Projection, ...], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
+    """Heads of copies, with the part of ``scale`` that is not ``1 / sqrt(head_dim)`` in the queries."""
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V), (W_O, b_O) = projections
+    W_Q, b_Q = _times(W_Q, scale * math.sqrt(head_dim)), _times(b_Q, scale * math.sqrt(head_dim))
+    sizes = {"num_heads": len(W_Q) // head_dim, "num_kv_heads": len(W_K) // head_dim}
+    return StandardHeads.from_arrays(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, layout="column", rotary=rotary, **sizes)
+
+
+def _projection(attention: Any, path: str) -> _Projection:
+    """The weight and bias of a plain linear map; ValueError for one that does more than its weight says."""
+    layer = attrgetter(path)(attention)
+    kind = type(layer)
+    if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
+        return _Projection(layer.weight.T, layer.bias)
+    if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
+        raise ValueError(
+            f"{path} of {type(attention).__name__} must be a plain nn.Linear, whose weight is all it does, got "
+            f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
+        )
+    return _Projection(layer.weight, layer.bias)
+
+
+def _split(packed: _Projection, parts: int) -> list[_Projection]:
+    biases = [None] * parts if packed.bias is None else packed.bias.chunk(parts)
+    return [_Projection(weight, bias) for weight, bias in zip(packed.weight.chunk(parts), biases, strict=True)]
+
+
+def _times(tensor: Any, factor: float) -> Any:
+    """The same tensor where the factor is 1, so that weights come over bit by bit."""
+    return tensor if tensor is None or math.isclose(factor, 1.0, rel_tol=1e-12) else tensor * factor
+
+
+def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
+    weight = (norm.weight + offset) * factor
+    eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    made = nn.RMSNorm(len(weight), eps=eps, device="meta")
+    made.weight = nn.Parameter(weight.clone())
+    return made
+
+
+# -- positions --------------------------------------------------------------------------------------------------------
+
+
+def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
+    """The turns of queries and keys, and the factor that their stretching puts on a logit (YaRN stretches both)."""
+    config, prefix = found.attention.config, ""
+    given: Mapping[str, Any] = config.rope_parameters
+    if all(isinstance(value, Mapping) for value in given.values()):  # Gemma 3: other turns for local than for global layers
+        layer_type = config.layer_types[found.attention.layer_idx]
+        given, prefix = given[layer_type], f"{layer_type}_"
+    kind = given.get("rope_type", "default")
+    if kind == "default":
+        return Rotary(float(given["rope_theta"]), interleaved), 1.0
+    if kind not in LASTING:
+        raise NotImplementedError(f"rope_type {kind!r} turns otherwise at another length; known: default, {', '.join(LASTING)}")
+    embedding: Any = getattr(found.owner, "rotary_emb", None)
+    if embedding is None:
+        raise ValueError(f"rope_type {kind!r} keeps its frequencies outside the attention module: give the whole model and layer")
+    frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
+    return Rotary(interleaved=interleaved, frequencies=frequencies), float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
+
+
+def _t5_bias(found: Found) -> ScoreMod | None:
+    """The bias of each distance; a list of layers has it in its first, and none has it where the senders are another text."""
+    attention, first = found.attention, found.siblings[0]
+    if attention.is_decoder and not attention.is_causal:
+        return None
+    if not first.has_relative_attention_bias:
+        raise ValueError("T5 keeps its relative position bias in the first layer alone: give the whole model and layer")
+    reach = int(first.relative_attention_max_distance)  # farther distances share its bucket
+    bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
+    ahead, behind = bias[:, 0].flip(-1), bias[:, :, 0]  # senders after the receiver, the farthest first; senders before it
+    return relative_bias(torch.cat([ahead, behind[:, 1:]], dim=-1))
+
+
+def _softcap(found: Found) -> ScoreMod | None:
+    cap = found.attention.attn_logit_softcapping
+    return None if cap is None else softcap(float(cap))
+
+
+# -- latents ----------------------------------------------------------------------------------------------------------
+
+
+def _latent(found: Found) -> LatentHeads:
+    attention, config = found.attention, found.attention.config
+    rotary, stretch = _rotary(found, bool(config.rope_interleave))
+    factor = attention.scaling * math.sqrt(attention.qk_head_dim)
+    has_query_latent = attention.q_lora_rank is not None
+    tensors = _latent_keys(attention) | _latent_queries(attention, has_query_latent)
+    tensors["W_UQ"], tensors["W_QR"] = _times(tensors["W_UQ"], factor), _times(tensors["W_QR"], factor * stretch)
+    with torch.device("meta"):  # no random numbers are drawn
+        heads = LatentHeads(
+            attention.hidden_size,
+            attention.num_heads,
+            attention.qk_nope_head_dim,
+            attention.qk_rope_head_dim,
+            attention.kv_lora_rank,
+            attention.v_head_dim,
+            attention.q_lora_rank,
+            rotary,
+            bias=tensors["b_O"] is not None,
+            eps=attention.kv_a_layernorm.variance_epsilon,
+        )
+    state = {name: _copied(tensor) for name, tensor in tensors.items() if tensor is not None}
+    heads.load_state_dict(state, assign=True)
+    return heads
+
+
+def _latent_queries(attention: Any, has_query_latent: bool) -> dict[str, Any]:
+    W_DQ, b_DQ = _projection(attention, "q_a_proj") if has_query_latent else (None, None)
+    up, _ = _projection(attention, "q_b_proj" if has_query_latent else "q_proj")
+    sizes = [attention.qk_nope_head_dim, attention.qk_rope_head_dim]
+    content, turned = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
+    found = {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "W_UQ": content, "W_QR": turned}
+    return found | ({"q_norm.weight": attention.q_a_layernorm.weight} if has_query_latent else {})
+
+
+def _latent_keys(attention: Any) -> dict[str, Any]:
+    down, b_down = _projection(attention, "kv_a_proj_with_mqa")
+    up, _ = _projection(attention, "kv_b_proj")
+    W_O, b_O = _projection(attention, "o_proj")
+    sizes = [attention.kv_lora_rank, attention.qk_rope_head_dim]
+    W_DKV, W_KR = torch.split(down.T, sizes, dim=-1)
+    b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, sizes)
+    W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), [attention.qk_nope_head_dim, attention.v_head_dim], dim=-1)
+    named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
+    return named | {
+        "W_O": W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1),
+        "kv_norm.weight": attention.kv_a_layernorm.weight,
+    }
+
+
+def _by_head(weight: Tensor, num_heads: int) -> Tensor:
+    """[heads * out, in] -> [heads, in, out]."""
+    return weight.reshape(num_heads, -1, weight.shape[1]).mT
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+_LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
+_QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)
+_GEMMA3 = _Layout(_LLAMA.names, rotary=True, norm_offset=1.0)
+_OPT = _Layout(("q_proj", "k_proj", "v_proj", "out_proj"))
+_BERT = _Layout(("self.query", "self.key", "self.value", "output.dense"), "self.attention_head_size", "self.scaling")
+_VIT = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"))
+_T5 = _Layout(("q", "k", "v", "o"), "key_value_proj_dim")
+
+FAMILIES: Mapping[str, Family] = {
+    "MultiheadAttention": Family("torch.nn.MultiheadAttention", lambda found: StandardHeads.from_mha(found.attention)),
+    "GPT2Attention": Family("GPT-2", _gpt2),
+    "OPTAttention": Family("OPT", partial(_separate, _OPT)),
+    "BertAttention": Family("BERT", partial(_separate, _BERT)),
+    "ViTAttention": Family("ViT", partial(_separate, _VIT)),
+    "T5Attention": Family("T5", partial(_separate, _T5), _t5_bias),
+    "WhisperAttention": Family("Whisper", partial(_separate, _OPT)),
+    "LlamaAttention": Family("Llama", partial(_separate, _LLAMA)),
+    "MistralAttention": Family("Mistral", partial(_separate, _LLAMA)),
+    "Qwen2Attention": Family("Qwen2", partial(_separate, _LLAMA)),
+    "Qwen3Attention": Family("Qwen3", partial(_separate, _QWEN3)),
+    "GemmaAttention": Family("Gemma", partial(_separate, _LLAMA)),
+    "Gemma2Attention": Family("Gemma 2", partial(_separate, _LLAMA), _softcap),
+    "Gemma3Attention": Family("Gemma 3", partial(_separate, _GEMMA3)),
+    "DeepseekV3Attention": Family("DeepSeek-V3", _latent),
+}  # by the class of the attention module

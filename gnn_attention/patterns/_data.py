@@ -1,0 +1,83 @@
+"""Data that a graph is made from: its axes, its largest entries, and tables by sample and head that a rule looks up.
+
+Data come as ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are worked on as
+``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` is told of the axes that were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
+
+__all__ = ["all_axes", "largest", "look_up", "matching", "own_axes", "shown", "whole_numbers"]
+
+Sizes = Mapping[str, int]
+
+
+def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
+    """A copy of the numbers as ``[batch, heads, *axes]`` on the CPU, and the sizes of what was there; ValueError for NaN."""
+    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
+        got = f"{data.dtype}" if isinstance(data, Tensor) else type(data).__name__
+        raise TypeError(f"{name} must be a tensor of numbers, got {got}")
+    form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
+    if not 0 <= extra <= 2 or 0 in data.shape[:extra]:
+        raise ValueError(f"{name} must be [{form}], [heads, {form}] or [batch, heads, {form}], got {list(data.shape)}")
+    if data.is_floating_point() and bool(data.isnan().any()):
+        raise ValueError(f"{name} must hold no NaN: what is the largest or the nearest would be undefined")
+    sizes = {"batch": data.shape[0], "heads": data.shape[1]} if extra == 2 else {"heads": data.shape[0]} if extra else {}
+    if extra == 2 and sizes["heads"] == 1:
+        del sizes["heads"]
+    wide = torch.promote_types(data.dtype, torch.float32) if data.is_floating_point() else torch.int64
+    return data.detach().to("cpu", wide, copy=True)[(None,) * (2 - extra)], sizes
+
+
+def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
+    """:func:`all_axes` of a list or a tensor of integers; TypeError for anything else."""
+    try:
+        table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(f"{name} must be a tensor or lists of integers of one length, got {quoted(data)}") from None
+    if table.numel() == 0:
+        table = table.to(torch.int64)
+    if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
+        raise TypeError(f"{name} must be integers, got {table.dtype}")
+    return all_axes(name, table, axes)
+
+
+def matching(name: str, data: Tensor, other_name: str, other: Tensor, axis: int) -> None:
+    """ValueError unless both have the same samples, heads and the same size along ``axis``."""
+    if data.shape[:2] != other.shape[:2] or data.shape[axis] != other.shape[axis]:
+        raise ValueError(
+            f"{name} and {other_name} must agree in their leading axes and in axis {axis}, got {list(data.shape)} and "
+            f"{list(other.shape)} as [batch, heads, ...]; repeat_interleave keys that several heads share"
+        )
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """Bool, True at the ``k`` largest of each row that are above -inf; among equals the first win."""
+    order = values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(-1, order, torch.ones_like(order, dtype=torch.bool))
+    return chosen & (values > -torch.inf)
+
+
+def own_axes(table: Tensor, sizes: Sizes) -> Tensor:
+    """``[batch, heads, ...]`` without the leading axes that do not vary, as :func:`look_up` expects them."""
+    return (table if "batch" in sizes else table[0] if "heads" in sizes else table[0, 0]).contiguous()
+
+
+def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
+    """``table[b, h, *index]`` of a table from :func:`own_axes`, on the device of the tokens."""
+    here, extra = table.to(index[0].device), table.dim() - len(index)
+    if extra == 2:
+        return here[(b, h % table.shape[1], *index)]
+    return here[(h, *index)] if extra else here[index]
+
+
+def shown(data: Any, word: str) -> str:
+    """The data in a graph's name: their shape in words."""
+    return f"{list(data.shape) if isinstance(data, Tensor) else [len(data)]} {word}"

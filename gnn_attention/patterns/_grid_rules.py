@@ -1,0 +1,90 @@
+"""Tokens on a grid, in row-major order: boxes of coordinates as a rule, and arguments that are given for each axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Int, Tensor
+
+__all__ = ["Axis", "Span", "call", "flags", "in_box", "per_axis", "places", "shape_of", "shown"]
+
+Value = TypeVar("Value")
+Span = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]  # for each coordinate, the first and the last that it hears
+
+
+class Axis(NamedTuple):
+    """An axis of a grid: a token's coordinate is ``token // place % size``, and it hears ``span``, by ``step``."""
+
+    place: int
+    size: int
+    span: Span
+    step: int = 1
+
+
+def in_box(box: tuple[Axis, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of a box: along every axis the sender stands in the receiver's span."""
+    edge = (dst >= 0) & (src >= 0)
+    for place, size, (first, last), step in box:
+        own, other = dst // place % size, src // place % size
+        edge = edge & (first.to(dst.device)[own] <= other) & (other <= last.to(dst.device)[own])
+        if step > 1:
+            edge = edge & ((own - other) % step == 0)
+    return edge
+
+
+def places(sizes: Sequence[int]) -> list[int]:
+    """How many tokens lie between neighbours along each axis, in row-major order."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """The checked sizes of a grid: one axis at least, one token at least along each."""
+    if not isinstance(shape, Iterable):
+        raise TypeError(f"shape must be a sequence of sizes, got {quoted(shape)}; a line of tokens is ({quoted(shape)},)")
+    sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
+    if not sizes:
+        raise ValueError("shape must have at least one axis, got ()")
+    return sizes
+
+
+def per_axis(name: str, value: int | Sequence[int], sizes: Sequence[int], minimum: int = 1) -> tuple[int, ...]:
+    """One value for each axis, the same for all where a single one was given."""
+    if not isinstance(value, Iterable):
+        return (checks.size(name, value, minimum),) * len(sizes)
+    return _as_many(name, tuple(checks.size(f"each of {name}", each, minimum) for each in value), sizes)
+
+
+def flags(name: str, value: bool | Sequence[bool], sizes: Sequence[int]) -> tuple[bool, ...]:
+    """One flag for each axis, the same for all where a single one was given."""
+    values = tuple(value) if isinstance(value, Iterable) else (value,) * len(sizes)
+    for flag in values:
+        if not isinstance(flag, bool):
+            raise TypeError(
+                f"{name} must be True or False, or one for each axis, got {quoted(flag)} of type {type(flag).__name__}"
+            )
+    return _as_many(name, values, sizes)
+
+
+def shown(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
+    """The one value that all axes share, else all of them."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+def call(word: str, *arguments: object, **options: tuple[object, object]) -> str:
+    """A builder's call as Python text; an option is ``(value, default)``, spelt out where they differ.
+
+    >>> call("natten", (4, 6), 3, dilation=(2, 1), stride=(1, 1))
+    'natten((4, 6), 3, dilation=2)'
+    """
+    given = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
+    return f"{word}({', '.join([*map(str, arguments), *given])})"
+
+
+def _as_many(name: str, values: tuple[Value, ...], sizes: Sequence[int]) -> tuple[Value, ...]:
+    if len(values) != len(sizes):
+        raise ValueError(f"{name} must be one value or {len(sizes)}, one for each axis of {tuple(sizes)}, got {values}")
+    return values

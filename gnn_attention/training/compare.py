@@ -1,0 +1,273 @@
+"""``gnn-attention compare``: one model trained over several graphs, all else being equal: what does a missing edge cost.
+
+The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from the same windows in
+the same order, so differences between graphs are taken seed by seed. A model hears along its own graph throughout, in training
+and when it is judged on the held-out files; it is also asked how fast it generates through a cache, and how many senders that
+cache has to hold. Finished trainings are kept in a folder, and a further call goes on from there.
+
+Losses depend on the text, the length and the number of steps: they tell graphs apart at equal means, not in general.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnn_attention import algebra
+from gnn_attention._support import atomic_files, checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.progress import Progress
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.liveness import last_receivers
+from gnn_attention.model import Config, LanguageModel, generate, induction_scores
+from gnn_attention.training import compare_plot
+from gnn_attention.training.compare_graphs import Contender, Graphs, contenders
+from gnn_attention.training.compare_results import Mean, Outcome, Row, rows, table
+from gnn_attention.training.compare_store import Store
+from gnn_attention.training.trainer import Corpus, Encoded, Recipe, add_recipe, check_corpus, corpus, encoded, train
+
+__all__ = ["GRAPHS", "RECIPE", "Mean", "Outcome", "Row", "add_compare", "compare", "rows", "senders_held", "table"]
+
+GRAPHS = "causal; window(64); window(16); window(16) | sinks(4); window(16) | strides(16)"
+RECIPE = Recipe(steps=600, length=256, batch=4, warmup=60)
+SEEDS = 3
+_OWN = ("seed", "graph")  # what a recipe says of one training alone
+_GENERATED = 128  # tokens, the last of a window
+_SECONDS_BETWEEN_LINES = 0.5
+
+
+def compare(
+    graphs: Graphs = GRAPHS,
+    recipe: Recipe | None = None,
+    seeds: int = SEEDS,
+    out: Path | None = None,
+    text: Corpus | None = None,
+    config: Config | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> list[Outcome]:
+    """Train the shipped architecture over each graph from each seed; :func:`rows` and :func:`table` sum it up.
+
+    Args:
+        graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may leave out the number
+            of tokens (:func:`gnn_attention.convert.expressions.sized`); ``file:NAME`` is the graph of a file, its first
+            ``recipe.length`` tokens (:mod:`gnn_attention.convert.files`).
+        recipe: all that the trainings share, ``RECIPE`` unless given; its ``seed`` and ``graph`` are replaced.
+        seeds: how many trainings for each graph, from seeds 0, 1, ...
+        out: a folder for what is finished; what is there already is not trained again.
+        text: what to learn from, :func:`gnn_attention.training.corpus` unless given.
+        config: sizes of the model; its ``vocabulary_size`` is replaced.
+        tell: called with a line about where it stands, about twice a second.
+
+    Raises TypeError for an argument of another type; ValueError for a graph that is no graph of ``recipe.length`` tokens, that
+    lets a token hear a later one or stands there twice, for a folder that holds another comparison, and for a training that
+    diverged; all but the last before any training.
+
+    >>> text = Corpus({"a.py": "def f(x):\\n    return x\\n" * 30}, {"b.py": "def g(y):\\n    return y\\n" * 30})
+    >>> small = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32)
+    >>> found = compare("causal; window(4)", Recipe(steps=2, batch=2, length=16, pieces=260), seeds=1, text=text, config=small)
+    >>> [(one.graph, one.edges_per_token, one.senders) for one in found]
+    [('causal', 8.5, 16), ('window(4)', 3.625, 4)]
+    """
+    recipe = checks.instance("recipe", RECIPE if recipe is None else recipe, Recipe)
+    config = checks.instance("config", Config(1) if config is None else config, Config)
+    if text is not None:
+        check_corpus(text)
+    if tell is not None and not callable(tell):
+        raise TypeError(f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}")
+    place = None if out is None else checks.path("out", out)
+    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_Told(tell)))
+
+
+def senders_held(graph: TokenGraph) -> int:
+    """The most senders that a cache has to hold while the tokens of a causal graph come one by one.
+
+    A sender is held from its own coming until its last receiver has heard it.
+
+    >>> from gnn_attention import patterns
+    >>> senders_held(patterns.window(64, 8) | patterns.sinks(64, 2)), senders_held(patterns.chunked(64, 16))
+    (10, 16)
+    """
+    last = last_receivers(graph)
+    come = torch.arange(len(last), device="cpu")[last >= 0]
+    change = torch.zeros(len(last) + 1, dtype=torch.int64, device="cpu")
+    change.index_add_(0, come, torch.ones_like(come))
+    change.index_add_(0, last[come] + 1, -torch.ones_like(come))
+    return int(change.cumsum(0).max())
+
+
+# -- the trainings ----------------------------------------------------------------------------------------------------
+
+
+class _Comparison:
+    """The trainings of one comparison, seed by seed, so that whoever stops early has all graphs beside each other."""
+
+    def __init__(self, graphs: Graphs, recipe: Recipe, seeds: int, out: Path | None, text: Corpus | None, config: Config) -> None:
+        self.recipe, self.config = recipe, config
+        numbers = range(checks.size("seeds", seeds, 1))
+        chosen = contenders(graphs, recipe.length, config.num_heads)
+        self.pairs = [(seed, one) for seed in numbers for one in chosen]
+        self.text = text or corpus()
+        self.store = Store(out, _plan(recipe, self.text, config))
+
+    def outcomes(self, shown: Progress) -> Iterator[Outcome]:
+        """What is finished comes at once, all else when it is trained and kept."""
+        found = [self.store.find(one.text, one.key, seed) for seed, one in self.pairs]
+        known: Encoded | None = None
+        for (seed, one), outcome in zip(self.pairs, found, strict=True):
+            if outcome is None:
+                known = known or self.read(shown, found.count(None))
+                outcome = _trained(one, replace(self.recipe, seed=seed, graph=""), known, self.config, shown)
+                self.store.keep(outcome)
+            yield outcome
+
+    def read(self, shown: Progress, trainings: int) -> Encoded:
+        """The text, encoded, which takes a while; the steps of so many trainings are counted from then on."""
+        shown.advance(0, "reading the text")
+        known = encoded(self.text, self.recipe.pieces)
+        shown.expect(trainings * self.recipe.steps)
+        return known
+
+
+def _plan(recipe: Recipe, text: Corpus, config: Config) -> dict[str, Any]:
+    """All that decides the results beside the graph and the seed."""
+    sizes = {name: value for name, value in asdict(config).items() if name != "vocabulary_size"}
+    content = json.dumps([sorted(part.items()) for part in text]).encode()
+    return {"schema": 1, **_shared(recipe), **sizes, "corpus": hashlib.sha256(content).hexdigest()[:16]}
+
+
+def _shared(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says of all trainings."""
+    return {name: value for name, value in asdict(recipe).items() if name not in _OWN}
+
+
+def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, shown: Progress) -> Outcome:
+    def watch(step: int, loss: float) -> None:
+        shown.advance(1, f"{one.text}, seed {recipe.seed}, loss {loss:.3f}")
+
+    model, _, report = train(recipe, known, config, progress=False, graph=one.graph, watch=watch)
+    if not math.isfinite(report["held_out_loss"]):
+        raise ValueError(f"{one.text}, seed {recipe.seed}: the training diverged; take a lower rate than {recipe.rate:g}")
+    return Outcome(
+        one.text,
+        one.key,
+        recipe.seed,
+        one.graph.num_edges / (recipe.length * (one.graph.heads or 1)),
+        report["held_out_loss"],
+        report["training_loss"],
+        _induction(model, one.graph),
+        report["seconds"] / recipe.steps,
+        _tokens_per_second(model, one.graph, known.held_out),
+        senders_held(one.graph),
+    )
+
+
+def _induction(model: LanguageModel, graph: TokenGraph) -> float | None:
+    """The best head's score along the first tokens of the graph; None where heads have graphs of their own."""
+    if graph.heads is not None:
+        return None
+    half = min(64, graph.num_dst // 2)
+    return round(float(induction_scores(model, half, graph=algebra.restrict(graph, range(2 * half))).max()), 4)
+
+
+@torch.no_grad()
+def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) -> float:
+    """How fast the last tokens of a window come one by one; the better of two times."""
+    count = min(_GENERATED, graph.num_dst // 2)
+    start = graph.num_dst - count - 1
+    best = 0.0
+    for _ in range(2):
+        cache = KeyValueCache(graph, model.config.num_layers)
+        model.proceed(text[None, :start], cache)
+        began = time.perf_counter()
+        generate(model, text[start : start + 1], count, cache=cache)
+        best = max(best, count / (time.perf_counter() - began))
+    return round(best, 1)
+
+
+class _Told(Progress):
+    """Progress that is not shown, but told to a function, about twice a second."""
+
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        super().__init__("compare", shown=False)
+        self.tell, self.told = tell, -math.inf
+
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
+        super().advance(steps, note)
+        if self.tell is not None and time.monotonic() - self.told >= _SECONDS_BETWEEN_LINES:
+            self.told = time.monotonic()
+            self.tell(str(self))
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``gnn-attention compare``."""
+    command = commands.add_parser("compare", help="train one model over several graphs, all else equal: loss against edges")
+    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), with ; between them"
+    command.add_argument("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} (default: %(default)s)")
+    command.add_argument("--seeds", type=int, default=SEEDS, help="trainings for each graph (default: %(default)s)")
+    kept = "folder for finished trainings, which a further call does not repeat (default: %(default)s)"
+    command.add_argument("--out", type=Path, default=Path("comparison"), metavar="DIR", help=kept)
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    command.add_argument("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
+    add_recipe(command, RECIPE, without=_OWN)
+    command.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    recipe = Recipe(**{name: getattr(args, name) for name in _shared(RECIPE)})
+    _check_files(args)
+    comparison = _Comparison(args.graphs, recipe, args.seeds, args.out, None, Config(1))
+    outcomes: list[Outcome] = []
+    try:
+        with Progress("compare") as shown:
+            for outcome in comparison.outcomes(shown):
+                outcomes.append(outcome)
+    except KeyboardInterrupt:
+        finished = f"{len(outcomes)} of {len(comparison.pairs)} trainings are in {args.out}"
+        print(f"interrupted: {finished}, the same command goes on from there", file=sys.stderr)
+        return 130
+    found, facts = rows(outcomes), _facts(recipe, args.seeds)
+    if args.plot is not None:
+        made = compare_plot.figure(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
+        with atomic_files.written(args.plot) as file:
+            made.savefig(file, format=Path(args.plot).suffix[1:].lower())
+    _report(args.json, recipe, outcomes, f"{facts}\n{table(found)}")
+    return 0
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Before anything is trained in vain."""
+    for option, file in (("--json", args.json), ("--plot", args.plot)):
+        atomic_files.check_place(option, file)
+    if args.plot is not None:
+        compare_plot.check(args.plot)
+
+
+def _report(file: str | None, recipe: Recipe, outcomes: Sequence[Outcome], text: str) -> None:
+    record = {
+        "recipe": _shared(recipe),
+        "rows": [asdict(row) for row in rows(outcomes)],
+        "outcomes": [asdict(one) for one in outcomes],
+    }
+    if file not in (None, "-"):
+        atomic_files.write(file, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1) if file == "-" else text)
+
+
+def _facts(recipe: Recipe, seeds: int, sign: str = "±") -> str:
+    counted = f"{seeds} seeds, {sign} is the standard error over them" if seeds > 1 else "1 seed"
+    return f"{recipe.steps} steps of {recipe.batch} windows of {recipe.length} tokens; {counted}"

@@ -1,0 +1,95 @@
+"""The graphs that are compared: from expressions without a size, from files, or as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gnn_attention import algebra, patterns
+from gnn_attention._support.checks import quoted
+from gnn_attention.convert import expressions, files
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["Contender", "Graphs", "contenders"]
+
+FILE = "file:"  # before the name of a file in the place of an expression
+
+Graphs = str | Sequence[str | TokenGraph]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A graph as it was asked for; ``key`` is the same for the same edges."""
+
+    text: str
+    graph: TokenGraph
+    key: str
+
+
+def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
+    """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there twice."""
+    if not isinstance(graphs, (str, list, tuple)):
+        raise TypeError(
+            f"graphs must be expressions with ; between them, or a list of expressions and graphs, got {quoted(graphs)}"
+        )
+    given = [part.strip() for part in graphs.split(";") if part.strip()] if isinstance(graphs, str) else list(graphs)
+    if not given:
+        raise ValueError(f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}")
+    found = [_contender(item, length, heads) for item in given]
+    for place, one in enumerate(found):
+        if same := next((other for other in found[:place] if other.key == one.key), None):
+            raise ValueError(
+                f"graphs: {quoted(same.text)} and {quoted(one.text)} have the same {length} tokens and edges, leave one out"
+            )
+    return found
+
+
+def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
+    if isinstance(item, TokenGraph):
+        name, graph = item.name, item
+    elif isinstance(item, str) and item.startswith(FILE):
+        name, graph = item, _from_file(item.removeprefix(FILE).strip(), length)
+    else:
+        name, graph = item, _from_expression(item, length)
+    _check_graph(name, graph, length, heads)
+    return Contender(name, graph, _key(graph))
+
+
+def _from_expression(text: str, length: int) -> TokenGraph:
+    try:
+        return expressions.parse(expressions.sized(text, length))
+    except ValueError as error:
+        raise ValueError(f"graphs: {quoted(text)}: {error}") from error
+
+
+def _from_file(path: str, length: int) -> TokenGraph:
+    graph = files.read(path)
+    if graph.num_dst < length:
+        raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of {graph.num_dst} or less")
+    return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
+
+
+def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
+    """ValueError for what no language model of these sizes can be trained over."""
+    if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
+        raise ValueError(
+            f"graphs: {quoted(name)} must have the {length} tokens of a window, got {graph!r}; "
+            "leave the number of tokens out of the expression, or take another length"
+        )
+    if graph.batch is not None or graph.heads not in (None, heads):
+        raise ValueError(f"graphs: {quoted(name)} must be one graph, or one for each of the {heads} heads, got {graph!r}")
+    later = (graph - patterns.causal(length)).num_edges
+    if later:
+        raise ValueError(
+            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which tell the token that is asked for; "
+            "write '(...) & causal' for an expression, and take the lines with src > dst out of a file"
+        )
+
+
+def _key(graph: TokenGraph) -> str:
+    """The same for the same edges: 16 hexadecimal digits."""
+    digest, count = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode()), graph.num_dst
+    for start in range(0, count, 256):
+        digest.update(graph.rows(start, min(start + 256, count)).mask().numpy().tobytes())
+    return digest.hexdigest()[:16]

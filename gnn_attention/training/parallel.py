@@ -1,0 +1,229 @@
+"""Who does what in a training: one process alone, or the ranks of torchrun, which share windows, tokens and heads.
+
+The ranks form a mesh of three axes. ``data``: every rank has some windows of the batch. ``tokens``: every rank has some tokens of
+its windows (:func:`gnn_attention.distributed.local`). ``heads``: every rank has some heads (``shard_heads``). Over the first two,
+the replicas, gradients are averaged by DistributedDataParallel or FSDP2. The loss of a rank is weighted so that this average is
+the gradient of one process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from gnn_attention import distributed
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.graph import TokenGraph
+from gnn_attention.model import LanguageModel
+from gnn_attention.training.metrics import nats, predicted
+from gnn_attention.training.recipe import Recipe
+
+__all__ = ["Alone", "Layout", "Ranks", "clip", "lost", "started"]
+
+COPIES = ("ddp", "fsdp")
+_OF_LOSS = ("gloo", "nccl", "processgroup", "connection closed", "connection reset", "timeout", "timed out")  # in their words
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks share the tokens of a window and how many the heads; all others share the windows of the batch.
+
+    ``data`` says what replicas keep: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp" where heads stay
+    together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of :func:`gnn_attention.distributed.local`.
+
+    >>> Layout(heads=2).copies
+    'fsdp'
+    """
+
+    data: str | None = None
+    tokens: int = 1
+    heads: int = 1
+    partition: str = "contiguous"
+    exchange: str = "auto"
+
+    def __post_init__(self) -> None:
+        """ValueError or TypeError for a layout that cannot be."""
+        for name in ("tokens", "heads"):
+            checks.size(name, getattr(self, name), 1)
+        if self.data is not None:
+            checks.choice("data", self.data, COPIES)
+        if self.data == "ddp" and self.heads > 1:
+            raise ValueError("data 'ddp' keeps whole weights on every rank, but heads > 1 shares them out: take data 'fsdp'")
+
+    @property
+    def copies(self) -> str:
+        """What replicas keep: "ddp" or "fsdp"."""
+        return self.data or ("ddp" if self.heads == 1 else "fsdp")
+
+    def replicas(self, ranks: int) -> int:
+        """How many ranks have the same heads; ValueError where the ranks do not go into the layout."""
+        if ranks % (self.tokens * self.heads):
+            raise ValueError(f"ranks must be a multiple of tokens {self.tokens} x heads {self.heads}, got {ranks}")
+        return ranks // self.heads
+
+
+class Alone:
+    """All of a training in one process, on one device."""
+
+    rank, count = 0, 1
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        """``device`` holds the model and the windows."""
+        self.device = torch.device(device)
+
+    def placed(self, model: LanguageModel) -> nn.Module:
+        """What is called in a step: the model, where the work on it is done."""
+        return model.to(self.device)
+
+    def loss(self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str) -> Tensor:
+        """What is sent backward for a batch of windows."""
+        return nats(called, window.to(self.device), graph, precision)
+
+    def mean(self, loss: Tensor) -> float:
+        """The loss of the batch, from what :meth:`loss` gave."""
+        return loss.item()
+
+    def agreed(self, share: float) -> float:
+        """One rank's clock for all."""
+        return share
+
+    def whole(self, model: LanguageModel) -> LanguageModel:
+        """The model as one process has it."""
+        return model
+
+    def described(self) -> dict[str, Any]:
+        """For the report."""
+        return {}
+
+
+class Ranks(Alone):
+    """The ranks of an initialised process group, in the order of a :class:`Layout`; every one calls every method.
+
+    Raises ValueError for ranks that do not go into the layout, or a batch with fewer windows than ranks that share it.
+    """
+
+    def __init__(self, layout: Layout, recipe: Recipe, device: torch.device | str = "cpu") -> None:
+        """Takes all ranks of the default process group."""
+        super().__init__(device)
+        self.layout, self.rank, self.count = layout, torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.replicas = layout.replicas(self.count)
+        sharing = self.replicas // layout.tokens
+        if recipe.batch < sharing:
+            raise ValueError(f"batch must have a window for each of the {sharing} ranks that share it, got {recipe.batch}")
+        kind, sizes = self.device.type, (sharing, layout.tokens, layout.heads)
+        self.mesh = init_device_mesh(kind, sizes, mesh_dim_names=("data", "tokens", "heads"))
+        self.copies = init_device_mesh(kind, (self.replicas, layout.heads), mesh_dim_names=("replicas", "heads"))["replicas"]
+
+    def placed(self, model: LanguageModel) -> nn.Module:
+        """The model with its heads shared out, under DDP or FSDP2."""
+        model.to(self.device)
+        if self.layout.heads > 1:
+            distributed.shard_heads(model, self.mesh["heads"])
+        if self.replicas == 1:
+            return model
+        if self.layout.copies == "ddp":
+            return DistributedDataParallel(model, process_group=self.copies.get_group())
+        for block in model.blocks:
+            fully_shard(block, mesh=self.copies)
+        fully_shard(model, mesh=self.copies)
+        return model
+
+    def loss(self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str) -> Tensor:
+        """Of this rank's windows and tokens; the mean over replicas is the loss of the whole batch."""
+        data = self.mesh["data"]
+        own = window.tensor_split(data.size())[data.get_local_rank()].to(self.device)
+        inputs, targets = own[:, :-1], own[:, 1:]
+        if self.layout.tokens > 1:
+            graph = distributed.local(graph, self.layout.partition, self.mesh["tokens"], self.layout.exchange)
+            inputs, targets = (distributed.scatter(x, graph.partition, -1, group=self.mesh["tokens"]) for x in (inputs, targets))
+        logits = predicted(called, inputs, graph, precision)
+        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total * (self.replicas / window[:, 1:].numel())
+
+    def mean(self, loss: Tensor) -> float:
+        """The mean over replicas, on every rank."""
+        total = loss.detach().clone()
+        torch.distributed.all_reduce(total, group=self.copies.get_group())
+        return total.item() / self.replicas
+
+    def agreed(self, share: float) -> float:
+        """The first rank's share."""
+        told = torch.tensor(share, dtype=torch.float64, device=self.device)
+        torch.distributed.broadcast(told, src=0)
+        return told.item()
+
+    def whole(self, model: LanguageModel) -> LanguageModel:
+        """A model of its own with the weights of all ranks, on every rank."""
+        state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        with torch.device("meta"):
+            plain = LanguageModel(model.config, model.backend)
+        plain.load_state_dict({name: part.detach().clone() for name, part in state.items()}, assign=True)
+        return plain
+
+    def described(self) -> dict[str, Any]:
+        """The layout, and how many ranks there were."""
+        return {"ranks": {"count": self.count, **asdict(self.layout), "data": self.layout.copies}}
+
+
+def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
+    """Scale the gradients so that their norm is at most ``most``, and return the norm that they had.
+
+    As ``torch.nn.utils.clip_grad_norm_``, which takes no DTensors of several meshes, or beside plain tensors: here each kind has
+    its own norm first.
+    """
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    norms = [_norm([parameter.grad for parameter in some]) for some in kinds.values()]
+    total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+    for some in kinds.values():
+        nn.utils.clip_grads_with_norm_(some, most, total)
+    return float(total)
+
+
+def _norm(gradients: list[Any]) -> Tensor:
+    norm = nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@contextmanager
+def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
+    """The process group of torchrun, gloo on a CPU and NCCL on CUDA, and this rank's device; None in a program on its own.
+
+    ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
+    """
+    if not timeout > 0 or not math.isfinite(timeout):
+        raise ValueError(f"timeout must be a positive number of seconds, got {quoted(timeout)}")
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        yield None
+        return
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    yield device
+    torch.distributed.destroy_process_group()  # not after an error: others may be gone
+
+
+def lost(error: Exception) -> bool:
+    """True for what torch.distributed raises where another rank died, or did not come in time."""
+    return isinstance(error, torch.distributed.DistError) or any(word in str(error).lower() for word in _OF_LOSS)

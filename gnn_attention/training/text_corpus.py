@@ -1,0 +1,84 @@
+"""The text that every Python installation has, split into a part to learn from and a part to be judged by."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.model.tokenizer import BytePair
+
+__all__ = ["Corpus", "Encoded", "check_corpus", "corpus", "encoded"]
+
+# Tests and other tools' fixtures, tables of characters, what is not the standard library, what differs by machine.
+_SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "site-packages"} | {
+    "test",
+    "tests",
+    "turtledemo",
+}
+_HELD_OUT = 16  # one file in so many
+
+
+class Corpus(NamedTuple):
+    """Text to learn from and text to be judged by: file name -> content."""
+
+    training: Mapping[str, str]
+    held_out: Mapping[str, str]
+
+
+class Encoded(NamedTuple):
+    """A corpus as tokens, made once for several trainings: see :func:`encoded`."""
+
+    text: Corpus
+    vocabulary: BytePair
+    training: Int[Tensor, " tokens"]
+    held_out: Int[Tensor, " tokens"]
+
+
+def corpus(root: Path | None = None) -> Corpus:
+    """The sources of the running interpreter's standard library (or of another folder), split by a hash of the file's name.
+
+    Raises ValueError if there are none.
+
+    >>> text = corpus()
+    >>> "ast.py" in text.training | text.held_out, set(text.training) & set(text.held_out)
+    (True, set())
+    """
+    root = Path(sysconfig.get_path("stdlib")) if root is None else checks.path("root", root)
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root)))
+    texts = {name: (root / name).read_text("utf-8", errors="replace") for name in names}
+    if not texts:
+        raise ValueError(f"root {str(root)!r} holds no *.py files: expected the sources of the standard library")
+    return Corpus(*({name: texts[name] for name in names if _is_held_out(name) == held_out} for held_out in (False, True)))
+
+
+def check_corpus(text: Corpus) -> None:
+    """TypeError for what is no :class:`Corpus` of file names and contents."""
+    checks.instance("text", text, Corpus)
+    for name, part in zip(Corpus._fields, text, strict=True):
+        if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
+            raise TypeError(f"{name} of text must be a mapping from file names to contents, got {quoted(part)}")
+
+
+def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
+    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for training."""
+    text = corpus() if text is None else text
+    check_corpus(text)
+    vocabulary = BytePair.learn("".join(text.training.values()), pieces)
+    training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
+    return Encoded(text, vocabulary, training, held_out)
+
+
+def _belongs(path: Path) -> bool:
+    return not _SKIPPED & set(path.parts) and not path.name.startswith(("_sysconfigdata", "sitecustomize"))
+
+
+def _is_held_out(name: str) -> bool:
+    return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
