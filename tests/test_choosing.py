@@ -22,10 +22,10 @@ def _no_file_of_costs(tmp_path, monkeypatch):
     """The constants of the package, whatever this machine's file says."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
-    dispatch._gpu_devices._measured.cache_clear()
+    dispatch.devices._measured.cache_clear()
     yield
     cost_model.costs.cache_clear()
-    dispatch._gpu_devices._measured.cache_clear()
+    dispatch.devices._measured.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -295,7 +295,7 @@ ON_H200 = {
 @pytest.fixture
 def h200(monkeypatch):
     """Calls on a GPU that is not there: tensors without data, and its name."""
-    monkeypatch.setattr(dispatch._gpu_devices, "device_of", lambda device: dispatch._gpu_devices.PRESETS["H200"])
+    monkeypatch.setattr(dispatch.devices, "device_of", lambda device: dispatch.devices.PRESETS["H200"])
 
     def call(graph, dtype=torch.bfloat16, heads=8, dim=64, **options):
         with FakeTensorMode():
@@ -354,11 +354,11 @@ def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
 def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monkeypatch):
     """At par torch's are taken; measured constants decide as they are."""
     graph = patterns.window(8192, 256)
-    preset = dispatch._gpu_devices.PRESETS["H200"]
+    preset = dispatch.devices.PRESETS["H200"]
     tiles, varlen = (dispatch.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen"))
     assert tiles < varlen
     assert dispatch._by_time(h200(graph))[0] == "varlen"
-    monkeypatch.setattr(dispatch._gpu_devices, "device_of", lambda device: replace(preset, measured="today"))
+    monkeypatch.setattr(dispatch.devices, "device_of", lambda device: replace(preset, measured="today"))
     assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
 
 

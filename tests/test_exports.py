@@ -11,47 +11,14 @@ from support.extras import needs
 
 import gnn_attention as ga
 
-PUBLIC = [
-    "patterns",
-    "convert",
-    "edges",
-    "score_mods",
-    "rotary",
-    "backends",
-    "model",
-    "verify",
-    "bytepair",
-    "weights",
-    "graph",
-    "heads",
-    "training",
-    "algebra",
-    "analyse",
-    "tiling",
-    "draw",
-    "expressions",
-    "catalogue",
-    "bench",
-    "cost_model",
-    "foreign",
-    "latent_heads",
-    "lazy_heads",
-    "minilm",
-    "tasks",
-    "cache",
-    "generation",
-    "huggingface",
-    "auditor",
-    "trace",
-    "circuits",
-    "cost",
-    "experiment",
-    "explorer",
-    "general",
-    "graph_files",
-]
+PUBLIC = """
+algebra analyse backends backends.cost_model bench cache convert convert.catalogue convert.expressions convert.files
+cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy huggingface
+interpret.audit interpret.circuits interpret.trace layer layer.pairwise model model.foreign model.minilm patterns rotary
+score_mods training training.compare training.tasks verify
+""".split()  # noqa: SIM905
 
-OF_TRANSFORMERS = {"minilm", "huggingface", "use_graph"}  # what cannot be had without it
+OF_TRANSFORMERS = {"minilm", "model.minilm", "huggingface", "use_graph"}  # what cannot be had without it
 
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full

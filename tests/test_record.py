@@ -32,9 +32,9 @@ RESULTS = (
 @pytest.fixture
 def package(tmp_path):
     """A package of two kernels, whose hashes the record below holds."""
-    (tmp_path / "package" / "kernels").mkdir(parents=True)
-    (tmp_path / "package" / "kernels" / "rows.py").write_text("one\n", encoding="utf-8")
-    (tmp_path / "package" / "_gpu_rows.py").write_text("two\n", encoding="utf-8")
+    (tmp_path / "package" / "backends" / "gpu" / "kernels").mkdir(parents=True)
+    (tmp_path / "package" / "backends" / "gpu" / "kernels" / "rows.py").write_text("one\n", encoding="utf-8")
+    (tmp_path / "package" / "backends" / "gpu" / "csr.py").write_text("two\n", encoding="utf-8")
     (tmp_path / "package" / "graph.py").write_text("no kernel\n", encoding="utf-8")
     return tmp_path / "package"
 
@@ -56,19 +56,38 @@ def words(status):
 def test_sources_are_the_kernels_by_their_sha256(package):
     """As sha256sum gives it; what is no kernel is not among them."""
     found = record.sources(package)
-    assert list(found) == ["_gpu_rows.py", "kernels/rows.py"]
-    assert found["kernels/rows.py"] == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
+    assert list(found) == ["backends/gpu/csr.py", "backends/gpu/kernels/rows.py"]
+    assert found["backends/gpu/kernels/rows.py"] == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
 
 
 def test_every_kernel_of_the_package_is_hashed():
-    """A new module of kernels or forms, and what the backends for GPUs import of that kind, is found by its place or name."""
+    """Whatever the Triton backend imports of backends, and no module that only chooses among them."""
+    loaded = imported_by("backends.triton")
+    expected = {name for name in loaded if name.startswith("backends/")}
+    assert {"backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/dropout.py", "backends/merge_lse.py"} <= expected
+    assert {name for name in expected if Path(name).name not in record.CHOICE} <= record.sources().keys()
+    assert {Path(name).name for name in record.sources()}.isdisjoint(record.CHOICE)
+
+
+def imported_by(module, found=None):
+    """The files of the package that a module imports, directly or not, by their places; imports in functions are seen too."""
+    found = set() if found is None else found
     here = Path(record.__file__).parent.parent
-    files = [*here.glob("kernels/*.py"), *here.glob("backends/*.py"), here / "_triton_ops.py"]
-    text = "".join(file.read_text(encoding="utf-8") for file in files)
-    named = {f"{name}.py" for name in re.findall(r"\b(_gpu_\w+|_flash|_merging|_parts|_edge_dropout)\b", text)}
-    expected = {file.relative_to(here).as_posix() for file in files} | {name for name in named if (here / name).exists()}
-    assert expected - record.CHOICE <= record.sources().keys()
-    assert record.sources().keys().isdisjoint(record.CHOICE)
+    for name in re.findall(
+        r"^ *from gnn_attention\.([\w.]+) import ([\w, ]+)", source_of(here, module).read_text(), re.MULTILINE
+    ):
+        for part in (name[0], *(f"{name[0]}.{part.strip()}" for part in name[1].split(","))):
+            file = source_of(here, part)
+            if file.exists() and file.relative_to(here).as_posix() not in found:
+                found.add(file.relative_to(here).as_posix())
+                imported_by(part, found)
+    return found
+
+
+def source_of(here, module):
+    """The file of a module, which need not be there."""
+    file = here.joinpath(*module.split("."))
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
 
 
 def test_without_a_record_it_is_untested(tmp_path):
@@ -97,7 +116,7 @@ def test_a_record_with_the_hashes_of_today_verifies(tmp_path, package):
     assert "`tests/records/2026-12-01-nvidia-h200.json`" in str(found)
 
 
-@pytest.mark.parametrize("name", ["kernels/rows.py", "_gpu_rows.py", "kernels/new.py"])
+@pytest.mark.parametrize("name", ["backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/gpu/kernels/new.py"])
 def test_other_hashes_are_said(tmp_path, package, name):
     """A changed or a new kernel: when and at which commit the last verification was."""
     folder = kept(tmp_path / "records", package)

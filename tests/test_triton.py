@@ -178,7 +178,7 @@ def given(monkeypatch):
         plans.append(plan)
         return problem.q.new_ones(*problem.q.shape[:3], problem.v.shape[3]), problem.q.new_zeros(problem.q.shape[:3])
 
-    monkeypatch.setattr(triton._triton_ops, "attention", attention)
+    monkeypatch.setattr(triton.ops, "attention", attention)
     return plans
 
 
@@ -222,7 +222,7 @@ def test_the_best_form_is_lowered_as_it_was_estimated(given, monkeypatch):
 )
 def test_tiles_that_cannot_be_held_are_rows(best, refused, taken, interpreted, monkeypatch):
     """Where the form was asked for by name, the reason is told, but not to a call with numbers for each edge."""
-    monkeypatch.setattr(triton._gpu_tiles, "refusal", lambda graph: refused)
+    monkeypatch.setattr(triton.tiles, "refusal", lambda graph: refused)
     chosen(monkeypatch, best)
     assert triton.form_name(call(patterns.causal(6))) == taken
     assert triton.refusal(call(), best) == (refused if best == "tiles" else None)
@@ -234,7 +234,7 @@ def test_the_first_of_several_graphs_is_asked_for_the_form(interpreted, monkeypa
     several = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 2 * b - h, 6, batch=2, heads=4)
     seen = []
     asked = chosen(monkeypatch, "tiles")
-    monkeypatch.setattr(triton._gpu_tiles, "refusal", lambda graph: seen.append(graph.num_edges))
+    monkeypatch.setattr(triton.tiles, "refusal", lambda graph: seen.append(graph.num_edges))
     assert triton.form_name(call(several)) == "tiles"
     assert asked[0][0].num_edges == 21
     assert triton.refusal(call(several), "tiles") is None

@@ -27,7 +27,6 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads, array
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.model import Block
 from gnn_attention.score_mods import ScoreMod, chain
 
 __all__ = ["HeadwiseParallel", "heads_plan", "shard_heads"]
@@ -66,7 +65,9 @@ class HeadwiseParallel(ParallelStyle):
 
 
 def heads_plan(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """The plan for ``parallelize_module``: every attention layer by heads, every MLP of a :class:`Block` by hidden channels.
+    """The plan for ``parallelize_module``: every attention layer by heads, every MLP by hidden channels.
+
+    An MLP is a ``Sequential`` called ``mlp`` of a linear layer, an activation and a linear layer, as in ``model.Block``.
 
     Raises ValueError where heads or groups do not go into ``ranks`` parts; MLPs that do not stay whole on every rank.
 
@@ -82,8 +83,8 @@ def heads_plan(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
         if isinstance(module, MessagePassingAttention):
             _checked_sizes(module.heads, ranks)
             plan[name] = HeadwiseParallel()
-        elif isinstance(module, Block) and _hidden(module.mlp) % ranks == 0:
-            plan |= {f"{name}.mlp.0".lstrip("."): ColwiseParallel(), f"{name}.mlp.2".lstrip("."): RowwiseParallel()}
+        elif name.rpartition(".")[2] == "mlp" and _hidden(module) and _hidden(module) % ranks == 0:
+            plan |= {f"{name}.0": ColwiseParallel(), f"{name}.2": RowwiseParallel()}
     return dict(sorted(plan.items()))
 
 
@@ -106,10 +107,10 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(model, mesh, whole)
 
 
-def _hidden(mlp: nn.Sequential) -> int:
-    first = mlp[0]
-    assert isinstance(first, nn.Linear)
-    return first.out_features
+def _hidden(mlp: nn.Module) -> int:
+    """The hidden width of ``Sequential(Linear, activation, Linear)``; 0 for another module."""
+    first, last = (mlp[0], mlp[-1]) if isinstance(mlp, nn.Sequential) and len(mlp) == 3 else (None, None)
+    return first.out_features if isinstance(first, nn.Linear) and isinstance(last, nn.Linear) else 0
 
 
 # -- the heads of one rank --------------------------------------------------------------------------------------------

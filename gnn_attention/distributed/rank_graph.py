@@ -60,6 +60,7 @@ class RankGraph(TokenGraph):
         )
 
     def _refused(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused: only the whole graph can be changed."""
         raise NotImplementedError(
             f"{self!r} is what rank {self.rank} sees of a graph: change the whole graph, then take "
             "gnn_attention.distributed.local of it"

@@ -83,9 +83,9 @@ WRONG_BACKENDS = {
 PLANTED = {
     "mask transposed": [
         (
-            "graph.py",
-            "self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device))",
-            "self._squeeze(_enumeration.dense(self.rule, repr(self), self._shape, device)).mT.contiguous()",
+            "graph/token_graph.py",
+            "self._squeeze(enumerate_pairs.dense(self.rule, repr(self), self._shape, device))",
+            "self._squeeze(enumerate_pairs.dense(self.rule, repr(self), self._shape, device)).mT.contiguous()",
         )
     ],
     "scale dropped": [("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")],
@@ -98,7 +98,7 @@ PLANTED = {
     ],
     "b_Q dropped in the merged form": [
         (
-            "heads.py",
+            "heads/model_space.py",
             "near, far = (factor.double() for factor in _pattern_factors(standard))",
             "near, far = (factor.double() for factor in _pattern_factors(standard))\n"
             "            near = near.clone()\n"
@@ -107,7 +107,7 @@ PLANTED = {
     ],
     "b_V added to receivers without in-edges": [
         (
-            "standard_heads.py",
+            "heads/standard.py",
             'torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)',
             'torch.einsum("...htv,hvw->...tw", z + 0 if self.b_V is None else torch.where((z == 0).all(-1, keepdim=True), '
             "self.b_V.repeat_interleave(z.shape[-3] // len(self.b_V), 0).unsqueeze(1), z), self.W_O)",
@@ -115,15 +115,15 @@ PLANTED = {
     ],
     # Two mistakes, because the rule of a list is a set by itself: the list is left as it came.
     "duplicate edges counted twice": [
-        ("graph.py", "if not coalesce:", "if False:"),
-        ("graph.py", "            edges = edges[:, order]\n", "            pass\n"),
+        ("graph/token_graph.py", "if not coalesce:", "if False:"),
+        ("graph/token_graph.py", "            edges = edges[:, order]\n", "            pass\n"),
     ],
     "decode rows aligned top-left": [
-        ("graph.py", "partial(_rules.shifted, self.rule, start)", "partial(_rules.shifted, self.rule, 0)")
+        ("graph/token_graph.py", "partial(rules.shifted, self.rule, start)", "partial(rules.shifted, self.rule, 0)")
     ],
     "the graph ignored": [
         (
-            "_call.py",
+            "backends/call.py",
             "            graph=graph,\n",
             "            graph=TokenGraph.from_rule(lambda b, h, i, j: (i >= 0) & (j >= 0), graph.num_dst, graph.num_src),\n",
         )
@@ -158,7 +158,7 @@ def planted_here(fault: str) -> Iterator[None]:
 
 def _changes(name: str, source: str) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Functions of the module whose code the changed source changes, each with its new code."""
-    module = importlib.import_module(f"gnn_attention.{Path(name).stem}")
+    module = importlib.import_module(f"gnn_attention.{name.removesuffix('.py').replace('/', '.')}")
     codes = dict(_codes(compile(source, str(PACKAGE / name), "exec", dont_inherit=True)))
     found = [(f, codes[f.__code__.co_qualname]) for f in _functions(vars(module)) if f.__code__.co_qualname in codes]
     return [(f, code) for f, code in found if _differs(f.__code__, code) and f.__code__.co_freevars == code.co_freevars]

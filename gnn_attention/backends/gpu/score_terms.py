@@ -73,7 +73,7 @@ def has_edge_numbers(call: Call) -> bool:
 
 
 def added_to_edges(call: Call) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
-    """(slopes, softcap, before, bias) of this call on a plain graph, as :class:`gnn_attention.backends.gpu.formats.Problem` has it."""
+    """(slopes, softcap, before, bias) of this call on a plain graph, in the form of ``formats.Problem``."""
     parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
     slopes = None
     if parts.slopes is not None:
