@@ -5,7 +5,7 @@
 
 Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn by a seed, each
 place once, from those that change what runs (annotations and docstrings do not). A mutant that outlives the TESTS of its
-module meets the random draws of figure F1. One that takes three times as long as unchanged, and ten seconds, counts as caught.
+module meets the random draws of guarantee F1. One that takes three times as long as unchanged, and ten seconds, counts as caught.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TESTS = {
     ),
     "backends/varlen": ("test_varlen", "test_split"),
 }
-DRAWS = "from gnn_attention.figures import FIGURES; import sys; sys.exit(not FIGURES['F1'].measure(150, str).holds)"
+DRAWS = "from tests.guarantees import GUARANTEES; import sys; sys.exit(not GUARANTEES['F1'].measure(150, str).holds)"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ heads patterns algebra analyse backends
 attend convert draw
 layer cache huggingface
 model distributed
-interpret training cost explorer verify bench figures
+interpret training cost explorer verify bench
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
@@ -112,6 +112,26 @@ def arrows_of_packages():
 def test_every_package_has_a_layer():
     """And every layer names what is there."""
     assert {name.split(".")[0] for name, _ in modules()} == LEVEL.keys()
+
+
+def test_no_package_imports_from_a_layer_of_its_users():
+    """No arrow upward."""
+    assert [(pair, name) for pair, name in arrows_of_packages() if LEVEL[pair[0]] < LEVEL[pair[1]]] == []
+
+
+def test_no_package_imports_in_a_circle():
+    """Within a row too."""
+    arrows = {}
+    for (importing, imported), _ in arrows_of_packages():
+        arrows.setdefault(importing, set()).add(imported)
+    assert circle(arrows) is None
+
+
+def test_nothing_private_lies_flat():
+    """A private helper lives in the package that owns it."""
+    entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert [name for name in entries if name.startswith("_") and not name.startswith("__")] == ["_support"]
+    assert len(entries) <= 28
 
 
 def test_functions_import_only_what_is_loaded_on_demand():

@@ -1,7 +1,7 @@
 """Properties: ``attend`` and the layer are the float64 formula, on whatever graph, options, sizes and dtype are put together.
 
-The same problems, yardsticks and rule as those of figure F1; here they are composed of strategies, so that a failure shrinks to
-few tokens and few options. Faults are planted, and the properties must fail on each.
+The same problems and rule as those of guarantee F1; here they are composed of strategies, so that a failure shrinks to few
+tokens and few options. Faults are planted, and the properties must fail on each.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from support.faults import PLANTED, WRONG_BACKENDS, planted_here
 
 from gnn_attention import Backend, TokenGraph, convert
 from gnn_attention.backends import BACKENDS, RefusalError
-from gnn_attention.figures.draws import DTYPES, Draw, Numbers
-from gnn_attention.figures.families import FAMILIES, OPERATIONS
-from gnn_attention.figures.problems import LayerProblem, problem_of
 from gnn_attention.verify.measure import judge
+from tests.guarantees.draws import DTYPES, Draw, Numbers
+from tests.guarantees.families import FAMILIES, OPERATIONS
+from tests.guarantees.problems import LayerProblem, problem_of
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

@@ -18,7 +18,6 @@ from gnn_attention import bench, training
 from gnn_attention.__main__ import main
 from gnn_attention._support import progress as support_progress
 from gnn_attention._support.progress import Progress
-from gnn_attention.figures import _running
 from gnn_attention.model import Config
 from gnn_attention.training import Corpus, compare, metrics
 
@@ -243,13 +242,12 @@ LONG = {
     "bench training": ["bench", "training"],
     "bench graphs": ["bench", "graphs"],
     "bench calibrate": ["bench", "calibrate"],
-    "verify --figures": ["verify", "--figures"],
 }
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Little text, small models; a suite of the benchmark and a figure take 20 ms and do nothing."""
+    """Little text, small models; a suite of the benchmark takes 20 ms and do nothing."""
     config = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
     for module in (training, compare):
         monkeypatch.setattr(module, "corpus", lambda: TEXT)
@@ -266,7 +264,6 @@ def small(monkeypatch):
     monkeypatch.setattr(bench.calibrate, "run_calibration", measured)
     suites = {name: replace(suite, text=lambda record: "the record") for name, suite in bench.SUITES.items()}
     monkeypatch.setattr(bench, "SUITES", suites)
-    monkeypatch.setattr(_running, "run", lambda names, count, jobs, say: iter(measured("F2", lambda text: say("F2", text))))
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -9,9 +9,10 @@ import torch
 from support.extras import needs
 
 import gnn_attention as ga
-from gnn_attention import bench, figures
+from gnn_attention import bench
 from gnn_attention.model import TRAINED
 from gnn_attention.verify.cases import GRAPHS
+from tests import guarantees
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -74,14 +75,14 @@ def test_its_training_is_the_newest_record():
     assert f"`tests/records/{newest.name}`" in TEXT
 
 
-def test_its_figures_are_the_newest_record():
+def test_its_guarantees_are_the_newest_record():
     """Every row, as it was measured."""
-    assert figures.results.readme(RECORDS) in TEXT
-    found = figures.results.newest(RECORDS)
+    assert guarantees.record.readme(RECORDS) in TEXT
+    found = guarantees.record.newest(RECORDS)
     if found is not None:
         file, measured = found
         assert f"`tests/records/{file.name}`" in TEXT
-        assert [result.name for result in measured.results] == list(figures.FIGURES)
+        assert [result.name for result in measured.results] == list(guarantees.GUARANTEES)
         assert all(result.full for result in measured.results)
 
 

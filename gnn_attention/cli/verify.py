@@ -1,4 +1,4 @@
-"""The command ``gnn-attention verify``: some checks or all, and the record of them; or the figures of trust."""
+"""The command ``gnn-attention verify``: some checks or all, and the record of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gnn_attention import verify
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
-from gnn_attention.figures import _command as _figures_command
 from gnn_attention.verify.cases import GRAPHS
 from gnn_attention.verify.check import DTYPES
 from gnn_attention.verify.report import Report, Result
@@ -45,14 +44,10 @@ def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.add_argument(
         "--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands"
     )
-    _figures_command.add_options(command)
     command.set_defaults(run=_verify)
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if args.case is not None or _figures_command.asked_for(args):
-        args.jobs = 1 if args.jobs is None else args.jobs
-        return _figures_command.run(args) if args.case is None else _figures_command.repeat(args.case)
     if args.status:
         print(verify.status())
         return 0

@@ -1,7 +1,8 @@
 """Theorems of ``patterns.basic``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, never, once, triangle
+
+from gnn_attention import patterns
 
 ROWS = [
     Row("full", patterns.full, lambda n, i, j: True, lambda n: n * n, lambda n, i: n, causal=False, symmetric=True, layers=once),

@@ -1,10 +1,10 @@
 """Theorems of ``patterns.blocks``: the data are small integers, with ties; the choices are made again by sorting in Python."""
 
 import torch
-
-from gnn_attention.patterns import blocks
 from zoo.content import grid, logit, point, rounds
 from zoo.row import Row, once
+
+from gnn_attention.patterns import blocks
 
 
 def first_of(values, k):

@@ -1,9 +1,9 @@
 """Theorems of ``patterns.content``: the data are small integers, with ties; the choices are made again by sorting in Python."""
 
 import torch
+from zoo.row import Row, band, never, once, triangle
 
 from gnn_attention import patterns
-from zoo.row import Row, band, never, once, triangle
 
 
 def rounds(edge, causal=True):

@@ -1,7 +1,8 @@
 """Theorems of ``patterns.decoding``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, once, triangle
+
+from gnn_attention import patterns
 
 
 def blocks_up_to_own(n: int) -> int:

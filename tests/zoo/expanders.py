@@ -5,10 +5,10 @@ from math import sqrt
 
 import networkx
 import torch
-
-from gnn_attention import patterns
 from zoo.hierarchies import binary_ones, log2, rounds
 from zoo.row import Row, never, once, triangle
+
+from gnn_attention import patterns
 
 # -- random_senders: Floyd's algorithm, one receiver at a time ------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from itertools import pairwise, product
 from math import prod
 
-from gnn_attention import patterns
 from zoo.row import Row, both_sides, never, steps, triangle
+
+from gnn_attention import patterns
 
 Shape = tuple[int, ...]
 

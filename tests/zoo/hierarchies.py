@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from functools import cache
 
-from gnn_attention import patterns
 from zoo.row import Row, never, once, steps
+
+from gnn_attention import patterns
 
 
 def rounds(nodes: int, edge: Callable[[int, int], bool], causal: bool = False) -> int | None:

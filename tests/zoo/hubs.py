@@ -3,9 +3,9 @@
 from functools import cache
 
 import torch
+from zoo.row import Row, band, both_sides, once
 
 from gnn_attention import patterns
-from zoo.row import Row, band, both_sides, once
 
 
 def chosen(n: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Theorems of ``patterns.latents``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, band, both_sides, once
+
+from gnn_attention import patterns
 
 
 def star_edge(n: int, i: int, j: int) -> bool:

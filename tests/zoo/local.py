@@ -1,7 +1,8 @@
 """Theorems of ``patterns.local``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, band, both_sides, never, once, steps, triangle
+
+from gnn_attention import patterns
 
 
 def residues(n: int, step: int) -> list[int]:

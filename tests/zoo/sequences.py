@@ -2,8 +2,9 @@
 
 from math import comb
 
-from gnn_attention import patterns
 from zoo.row import Row, never, once, triangle
+
+from gnn_attention import patterns
 
 
 def lengths(n: int) -> list[int]:

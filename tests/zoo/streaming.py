@@ -1,7 +1,8 @@
 """Theorems of ``patterns.streaming``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, band, once, steps, triangle
+
+from gnn_attention import patterns
 
 
 def cache(i: int, start: int, recent: int) -> list[int]:

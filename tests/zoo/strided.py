@@ -1,7 +1,8 @@
 """Theorems of ``patterns.strided``."""
 
-from gnn_attention import patterns
 from zoo.row import Row, band, never, once, triangle
+
+from gnn_attention import patterns
 
 
 def earlier(n: int, stride: int) -> int:

@@ -1,9 +1,9 @@
 """Theorems of ``patterns.structure``."""
 
 import torch
+from zoo.row import Row, band, never, once, steps, triangle
 
 from gnn_attention import TokenGraph, patterns
-from zoo.row import Row, band, never, once, steps, triangle
 
 
 def listed(pairs, n):

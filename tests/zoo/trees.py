@@ -3,8 +3,9 @@
 import math
 from itertools import accumulate, chain
 
-from gnn_attention import patterns
 from zoo.row import Row, never, once, triangle
+
+from gnn_attention import patterns
 
 
 def parents(n: int) -> list[int]:

@@ -1,0 +1,283 @@
+"""Every kind of file that the library reads: a whole one, its reader, and what must hold of whatever is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnn_attention import model as language_model
+from gnn_attention import patterns
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.gpu import devices
+from gnn_attention.bench.gpu import records, table
+from gnn_attention.bench.gpu.machine import Ceilings
+from gnn_attention.convert import expressions, files
+from gnn_attention.graph import TokenGraph
+from gnn_attention.model import weights
+from gnn_attention.model.tokenizer import BytePair
+from gnn_attention.training import checkpoint_format
+from gnn_attention.training.checkpoints import TOLD, Checkpoints
+from gnn_attention.training.compare_results import Outcome
+from gnn_attention.training.compare_store import PLAN, Store
+from gnn_attention.verify.report import Report, Result
+from tests.guarantees import mutations
+from tests.guarantees.mutations import Mutation
+
+__all__ = ["FORMS", "Form"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of file: ``make(folder)`` writes a whole one, ``read`` reads it, ``check`` complains of what was read, or does not.
+
+    ``named``: what a refusal must name; the file's name unless given.
+    """
+
+    name: str
+    make: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    mutations: tuple[Mutation, ...]
+    check: Callable[[bytes, Any], str | None] = lambda content, found: None
+    named: str | None = None
+
+
+def _text(path: Path) -> str:
+    """As a caller may have it: with half characters where it is no UTF-8."""
+    return path.read_bytes().decode("utf-8", "surrogateescape")
+
+
+# -- weights, vocabularies, expressions -------------------------------------------------------------------------------
+
+
+def _weights(folder: Path) -> Path:
+    tensors = {"W_Q": torch.eye(3), "b": torch.ones(2, dtype=torch.bfloat16), "none": torch.zeros(0, 4), "yes": torch.ones(3) > 0}
+    weights.save(folder / "weights.safetensors", tensors, {"width": "3", "told": '{"a": [1, 2]}'})
+    return folder / "weights.safetensors"
+
+
+def _check_weights(content: bytes, found: Any) -> str | None:
+    """The tensors have every byte of the data, and no other."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in found[0].values())
+    data = len(content) - 8 - int.from_bytes(content[:8], "little")
+    return None if size == data else f"{size} bytes of {data} were read"
+
+
+def _model(folder: Path) -> Path:
+    vocabulary = BytePair(((b"a", b"b"), (b"ab", b"c")))
+    sizes = language_model.Config(len(vocabulary), 4, num_layers=1, num_heads=2, head_dim=2, mlp_width=4, reach=2)
+    language_model.save(folder / "model.safetensors", language_model.LanguageModel(sizes), vocabulary, {"steps": 3})
+    return folder / "model.safetensors"
+
+
+def _vocabulary(folder: Path) -> Path:
+    path = folder / "vocabulary.json"
+    path.write_text(BytePair.learn("low low low lower lowest newest widest", 270).to_json(), encoding="utf-8")
+    return path
+
+
+def _check_vocabulary(content: bytes, found: BytePair) -> str | None:
+    same = BytePair.from_json(found.to_json()) == found and found.decode(found.encode("lower")) == "lower"
+    return None if same else "what was read spells otherwise"
+
+
+def _expression(folder: Path) -> Path:
+    path = folder / "expression.txt"
+    path.write_text("window(12, 3) | sinks(12, 2) & ~causal(12).T - full(12).rows(0, 12) ^ causal(12) ** 2", encoding="utf-8")
+    return path
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def _graph(ending: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        files.write(patterns.window(9, 3) | patterns.sinks(9, 1), folder / f"graph{ending}")
+        return folder / f"graph{ending}"
+
+    return make
+
+
+def _check_graph(edges: Callable[[str], set[tuple[int, int]]]) -> Callable[[bytes, Any], str | None]:
+    """What the library read and what a few lines of Python read are the same edges."""
+
+    def check(content: bytes, found: TokenGraph) -> str | None:
+        read = {(src, dst) for src, dst in found.edge_index.t().tolist()}
+        return None if read == edges(content.decode("utf-8-sig")) else "other edges than in the file were read"
+
+    return check
+
+
+def _words(text: str) -> list[list[str]]:
+    return [words for line in re.split(r"\r\n|\r|\n", text) if (words := line.split("#", 1)[0].split())]
+
+
+def _listed(text: str) -> set[tuple[int, int]]:
+    return {(int(words[0]), int(words[1])) for words in _words(text)}
+
+
+def _adjacent(text: str) -> set[tuple[int, int]]:
+    return {(int(words[0]), int(dst)) for words in _words(text) for dst in words[1:]}
+
+
+def _linked(text: str) -> set[tuple[int, int]]:
+    space = "{http://graphml.graphdrawing.org/xmlns}"
+    graph = next(ElementTree.fromstring(text).iter(f"{space}graph"))
+    edges = {(int(e.attrib["source"]), int(e.attrib["target"])) for e in graph.iter(f"{space}edge")}
+    return edges if graph.get("edgedefault") == "directed" else edges | {(dst, src) for src, dst in edges}
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def _report(folder: Path) -> Path:
+    results = (
+        Result("attend", "dense", "float64", "causal, plain", passed=True, output=0.25, gradient=0.5, error=1e-16, unit=1e-12),
+        Result("attend", "rows", "float32", "window", passed=False, output=float("nan"), message="a number is NaN"),
+        Result("layer", "flex", "float16", "tree", passed=False, skipped="needs a GPU"),
+    )
+    path = folder / "verify.json"
+    path.write_text(Report(results, {"device": "CPU", "torch": "2.13"}, 2).to_json(), encoding="utf-8")
+    return path
+
+
+def _check_report(content: bytes, found: Report) -> str | None:
+    """It can be shown, and written as it is."""
+    str(found)
+    return None if Report.from_json(found.to_json()).to_json() == found.to_json() else "it is written otherwise than it was read"
+
+
+def _bench(folder: Path) -> Path:
+    place = {"workload": "random1m", "method": "auto", "ours": True}
+    about = {
+        "workload": "random1m",
+        "title": "1M",
+        "tokens": 9,
+        "edges": 9,
+        "batch": 1,
+        "heads": 1,
+        "dim": 8,
+        "dtype": "bfloat16",
+    }
+    measured = {"status": "measured", "seconds": 0.1, "p10": 0.1, "p90": 0.2, "bytes": 99, "share": 0.5, "takes": "triton"}
+    target = {"workload": "random1m", "pass": "forward", "method": "auto", "sense": "at most", "bound": 18.0, "words": "ms"}
+    told = {"device": "H200", "torch": "2.13", "triton": "3.7", "cuda": "13", "commit": "a", "dirty": False, "sources": {}}
+    told |= {"quick": False, "measurement": True, "date": "today", "driver": "1"}
+    record = {
+        "bench": "gpu",
+        "schema": 1,
+        "runs": [],
+        **told,
+        "constants": asdict(devices.GENERIC),
+        "ceilings": {part.name: "triton" if part.type == "str" else 1e12 for part in fields(Ceilings)},
+        "workloads": [about],
+        "cases": [{**place, "pass": "forward", **measured}, {**place, "pass": "backward", "status": "refused", "reason": "no"}],
+        "waiting": 1,
+        "targets": [{**target, "value": 16.0, "met": True}],
+    }
+    path = folder / "bench.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def _check_bench(content: bytes, found: dict[str, Any]) -> str | None:
+    """It can be shown."""
+    table.report(found)
+    table.table(found)
+    return None
+
+
+_PLAN = {"recipe": {"steps": 4, "rate": 0.003}, "corpus": "0123abcd", "version": 1}
+_OUTCOME = Outcome("causal", "0123", 0, 4.5, 3.1, 3.0, None, 0.1, 900.0, 16)
+
+
+def _store(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        Store(folder, _PLAN).keep(_OUTCOME)
+        return folder / file
+
+    return make
+
+
+def _stored(path: Path) -> Any:
+    return Store(path.parent, _PLAN).find("causal", _OUTCOME.key, _OUTCOME.seed)
+
+
+def _check_outcome(content: bytes, found: Outcome) -> str | None:
+    numbers = [value for value in asdict(found).values() if isinstance(value, (int, float))]
+    return None if all(abs(number) < 1e300 for number in numbers) else "a number is not finite"
+
+
+def _costs(folder: Path) -> Path:
+    path = folder / "costs.json"
+    path.write_text(json.dumps({"costs": asdict(cost_model.Costs())}), encoding="utf-8")
+    return path
+
+
+def _devices(folder: Path) -> Path:
+    path = folder / "gpu-costs.json"
+    path.write_text(json.dumps({"devices": {"H200": asdict(devices.PRESETS["H200"])}}), encoding="utf-8")
+    return path
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer, torch.Generator()
+
+
+def _checkpoint(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        told = {"recipe": {"steps": 4}, "losses": [1.5, 1.25], "history": [{"step": 2, "training_loss": 1.5}], "seconds": 2.0}
+        Checkpoints(folder).save(2, *_training(), told)
+        return next((folder / "step-00000002").glob(file))
+
+    return make
+
+
+def _told(path: Path) -> Any:
+    return Checkpoints(path.parent.parent).told(path.parent, {"recipe": {"steps": 4}})
+
+
+def _restored(path: Path) -> Any:
+    training = _training()
+    Checkpoints(path.parent.parent).restore(path.parent, *training)
+    return training
+
+
+_JSON = (*mutations.ANY, *mutations.JSON, *mutations.JSON)
+_TENSORS = (*mutations.ANY, *mutations.SAFETENSORS)
+FORMS = (
+    Form("weights", _weights, weights.load, _TENSORS, _check_weights),
+    Form("language model", _model, language_model.load, _TENSORS),
+    Form(
+        "vocabulary", _vocabulary, lambda path: BytePair.from_json(_text(path)), _JSON, _check_vocabulary, "text is no byte-pair"
+    ),
+    Form("edge list", _graph(".edges"), files.read, mutations.ANY, _check_graph(_listed)),
+    Form("adjacency list", _graph(".adjlist"), files.read, mutations.ANY, _check_graph(_adjacent)),
+    Form("GraphML", _graph(".graphml"), files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)),
+    Form(
+        "expression", _expression, lambda path: expressions.parse(_text(path)), (*mutations.ANY, *mutations.WORDS * 5), named=""
+    ),
+    Form("record of verify", _report, Report.from_file, _JSON, _check_report),
+    Form("record of bench gpu", _bench, records.read, _JSON, _check_bench),
+    Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),
+    Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
+    Form("costs of a CPU", _costs, cost_model.read, _JSON),
+    Form("costs of GPUs", _devices, devices.read, _JSON),
+    Form("what a checkpoint tells", _checkpoint(TOLD), _told, _JSON, named="step-00000002"),
+    Form("index of a checkpoint", _checkpoint(checkpoint_format.INDEX), _restored, _JSON, named="step-00000002"),
+    Form("tensors of a checkpoint", _checkpoint("*.distcp"), _restored, mutations.ANY, named="step-00000002"),
+)

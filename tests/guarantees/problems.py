@@ -1,0 +1,308 @@
+"""A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights.
+
+The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype and of its neighbours, and
+what a single rounding does to it (``roundings``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from gnn_attention import score_mods
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends import Backend
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.score_mods import ScoreMod
+from gnn_attention.verify import oracle
+from gnn_attention.verify.layer_checks import layer_truth, plain_names
+from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, nearby
+from tests.guarantees.draws import DTYPES, Draw
+from tests.guarantees.roundings import NEIGHBOURS, lse_of, rounded, with_neighbours
+
+__all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
+
+Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
+REACH, CAP, WIDTH = 4, 3.0, 12
+FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
+    "standard": lambda heads: heads,
+    "factored": FactoredHeads.of,
+    "merged": MergedHeads.of,
+}
+
+
+# -- the verb ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AttendProblem:
+    """A draw as a call of ``attend``; or, numbered from 1, a neighbour of it, whose inputs are some roundings away."""
+
+    draw: Draw
+    neighbour: int = 0
+
+    @cached_property
+    def _leaves(self) -> dict[str, Tensor]:
+        """The inputs before they are laid out, rounded to the dtype."""
+        numbers, graph = self.draw.numbers, self.draw.graph
+        rng = torch.Generator().manual_seed(self.draw.number)
+        samples = 1 if numbers.layout == "one sample for all" else numbers.batch
+        shapes = {
+            "q": (numbers.batch, numbers.heads, graph.num_dst, numbers.dim),
+            "k": (samples, numbers.kv_heads, graph.num_src, numbers.dim),
+            "v": (samples, numbers.kv_heads, graph.num_src, numbers.value_dim),
+        }
+        drawn = {name: torch.randn(*shape, generator=rng, dtype=torch.float64) * numbers.size for name, shape in shapes.items()}
+        if "relative" in numbers.mod:
+            drawn["table"] = torch.randn(numbers.heads, 2 * REACH + 1, generator=rng, dtype=torch.float64)
+        if numbers.bias != "none" and self.draw.edges is not None:
+            lead = {"one for all": (), "by head": (numbers.heads,), "by sample and head": (numbers.batch, numbers.heads)}
+            drawn["bias"] = torch.randn(*lead[numbers.bias], len(self.draw.edges), generator=rng, dtype=torch.float64)
+        if numbers.sinks:
+            drawn["sink_logits"] = torch.randn(numbers.heads, generator=rng, dtype=torch.float64)
+        return {name: nearby(x.to(DTYPES[numbers.dtype]), self.neighbour) for name, x in drawn.items()}
+
+    @cached_property
+    def direction(self) -> Tensor:
+        """Whose product with the output is differentiated."""
+        numbers = self.draw.numbers
+        rng = torch.Generator().manual_seed(self.draw.number + 1)
+        shape = (numbers.batch, numbers.heads, self.draw.graph.num_dst, numbers.value_dim)
+        return torch.randn(*shape, generator=rng, dtype=torch.float64).to(DTYPES[numbers.dtype])
+
+    @property
+    def _scale(self) -> float:
+        return self.draw.numbers.scale or self.draw.numbers.dim**-0.5
+
+    def _inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {name: x.to(dtype, copy=True).requires_grad_() for name, x in self._leaves.items()}
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """The same numbers in another place of memory."""
+        layout = self.draw.numbers.layout
+        if layout == "tokens first":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "every second channel":
+            return torch.stack([x, x], -1).flatten(-2)[..., ::2]
+        return x.expand(self.draw.numbers.batch, -1, -1, -1)
+
+    def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output and gradients by a backend."""
+        assert backend is not None
+        inputs = self.inputs()
+        out, _ = self.attended(inputs, self.laid_out(inputs), backend)
+        return out, gradients_of(out, self.direction, inputs)
+
+    def attended(
+        self, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, with_lse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their logits."""
+        q, k, v = qkv
+        added = self._score_mod(inputs), inputs.get("bias"), inputs.get("sink_logits")
+        scale = self.draw.numbers.scale
+        found: Any = attend(q, k, v, self.draw.graph, scale, *added, backend=backend, return_info=with_lse)
+        return (found[0], found[1].lse) if with_lse else (found, None)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Fresh inputs in the dtype of the draw, which want gradients."""
+        return self._inputs(DTYPES[self.draw.numbers.dtype])
+
+    def laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """q, k and v in another place of memory."""
+        return tuple(self._laid_out(inputs[name]) for name in "qkv")
+
+    def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
+        wanted = [self._named_mod(name, inputs) for name in self.draw.numbers.mod.split(", ") if name != "none"]
+        return None if not wanted else wanted[0] if len(wanted) == 1 else score_mods.chain(*wanted)
+
+    def _named_mod(self, name: str, inputs: Mapping[str, Tensor]) -> ScoreMod:
+        if name == "alibi":
+            return score_mods.alibi(score_mods.alibi_slopes(self.draw.numbers.heads))
+        if name == "softcap":
+            return score_mods.softcap(CAP)
+        if name == "relative":
+            return score_mods.relative_bias(inputs["table"])
+        return score_mods.log_multiplicity(torch.tensor(self._counts))
+
+    @property
+    def _counts(self) -> list[float]:
+        return [1.0 + j % 4 for j in range(self.draw.graph.src_offset + self.draw.graph.num_src)]
+
+    @cached_property
+    def truth(self) -> Truth:
+        """The formula in float64, and what anybody makes of it in the dtype: SDPA, or whoever rounds once."""
+        if self.draw.numbers.dtype == "float64":
+            return self._alone
+        with torch.enable_grad():
+            truth = rounded(self._alone, self._dense_with_lse, self._leaves, self.direction)
+        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+
+    @cached_property
+    def _alone(self) -> Truth:
+        """By SDPA's errors on this problem and no other."""
+        with torch.enable_grad():
+            inputs = self._inputs(torch.float64)
+            out = self._dense(inputs)
+            gradients = gradients_of(out, self.direction.double(), inputs)
+            if self.draw.numbers.dtype == "float64":
+                return Truth(out, gradients, {}, {})
+            plain, fused = (worst_errors(found, out, gradients) for found in self.attempts)
+            return Truth(out, gradients, plain, fused)
+
+    @cached_property
+    def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
+        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders of the same input."""
+        with torch.enable_grad():
+            plain = [self._yardstick(n, widened=False) for n in range(ORDERS)]
+            return plain, [self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)]
+
+    def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        lse: list[Tensor] = []
+        out = self._dense(inputs, lse)
+        return out, out, lse[0]
+
+    def _dense(self, inputs: Mapping[str, Tensor], lse: list[Tensor] | None = None) -> Tensor:
+        q, k, v = (inputs[name].expand(self.draw.numbers.batch, -1, -1, -1) for name in "qkv")
+        modify, sinks = partial(self._modified, inputs), inputs.get("sink_logits")
+        if lse is not None:
+            lse.append(lse_of(q, k, self.draw.mask, self._scale, modify, sinks))
+        return oracle.attention(q, k, v, self.draw.mask, self._scale, modify, sinks)
+
+    def _yardstick(self, number: int, widened: bool) -> Attempt:
+        numbers, graph, mask = self.draw.numbers, self.draw.graph, self.draw.mask
+        inputs = self._inputs(DTYPES[numbers.dtype])
+        order = oracle.Order.draw(number, numbers.batch, graph.num_dst, graph.num_src, numbers.dim, "cpu", widened)
+        q, k, v = (inputs[name].expand(numbers.batch, -1, -1, -1) for name in "qkv")
+        sinks, modify = inputs.get("sink_logits"), partial(self._modified, inputs)
+        if "softcap" in numbers.mod:
+            out = oracle.reordered_attention(order, q, k, v, mask, self._scale, modify, sinks)
+        else:
+            added = modify(q.new_zeros(mask.shape))
+            out = oracle.reordered_sdpa(order, q, k, v, mask, self._scale, added, sinks)
+        learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
+        return out.detach(), gradients_of(out, self.direction, learners)
+
+    def _modified(self, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+        """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
+        numbers, graph = self.draw.numbers, self.draw.graph
+        far = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset - torch.arange(graph.num_src) - graph.src_offset
+        if "alibi" in numbers.mod:
+            slopes = torch.tensor(score_mods.alibi_slopes(numbers.heads), dtype=logits.dtype)
+            logits = logits - slopes.view(-1, 1, 1) * far.abs()
+        if "relative" in numbers.mod:
+            logits = logits + inputs["table"][:, far.clamp(-REACH, REACH) + REACH]
+        if "multiplicity" in numbers.mod:
+            logits = logits + torch.tensor(self._counts, dtype=logits.dtype)[graph.src_offset :].log()
+        if "softcap" in numbers.mod:
+            logits = CAP * torch.tanh(logits / CAP)
+        if "bias" in inputs:
+            src, dst = torch.tensor(self.draw.edges, dtype=torch.int64).reshape(-1, 2).T
+            everyone = torch.arange(numbers.batch).view(-1, 1, 1), torch.arange(numbers.heads).view(-1, 1)
+            spread = inputs["bias"].expand(numbers.batch, numbers.heads, -1).to(logits.dtype)
+            logits = logits + torch.zeros_like(logits).index_put((*everyone, dst, src), spread)
+        return logits
+
+
+# -- a layer ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProblem:
+    """A draw as a layer in one form of its weights; or, numbered from 1, a neighbour of it."""
+
+    draw: Draw
+    neighbour: int = 0
+
+    @cached_property
+    def _heads(self) -> Any:
+        numbers, rng = self.draw.numbers, torch.Generator().manual_seed(self.draw.number)
+        heads = StandardHeads(
+            WIDTH, numbers.heads, numbers.dim, numbers.value_dim, numbers.kv_heads, bias=numbers.bias != "none"
+        ).double()
+        for parameter in heads.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
+        made = FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
+        for parameter in made.parameters():
+            parameter.data = nearby(parameter.data, self.neighbour)
+        return made
+
+    @cached_property
+    def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
+        numbers, graph = self.draw.numbers, self.draw.graph
+        rng = torch.Generator().manual_seed(self.draw.number + 1)
+        sizes = (numbers.size, numbers.size, 1.0)
+        tokens = (graph.num_src, graph.num_dst, graph.num_dst)
+        drawn = (
+            torch.randn(numbers.batch, n, WIDTH, generator=rng, dtype=torch.float64) * size
+            for n, size in zip(tokens, sizes, strict=True)
+        )
+        x_src, x_dst, direction = (x.to(DTYPES[numbers.dtype]) for x in drawn)
+        return nearby(x_src, self.neighbour), nearby(x_dst, self.neighbour), direction
+
+    @cached_property
+    def truth(self) -> Truth:
+        """The seeds' formula in float64; SDPA between the layer's own projections, or whoever rounds once."""
+        if self.draw.numbers.dtype == "float64":
+            return self._alone
+        x_src, x_dst, direction = self._drawn
+        leaves = {"x_src": x_src, "x_dst": x_dst} | {name: p.detach() for name, p in plain_names(self._heads).items()}
+        with torch.enable_grad():
+            truth = rounded(self._alone, self._dense_with_lse, leaves, direction)
+        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+
+    @cached_property
+    def _alone(self) -> Truth:
+        """By SDPA's errors on this problem and no other."""
+        return layer_truth(self._heads, *self._drawn, self.draw.mask)
+
+    def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer by its own projections, what its heads heard, and lse."""
+        heads, mask = copy.deepcopy(self._heads).double(), self.draw.mask
+        names = [name for name, _ in heads.named_parameters()]
+        values = {name: inputs[name.removeprefix("standard.")] for name in names}
+        q = functional_call(_Part(heads, "receive"), _of(values), (inputs["x_dst"],))
+        k, v = functional_call(_Part(heads, "send"), _of(values), (inputs["x_src"],))
+        z = oracle.attention(q, k, v, mask, heads.scale)
+        out = functional_call(_Part(heads, "collect"), _of(values), (z,))
+        return out, z, lse_of(q, k, mask, heads.scale)
+
+    def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output and gradients by a backend, or by the walk."""
+        x_src, x_dst, direction = (x.clone() for x in self._drawn)
+        inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
+        out = MessagePassingAttention(self._heads, backend=backend)((x_src, x_dst), self.draw.graph)
+        return out, gradients_of(out, direction, inputs | plain_names(self._heads))
+
+
+class _Part(nn.Module):
+    """One method of heads as a module, so that it can be called with other weights."""
+
+    def __init__(self, heads: Any, method: str) -> None:
+        super().__init__()
+        self.heads, self.method = heads, method
+
+    def forward(self, x: Tensor) -> Any:
+        """Call it."""
+        return getattr(self.heads, self.method)(x)
+
+
+def _of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"heads.{name}": x for name, x in values.items()}
+
+
+Problem = AttendProblem | LayerProblem
+
+
+def problem_of(draw: Draw) -> Problem:
+    """What a draw is."""
+    return AttendProblem(draw) if draw.numbers.form == "attend" else LayerProblem(draw)

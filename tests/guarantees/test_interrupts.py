@@ -1,0 +1,229 @@
+"""Ctrl-C at any moment: how a command ends, what it leaves, and each mend of what that uncovered."""
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnn_attention import StandardHeads, bench, patterns, verify
+from gnn_attention._support import interrupts as support_interrupts
+from gnn_attention.bench import process
+from gnn_attention.verify import processes
+from tests.guarantees import interrupts
+from tests.guarantees.interrupts import COMMANDS, Case, Forks
+
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
+
+
+def test_cases_cover_the_commands_and_the_moments():
+    cases = [Case.drawn(number) for number in range(interrupts.GUARANTEE.full)]
+    assert {case.name for case in cases} == set(COMMANDS)
+    assert any(case.loading for case in cases)
+    assert {case.name for case in cases if case.event} == {name for name, command in COMMANDS.items() if command.events}
+    assert str(Case.drawn(7)) == str(Case.drawn(7))
+    assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1], ids=str)
+def test_a_command_that_is_interrupted_leaves_nothing_and_goes_on(number):
+    with Forks() as forks:
+        assert forks.run(Case.drawn(number)) == (False, [])
+
+
+@pytest.mark.slow
+def test_the_quick_count_holds():
+    """And a few more, so that every command is interrupted in time."""
+    measured = interrupts.measure(15, lambda text: None)
+    assert measured.holds, measured
+
+
+TOLD = {
+    "a traceback": ({"code": 1, "left": []}, "Traceback (most recent call last):\nKeyboardInterrupt\n", None, "exit code 1"),
+    "two lines": ({"code": 130, "left": []}, "interrupted\nand more\n", None, "2 lines"),
+    "no line": ({"code": 130, "left": []}, "", None, "0 lines"),
+    "no end": ({"code": None, "left": []}, "interrupted\n", None, "exit code None"),
+    "a process": ({"code": 130, "left": ["python"]}, "interrupted\n", None, "a process was left: python"),
+    "a part": ({"code": 130, "left": []}, "interrupted\n", "case/.a.part", "left: .a.part"),
+    "a temporary file": ({"code": 130, "left": []}, "interrupted\n", "case.tmp/a", "left: a"),
+}
+
+
+@pytest.mark.parametrize("fault", TOLD)
+def test_a_planted_fault_is_reported(tmp_path, fault):
+    told, said, file, expected = TOLD[fault]
+    folder = tmp_path / "case"
+    for made in (folder, folder.with_suffix(".tmp")):
+        made.mkdir()
+    folder.with_suffix(".err").write_text(said)
+    if file:
+        (tmp_path / file).write_text("")
+    assert any(line.startswith(expected) for line in interrupts._after(told, folder))
+    folder.with_suffix(".err").write_text("interrupted\n")
+    if not file:
+        assert interrupts._after({"code": 130, "left": []}, folder) == []
+
+
+def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(Forks, "_told", lambda self, arguments, folder, **moment: {"code": 0, "left": []})
+    forks = Forks()
+    forks.root = tmp_path
+    (tmp_path / "case").mkdir()
+    (tmp_path / "case" / "said.json").write_text('{"text": "a"}')
+    forks._truths["generate"] = {"text": "b"}
+    assert forks._goes_on("generate", (), tmp_path / "case") == ["once more: it came to something else than alone"]
+    (tmp_path / "case" / "said.json").write_text('{"te')
+    assert forks._goes_on("generate", (), tmp_path / "case")[0].startswith("once more: JSONDecodeError")
+
+
+def test_nothing_measured_does_not_hold(monkeypatch):
+    monkeypatch.setattr(interrupts, "Forks", lambda: tempfile.TemporaryDirectory())
+    assert not interrupts.measure(0, lambda text: None).holds
+
+
+# -- what it uncovered ------------------------------------------------------------------------------------------------
+
+COMMAND_LINES = [
+    (["-m", "train"], ["python", "-m", "gnn_attention", "train"], True),
+    (["-m", "train"], ["python", "-W", "error", "-mgnn_attention", "train"], True),
+    (["/usr/bin/gnn-attention", "train"], ["python", "/usr/bin/gnn-attention", "train"], True),
+    (["gnn-attention.exe"], ["gnn-attention.exe"], True),
+    (["-m"], ["python", "-m", "pytest"], False),
+    (["/lib/pytest/__main__.py"], ["python", "-m", "pytest", "gnn_attention"], False),
+    (["-c"], ["python", "-c", "import gnn_attention"], False),
+    ([""], ["python"], False),
+    ([], [], False),
+]
+
+
+@pytest.mark.parametrize(("arguments", "original", "expected"), COMMAND_LINES)
+def test_only_our_commands_handle_interrupts_while_they_load(arguments, original, expected):
+    assert support_interrupts.is_command(arguments, original) is expected
+
+
+def test_a_program_that_imports_the_package_keeps_its_handler(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    assert before is not support_interrupts._end
+    with support_interrupts.deliverable():
+        assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr(support_interrupts.sys, "argv", ["gnn-attention"])
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        support_interrupts.quiet()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # inherited: left as it is
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        support_interrupts.quiet()
+        with support_interrupts.deliverable():
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it has ended
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_verify_writes_what_there_is():
+    kept = []
+
+    def stop(done, due, result):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    few = {"device": "cpu", "dtypes": ["float64"], "backends": ["dense"], "graphs": ["causal"], "trained": False}
+    with pytest.raises(KeyboardInterrupt):
+        verify.run(**few, progress=stop, keep=kept.append)
+    assert [len(report.results) for report in kept] == [3]
+    assert kept[0].not_started > 0
+
+
+def test_processes_of_checks_do_not_hear_interrupts_and_end_with_us():
+    with processes._deaf_to_interrupts():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    children = []
+
+    def stopped():
+        with processes._ended_early():
+            children.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)))
+            children[0].start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    children[0].join(10)
+    assert children[0].exitcode == -signal.SIGTERM
+
+
+def test_an_interrupted_bench_has_its_record_and_says_so(monkeypatch, capsys):
+    suite = bench.Suite("", frozenset(), lambda args, tell: {"interrupted": True}, lambda record: "as far as it came")
+    monkeypatch.setattr(bench, "SUITES", {**bench.SUITES, "graphs": suite})
+    from gnn_attention.__main__ import main
+
+    assert main(["bench", "graphs"]) == 130
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("as far as it came\n", 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux kills a child with its parent")
+def test_a_fork_of_the_benchmark_dies_with_the_process_that_made_it():
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            process.in_a_fork(lambda: os.write(writing, str(os.getpid()).encode()) and time.sleep(60))
+        finally:
+            os._exit(1)
+    innermost = int(os.read(reading, 100))
+    os.kill(middle, signal.SIGKILL)
+    os.waitpid(middle, 0)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{innermost}/stat").exists() and time.monotonic() < until:
+        if Path(f"/proc/{innermost}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.02)
+    assert time.monotonic() < until
+
+
+@pytest.fixture
+def new_classes(tmp_path, monkeypatch):
+    """Classes of layers that torch_geometric has not rendered yet, in a module with a source; and a new temporary folder."""
+    name, folder = f"layers_{tmp_path.name}", tmp_path / "temporary"
+    lines = [f"class New{number}(MessagePassingAttention):\n    pass\n" for number in range(5)]
+    (tmp_path / f"{name}.py").write_text("from gnn_attention import MessagePassingAttention\n\n" + "\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return [getattr(importlib.import_module(name), f"New{number}") for number in range(5)]
+
+
+def test_a_layer_leaves_no_temporary_file(new_classes):
+    """torch_geometric writes two for every class in every process."""
+    layer = new_classes[0](StandardHeads(4, 1))
+    assert layer.propagate.__module__.endswith("_New0_propagate")
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+    assert "def propagate" in inspect.getsource(layer.propagate.__func__)
+    assert layer(torch.ones(3, 4), patterns.causal(3)).shape == (3, 4)
+
+
+def test_first_layers_of_a_class_in_several_threads(new_classes):
+    """The second found the module of the first before its functions were there, and went on without them."""
+    for kind in new_classes:
+        start, made = threading.Barrier(8), []
+
+        def make(kind=kind, start=start, made=made):
+            start.wait()
+            made.append(kind(StandardHeads(4, 1)).propagate.__module__)
+
+        threads = [threading.Thread(target=make) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert made == [f"{kind.__module__}_{kind.__name__}_propagate"] * 8
+        assert kind._orig_propagate is not kind._jinja_propagate

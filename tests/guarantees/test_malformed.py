@@ -1,0 +1,223 @@
+"""F5: every kind of wrong answer is seen, the tables hold, and what they uncovered stays mended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.extras import needs
+
+from gnn_attention import Backend, TokenGraph, attend, convert, edges, patterns
+from gnn_attention._support import checks
+from gnn_attention.graph import edge_list
+from gnn_attention.interpret.audit.probe_groups import groups
+from gnn_attention.training import trainer as training
+from gnn_attention.training.metrics import told_before
+from tests.guarantees import malformed
+from tests.guarantees.malformed.case import COMPILED, EAGER, Case, Subject, faults, held
+
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
+
+
+def quiet(line):
+    """Nobody listens."""
+
+
+def named(name):
+    """The case of that name."""
+    return next(case for case in malformed.cases() if str(case) == name)
+
+
+def test_the_quick_count_holds():
+    """Cases of Hugging Face models are among them."""
+    needs("transformers")
+    found = malformed.GUARANTEE.measure(malformed.GUARANTEE.quick, quiet)
+    assert found.failures == ()
+    assert found.holds
+    assert "60 eager, 1 compiled" in found.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_every_case_holds_eager(part):
+    assert [(str(case), fault) for case in malformed.cases()[part::4] for fault in faults(case, EAGER)] == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look at inner frames
+@pytest.mark.parametrize("step", [pytest.param(9, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.nightly)])
+def test_cases_hold_compiled(step):
+    compiled = [case for case in malformed.cases() if COMPILED in case.ways]
+    assert len(compiled) > 60
+    assert [(str(case), fault) for case in compiled[::step] for fault in faults(case, COMPILED)] == []
+
+
+def test_the_cases_are_many_and_their_names_their_own():
+    cases = malformed.cases()
+    assert len(cases) >= malformed.LEAST
+    assert len({str(case) for case in cases}) == len(cases)
+
+
+def test_a_small_count_is_spread_over_the_subjects():
+    chosen = malformed._spread(malformed.cases(), malformed.GUARANTEE.quick)
+    assert len({case.subject.name for case in chosen}) > 20
+
+
+def test_no_case_is_no_success():
+    assert not malformed.measure(0, quiet).holds
+
+
+def test_what_is_not_installed_is_skipped(monkeypatch):
+    missing = replace(named("attend: no graph").subject, needs="no_such_package")
+    monkeypatch.setattr(malformed, "cases", lambda: (replace(malformed_case(), subject=missing), malformed_case()))
+    found = malformed.measure(2, quiet)
+    assert not found.holds
+    assert found.skipped == ("attend: no graph: needs no_such_package",)
+
+
+def malformed_case():
+    """A case that passes."""
+    return Case(PLANTED, "no graph", TypeError, "^graph must", "got int", lambda one: attend(*one, 3))
+
+
+def three():
+    """q, k and v of three tokens."""
+    return [torch.eye(3).view(1, 1, 3, 3) for _ in "qkv"]
+
+
+def heard(one):
+    """The first token hears itself alone."""
+    return attend(*one, patterns.causal(3))[0, 0, 0]
+
+
+PLANTED = Subject("attend", three, heard, lambda one: torch.tensor([1.0, 0.0, 0.0]))
+
+
+def changing(one):
+    one[0].zero_()
+    attend(*one, 3)
+
+
+FAULTS = {
+    "silent": (lambda one: attend(*one, patterns.causal(3)), "silent"),
+    "another type": (lambda one: attend(*one, patterns.causal(4)), "ValueError in place of TypeError"),
+    "from below": (lambda one: torch.zeros(2) @ torch.zeros(3), "raised from below"),
+    "no argument": (lambda one: checks.size("n", "3"), "does not tell the argument"),
+    "changed": (changing, "something of the object changed"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault):
+    bad, said = FAULTS[fault]
+    case = Case(PLANTED, fault, TypeError, "^graph must", "got int", bad)
+    assert any(said in found for found in faults(case))
+
+
+def test_the_same_case_without_a_fault_passes():
+    assert faults(malformed_case()) == []
+
+
+def test_a_long_or_raw_message_is_seen():
+    case = Case(PLANTED, "long", TypeError, "n", "got", lambda one: checks.size("n" * 500, "3"))
+    assert any("a message of" in found for found in faults(case))
+    raw = Case(PLANTED, "raw", TypeError, "x", "got", lambda one: checks.size("x: size of tensor a", "3"))
+    assert any("raw words" in found for found in faults(raw))
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.full((3,), torch.nan), torch.zeros(2)], ids=["zeros", "NaN", "shape"])
+def test_a_wrong_next_call_is_seen(wrong):
+    subject = replace(PLANTED, good=lambda one: wrong)
+    assert any("next valid call is wrong" in found for found in faults(replace(malformed_case(), subject=subject)))
+
+
+def test_a_next_call_that_fails_is_seen():
+    subject = replace(PLANTED, good=lambda one: attend(*one, None))
+    assert any("next valid call fails" in found for found in faults(replace(malformed_case(), subject=subject)))
+
+
+def test_a_check_that_is_gone_is_reported_by_the_figure(monkeypatch):
+    """The library without one of its checks: the guarantee says which case then fails."""
+    named_before = named("from_edges: floats")
+    monkeypatch.setattr(edge_list, "SIGNED", (*edge_list.SIGNED, torch.float32))
+    monkeypatch.setattr(malformed, "cases", lambda: (named_before,))
+    assert any("from_edges: floats (eager): silent" in failure for failure in malformed.measure(1, quiet).failures)
+
+
+def test_what_an_object_holds_is_compared_by_numbers():
+    layer = torch.nn.Linear(2, 2)
+    before = held(layer)
+    assert before == held(layer)
+    with torch.no_grad():
+        layer.weight[0, 0] += 1
+    assert before != held(layer)
+
+
+# -- what it uncovered ------------------------------------------------------------------------------------------------
+
+
+def test_a_quoted_value_is_cut():
+    """An edge list was once quoted with 5,101 characters."""
+    with pytest.raises(TypeError, match=r"num_dst must be an integer, got \[0, 1, 2") as refused:
+        TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, list(range(5000)))
+    assert len(str(refused.value)) < 150
+    assert len(checks.quoted(torch.zeros(99, 99))) < 60
+    assert "\n" not in checks.quoted(torch.eye(3).numpy())
+
+
+def test_a_long_name_is_cut_in_messages():
+    graph = patterns.causal(3)
+    for _ in range(7):
+        graph = graph | graph
+    assert len(repr(graph)) < 200 < len(graph.name)
+
+
+def test_the_edges_of_a_huge_list_are_counted_without_an_array_of_receivers():
+    """``in_degree`` of 2^31 receivers takes 17 GB."""
+    assert convert.from_edge_index(torch.tensor([[0, 1], [0, 2**30]]), 2**31).num_edges == 2
+
+
+def test_a_backend_of_ones_own_must_return_what_is_due():
+    """``out, lse = out`` took a tensor of two samples apart."""
+    q = torch.zeros(2, 1, 3, 2)
+    with pytest.raises(TypeError, match="'own' must return"):
+        attend(q, q, q, patterns.causal(3), backend=Backend("own", lambda call: call.q))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("history", [{}]), ("history", [3]), ("losses", ["low"]), ("seconds", None), ("seconds", float("nan"))]
+)
+def test_a_checkpoint_that_tells_no_history_is_refused(name, value):
+    look = {"step": 1, "training_loss": 1.0, "held_out_loss": 1.0, "induction": 0.0, "previous_token": 0.0}
+    told = {"losses": [1.0], "history": [look], "seconds": 2.0}
+    assert told_before("step-1", told) == ([1.0], [look], 2.0)
+    with pytest.raises(ValueError, match=f"step-1 is no checkpoint of a training: .*{name}"):
+        told_before("step-1", told | {name: value})
+
+
+def test_groups_of_an_audit_cover_every_pair_on_its_own():
+    """Its gains are kept up to date instead of being computed anew; every pair still has a group of its own."""
+    for graph in (patterns.window(70, 5), patterns.erdos_renyi(64, 0.05, seed=1), patterns.self_loops(40)):
+        mask = graph.mask()
+        found = groups(mask)
+        heard_by = found.long() @ mask.long()
+        alone = found.unsqueeze(2) & (heard_by.unsqueeze(1) - mask.long() == 0)
+        assert bool(alone.any(0).all())
+
+
+def test_a_score_mod_may_take_more_by_default_and_any_number():
+    q = torch.eye(3).view(1, 1, 3, 3)
+    for mod in (lambda score, b, h, dst, src, more=0: score, lambda *all_of_it: all_of_it[0]):
+        attend(q, q, q, patterns.causal(3), score_mod=mod)
+
+
+def test_a_recipe_of_text_is_refused_before_the_corpus_is_read(monkeypatch):
+    monkeypatch.setattr(training, "corpus", lambda: pytest.fail("the corpus was read"))
+    with pytest.raises(TypeError, match="recipe must be a Recipe"):
+        training.train("short")
+
+
+def test_checks_of_edges_cost_a_compiler_nothing():
+    logits, dst = torch.randn(2, 6), torch.tensor([0, 0, 1, 1, 2, 2])
+    compiled = torch.compile(lambda x: edges.softmax(x, dst, 3)[0], backend="eager", fullgraph=True)
+    assert torch.equal(compiled(logits), edges.softmax(logits, dst, 3)[0])

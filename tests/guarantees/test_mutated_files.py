@@ -1,0 +1,215 @@
+"""F10: damaged files are read or refused by name, and every way in which a reader could fail is seen."""
+
+import os
+import pickle
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.guarantees import mutated_files, mutations, sandbox
+from tests.guarantees.file_forms import FORMS, Form
+from tests.guarantees.mutations import MARK
+
+pytestmark = [
+    pytest.mark.slow,  # a guarantee is measured: by default those of test_guarantees alone
+    pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available())),
+]
+
+
+def silent(text):
+    pass
+
+
+def test_the_figure_holds():
+    found = mutated_files.GUARANTEE.measure(mutated_files.GUARANTEE.quick, silent)
+    assert found.failures == ()
+    assert found.holds
+    assert found.value.startswith(f"0 of {mutated_files.GUARANTEE.quick * len(FORMS)} files of {len(FORMS)} forms failed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_more_files_of_each_form(form):
+    assert mutated_files.measure(80, silent, [form]).failures == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_hundreds_of_files_of_each_form(form):
+    assert mutated_files.measure(300, silent, [form]).failures == ()
+
+
+def test_nothing_measured_does_not_hold():
+    assert not mutated_files.GUARANTEE.measure(0, silent).holds
+
+
+def test_a_few_files_see_every_mutation():
+    for form in FORMS:
+        assert mutated_files.GUARANTEE.quick >= len(set(form.mutations)), form.name
+        assert {form.mutations[number % len(form.mutations)] for number in range(mutated_files.GUARANTEE.quick)} == set(
+            form.mutations
+        )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_case_is_its_number_and_differs_from_the_whole_file(form, tmp_path):
+    whole = form.make(tmp_path).read_bytes()
+    first = [mutated_files.mutated(form, whole, number) for number in range(30)]
+    assert first == [mutated_files.mutated(form, whole, number) for number in range(30)]
+    assert sum(content != whole for content in first) > 20
+
+
+def read_all(path):
+    return path.read_bytes()
+
+
+def unnamed(path):
+    raise ValueError("it is damaged")
+
+
+def raw(path):
+    raise KeyError("config")
+
+
+def endless(path):
+    raise ValueError(f"{path}: {'x' * 5000}")
+
+
+def coloured(path):
+    raise ValueError(f"{path}: \x1b[31m")
+
+
+def telling(path):
+    raise ValueError(f"{path}: {(path.parent.parent / 'secret.txt').read_text()}")
+
+
+def crash(path):
+    signal.raise_signal(signal.SIGSEGV)
+
+
+def leave(path):
+    os._exit(3)
+
+
+def hungry(path):
+    return bytearray(2**29)
+
+
+def run_it(path):
+    return pickle.loads(path.read_bytes())
+
+
+def start_a_program(path):
+    os.system("true")
+
+
+def swallow(path):
+    try:
+        os.system("true")
+    except BaseException:
+        return
+
+
+def write_beside(path):
+    path.with_name("other").write_text("a")
+
+
+READERS = {
+    "a refusal without a name": (unnamed, "refused without a name: 'it is damaged'"),
+    "a raw error": (raw, "raised KeyError: 'config'"),
+    "a refusal without end": (endless, "refused in 5,0"),
+    "an escape of a terminal": (coloured, "refused with what cannot be printed"),
+    "another file": (telling, "refused with what is in another file"),
+    "a crash": (crash, "its process was killed by SIGSEGV"),
+    "an exit": (leave, "its process ended with code 3"),
+    "too much memory": (hungry, "raised MemoryError"),
+    "a program": (start_a_program, "its reader did os.system"),
+    "a program, told to nobody": (swallow, "its reader did os.system"),
+    "a change of a file": (write_beside, "its reader did open"),
+}
+
+
+def first_time_well(read, well=lambda path: None):
+    """A reader that fails from the second time on: the first is the whole file."""
+    times = []
+
+    def well_then(path):
+        times.append(path)
+        return well(path) if len(times) == 1 else read(path)
+
+    return well_then
+
+
+def planted(read, mutation=None):
+    def make(folder):
+        (folder / "a.txt").write_text("whole")
+        return folder / "a.txt"
+
+    return Form("planted", make, first_time_well(read), (mutation or (lambda content, rng: b"other"),))
+
+
+@pytest.mark.parametrize("fault", READERS)
+def test_planted_faults_are_seen(fault):
+    read, message = READERS[fault]
+    found = mutated_files.measure(2, silent, [planted(read)])
+    assert len(found.failures) == 2
+    assert message in found.failures[1]
+    assert found.failures[1].startswith("planted, file 1: ")
+
+
+def test_a_pickle_that_is_run_is_seen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    payload = next(other for other in mutations._OTHERS if other.startswith(b"\x80"))
+    found = mutated_files.measure(1, silent, [planted(run_it, lambda content, rng: payload)])
+    assert "its reader did open" in found.failures[0]
+    assert not (tmp_path / MARK).exists()
+    monkeypatch.setattr(sandbox, "_changes", lambda event, arguments: False)  # even where nobody listens
+    found = mutated_files.measure(1, silent, [planted(run_it, lambda content, rng: payload)])
+    assert any("was run" in failure for failure in found.failures)
+
+
+def test_time_is_limited(monkeypatch):
+    """Of the processor, and of a process that says nothing."""
+
+    def busy(path):
+        until = time.process_time() + 0.3
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setattr(mutated_files, "MOST_SECONDS", 0.2)
+    assert "of the processor" in mutated_files.measure(1, silent, [planted(busy)]).failures[0]
+    (found,) = sandbox.seen(lambda number: lambda: time.sleep(60), [7], 2**28, wait=0.3)
+    assert (found.number, found.complaint) == (7, "hung: no answer within 0.3 s")
+
+
+def test_after_a_crash_the_next_file_is_read():
+    def make(number):
+        return (lambda: signal.raise_signal(signal.SIGKILL)) if number == 1 else (lambda: None)
+
+    found = list(sandbox.seen(make, range(4), 2**28))
+    assert [one.number for one in found] == [0, 1, 2, 3]
+    assert [one.complaint for one in found] == [None, "its process was killed by SIGKILL", None, None]
+
+
+@pytest.mark.parametrize("name", ["edge list", "adjacency list", "GraphML"])
+def test_what_is_read_wrongly_is_seen(name):
+    """Edges that run the other way round."""
+    form = next(form for form in FORMS if form.name == name)
+    turned = replace(form, read=first_time_well(lambda path: form.read(path).T, form.read))
+    found = mutated_files.measure(40, silent, [turned])
+    assert any("other edges than in the file were read" in failure for failure in found.failures)
+
+
+def test_a_whole_file_that_is_refused_stops_the_figure():
+    form = Form("planted", lambda folder: planted(unnamed).make(folder), unnamed, (lambda content, rng: content,))
+    with pytest.raises(ValueError, match="planted: the whole file: refused without a name"):
+        mutated_files.measure(1, silent, [form])
+
+
+def test_without_fork_every_file_is_skipped(monkeypatch):
+    monkeypatch.setattr(sandbox, "available", lambda: "needs os.fork")
+    found = mutated_files.measure(3, silent)
+    assert found.skipped == ("every file: needs os.fork",)
+    assert not found.holds
