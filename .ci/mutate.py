@@ -1,7 +1,7 @@
 """Mutation testing: change one operator or constant of a module, and see whether the tests that belong to it notice.
 
     pip install cosmic-ray==8.7.0  # only its operators are used
-    python .ci/mutate.py graph edges --count 40 --jobs 2 --json mutants.json
+    python .ci/mutate.py graph/token_graph edges --count 40 --jobs 2 --json mutants.json
 
 Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn by a seed, each
 place once, from those that change what runs (annotations and docstrings do not). A mutant that outlives the TESTS of its
@@ -31,9 +31,9 @@ NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_
 BACKEND = ("test_estimates", "test_attend", "test_equality", "test_score_mods", "test_edge_dropout", "test_verify")
 TESTS = {
     "edges": ("test_edges", "test_merging", "test_layer", "test_equality"),
-    "graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),
-    "heads": ("test_heads", "test_lazy_heads", "test_layer"),
-    "standard_heads": ("test_heads", "test_lazy_heads", "test_layer"),
+    "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),
+    "heads/model_space": ("test_heads", "test_lazy_heads", "test_layer"),
+    "heads/standard": ("test_heads", "test_lazy_heads", "test_layer"),
     "attend": ("test_attend", "test_equality", "test_heard", "test_choosing"),
     "backends/__init__": ("test_attend", "test_choosing", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
@@ -134,8 +134,14 @@ def survey(module: str, count: int, seed: int, copies: Queue[Copy], jobs: int) -
 def steps(module: str) -> list[tuple[str, ...]]:
     """Commands, the quickest first: doctests of the module, its tests, random draws."""
     pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-    files = [f"tests/{name}.py" for name in dict.fromkeys(TESTS[module])]
+    files = [found(name) for name in dict.fromkeys(TESTS[module])]
     return [(*pytest, f"gnn_attention/{module}.py"), *((*pytest, file) for file in files), ("-c", DRAWS)]
+
+
+def found(name: str) -> str:
+    """The test file of this name, whatever package it belongs to."""
+    (file,) = (ROOT / "tests").rglob(f"{name}.py")
+    return file.relative_to(ROOT).as_posix()
 
 
 def unchanged(step: tuple[str, ...], copy: Copy) -> float | None:

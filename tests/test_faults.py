@@ -23,14 +23,14 @@ pytestmark = [
 ]
 # by which file of the suite each fault must be found
 FOUND_BY = {
-    "mask transposed": "graph",
-    "scale dropped": "attend",
-    "grouped heads tiled instead of repeated": "attend",
-    "b_Q dropped in the merged form": "heads",
-    "b_V added to receivers without in-edges": "layer",
-    "duplicate edges counted twice": "graph",
-    "decode rows aligned top-left": "graph",
-    "the graph ignored": "attend",
+    "mask transposed": "graph/test_graph",
+    "scale dropped": "test_attend",
+    "grouped heads tiled instead of repeated": "test_attend",
+    "b_Q dropped in the merged form": "heads/test_heads",
+    "b_V added to receivers without in-edges": "layer/test_layer",
+    "duplicate edges counted twice": "graph/test_graph",
+    "decode rows aligned top-left": "graph/test_graph",
+    "the graph ignored": "test_attend",
 }
 CHECKS = {
     "device": "cpu",
@@ -87,7 +87,7 @@ def test_every_fault_has_its_file():
 def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
     """And the test that fails passes without the fault."""
     failed, said = tmp_path / "failed", tmp_path / "said"
-    file = str(TESTS / f"test_{FOUND_BY[fault]}.py")
+    file = str(TESTS / f"{FOUND_BY[fault]}.py")
     assert in_a_fork(suite(failed, file), fault, said) == pytest.ExitCode.TESTS_FAILED, said.read_text()[-3000:]
     again = str(TESTS.parent / failed.read_text())
     assert in_a_fork(suite(tmp_path / "none", again), None, said) == pytest.ExitCode.OK, said.read_text()[-3000:]

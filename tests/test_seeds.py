@@ -21,8 +21,8 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from explorer_engine import data_of
 from support.bounds import assert_exact, error
+from support.explorer_engine import data_of
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional

@@ -1,0 +1,175 @@
+"""What torch is told of the operators, in every form: opcheck, compilers, derivatives, vmap; and what a whole call gives."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.kernel_cases import CASES, GRAPH, LEARNED, attended, formula, gradients, parameters
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu import ops
+from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.kernels import _common
+from gnn_attention.backends.triton import FORMS as MAKERS
+from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
+
+FORM = "triton-rows"
+FORMS = ("triton-rows", "triton-windows", "triton-tiles")
+slow_blocks = pytest.mark.parametrize("form", [FORM, *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
+
+
+def operands(device, form=FORM):
+    """The arguments of the operator, with everything that there is."""
+    graph = patterns.window(5, 3)
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 5, 4), (1, 1, 5, 4), (1, 1, 5, 3), (1, 2, graph.num_edges), (1, 2, graph.num_edges)]
+    q, k, v, before, bias = (torch.randn(shape, generator=rng).to(device).requires_grad_() for shape in shapes)
+    slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
+    problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
+    packed = MAKERS[form.removeprefix("triton-")](graph, q.device, None, True)
+    return *ops._flattened(problem), *packed, ops._places(problem), [0.5, 3.0, 0.2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_opcheck(form, device):
+    """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of both operators."""
+    given = operands(device, form)
+    results = [torch.library.opcheck(torch.ops.gnn_attention.triton_attention.default, given)]
+    out, lse = (x.detach() for x in torch.ops.gnn_attention.triton_attention(*given))
+    plain = [x.detach() for x in given[:5]]
+    results.append(
+        torch.library.opcheck(
+            torch.ops.gnn_attention.triton_attention_backward.default, (out.clone(), lse.clone(), *plain, out, lse, *given[5:])
+        )
+    )
+    assert [len(found) for found in results] == [4, 4]
+    assert {word for found in results for word in found.values()} == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_waits_for_the_device(form, device, monkeypatch):
+    """Both passes on tensors without numbers: whoever asks for one (``item``, ``tolist``, ``nonzero``) is refused."""
+    monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
+    launched, mode = [], FakeTensorMode()
+    *given, tensors, numbers, places, constants = operands(device, form)
+    q, k, v, *rest = (mode.from_tensor(x.detach()) for x in given)
+    more = *rest, [mode.from_tensor(x) for x in tensors], numbers, places, constants
+    with mode:
+        out, lse = ops._run(q, k, v, *more)
+        grads = ops._run_backward(out, lse, q, k, v, *rest[:2], out, lse, *more[2:])
+        with pytest.raises(RuntimeError, match=r"aten\._local_scalar_dense"):
+            out.sum().item()
+    assert [x.shape for x in grads] == [x.shape for x in given[:5]]
+    assert len(launched) >= 4
+
+
+@slow_blocks
+def test_a_call_with_everything(form, device):
+    """The formula in float64, dropout and sinks too; and the weights of chosen edges are those of the reference."""
+    case = CASES["everything"]
+    given = case.inputs(torch.float64, LEARNED.to(device).table.device)
+    found, true, inputs = attended(case, given, form), formula(case, given), parameters(case, given)
+    assert_exact(found, true)
+    assert_exact(gradients(*found, inputs), gradients(*true, inputs))
+    edges = torch.tensor([4, 0, 7], device=device)
+    weights = [_info(case, given, backend).weights(edges).detach() for backend in (form, "reference")]
+    assert_exact(*weights)
+
+
+def _info(case, given, backend):
+    q, k, v, bias, sinks = given
+    options = {"score_mod": case.score_mod, "bias": bias, "sink_logits": sinks, "backend": backend, "return_info": True}
+    return ga.attend(q, k, v, case.graph, **options)[1]
+
+
+def attention_of(q, k, v, bias, sinks, table, form=FORM):
+    """With all that is kept with a graph."""
+    mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
+    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=form)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compiler", "form"), [("inductor", FORM), *(("aot_eager", form) for form in FORMS)])
+def test_compiled_as_one_graph(compiler, form, device):
+    """As in eager mode, gradients too."""
+    case = replace(CASES["bias by head"], sinks=True)
+    given = [*case.inputs(torch.float64, device), torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True)]
+    results = []
+    for run in (attention_of, torch.compile(attention_of, fullgraph=True, backend=compiler)):
+        out = run(*given, form=form)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+    found, wanted = results
+    if compiler == "aot_eager":
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    else:  # inductor rounds what surrounds the operators in its own way
+        assert_exact(found[0], wanted[0])
+        assert_exact(found[1:], wanted[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [FORM, "triton"])
+def test_compiled_for_changing_batches(backend, device):
+    """One program for every number of samples; the form taken of itself is a constant in it."""
+
+    def run(q, k):
+        return ga.attend(q, k, k, GRAPH, backend=backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for batch in (1, 2, 3):
+        q, k = torch.randn(batch, 2, 6, 4, device=device), torch.randn(batch, 1, 5, 4, device=device)
+        assert torch.equal(compiled(q, k), run(q, k))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form, device):
+    """The gradients of out and lse are those of finite differences."""
+    graph = ga.TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [0, 0, 1, 1]]), 2, 3)
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 1), (2, 4)]
+    given = [torch.randn(shape, generator=rng, dtype=torch.float64).to(device).requires_grad_() for shape in shapes]
+
+    def both(q, k, v, bias):
+        mod = chain(alibi((0.5, 0.25)), softcap(1.0))
+        out, info = ga.attend(q, k, v, graph, bias=bias, score_mod=mod, backend=form, return_info=True)
+        return out, info.lse
+
+    assert torch.autograd.gradcheck(both, given)
+
+
+def test_second_derivatives_are_refused(device):
+    """By name, and only where they are asked for."""
+    q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
+    (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend=FORM).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives do not pass through the backend triton"):
+        grad.sum().backward()
+
+
+@pytest.mark.slow
+def test_vmap_and_functional_gradients(device):
+    """A mapped axis joins the samples; ``torch.func.grad`` is ``torch.autograd.grad``."""
+    q, k, v, bias = (x.detach() for x in CASES["bias by head"].inputs(torch.float64, device)[:4])
+
+    def loss(q, k, v, bias):
+        return ga.attend(q, k, v, GRAPH, bias=bias, backend=FORM).sin().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)), in_dims=(0, 0, None, None))
+    found = mapped(q.unsqueeze(1), k.unsqueeze(1), v[:1], bias)
+    for sample in range(2):
+        given = [x.clone().requires_grad_() for x in (q[sample : sample + 1], k[sample : sample + 1], v[:1], bias)]
+        true = torch.autograd.grad(loss(*given), given)
+        assert_exact([x[sample] for x in found], true)
+
+
+def test_auto_never_takes_it_on_a_cpu(device):
+    """Interpreted kernels are for trials."""
+    if device != "cpu":
+        pytest.skip("on a GPU it may")
+    for graph in (patterns.window(400, 8), patterns.random_senders(600, 4), GRAPH):
+        q, k = (torch.zeros(1, 1, tokens, 4) for tokens in (graph.num_dst, graph.num_src))
+        assert not ga.choosing.choose(Call.checked(q, k, k, graph)).name.startswith("triton")

@@ -1,0 +1,267 @@
+"""The kernels over edges against dense attention in float64: both passes, merging, half types, extreme and missing rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.bounds import assert_exact, assert_rule, attention_truth, error
+from support.kernel_cases import lse_bound
+
+from gnn_attention import edges
+from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.cpu import head_batching
+from gnn_attention.backends.cpu.csr import backward, forward
+from gnn_attention.backends.plan.csr import sorted_edges
+from gnn_attention.verify.measure import EXACT
+
+SCALE = 0.4
+WAYS = {"folded": 10**9, "head by head": 0}
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request, monkeypatch):
+    """Every test runs with heads folded and one at a time."""
+    monkeypatch.setattr(head_batching, "MOST_EDGES", WAYS[request.param])
+    return request.param
+
+
+def masks(name):
+    """Named sets of edges ``[dst, src]``."""
+    rng = torch.Generator().manual_seed(3)
+    mask = torch.rand(20, 30, generator=rng) < 0.3
+    if name == "deaf and lonely":
+        mask[[0, 7]], mask[:, [2, 29]] = False, False
+    if name == "hub":
+        mask = torch.zeros(40, 40, dtype=torch.bool)
+        mask[:, 3], mask[5] = True, True
+    return {"one token": torch.ones(1, 1, dtype=torch.bool), "no edges": mask & False}.get(name, mask)
+
+
+def inputs(mask, heads=4, kv_heads=2, dim=8, value_dim=5, dtype=torch.float64, size=1.0, batch=2):
+    """q, k, v, grad_out and grad_lse; token-major in memory, as projections give them."""
+    rng, (num_dst, num_src) = torch.Generator().manual_seed(0), mask.shape
+    shapes = ((num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim), (num_dst, heads, value_dim))
+    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).transpose(1, 2) for shape in shapes]
+    q, k, v, grad = (x.to(dtype) for x in (drawn[0] * size, drawn[1] * size, *drawn[2:]))
+    return q, k, v, grad, torch.randn(batch, heads, num_dst, generator=rng, dtype=torch.float64)
+
+
+def listed(mask):
+    """The edges of a mask, as the kernels take them."""
+    dst, src = mask.nonzero().t()
+    return sorted_edges(src, dst, mask.shape[1], mask.shape[0])[0]
+
+
+def empty_like(*tensors):
+    """NaN everywhere: what is not written is seen."""
+    return [torch.full_like(x, torch.nan) for x in tensors]
+
+
+def run(mask, q, k, v, grad, grad_lse, add=False):
+    """out, lse, dq, dk, dv by the kernels."""
+    wide = edges.accumulation_dtype(q.dtype)
+    out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
+    lse = torch.full(q.shape[:3], torch.nan, dtype=wide)
+    forward(q, k, v, listed(mask), SCALE, out, lse)
+    delta = (out.to(wide) * grad.to(wide)).sum(-1) - grad_lse.to(wide)
+    grads = empty_like(q, k, v)
+    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *grads, add=False)
+    return out, lse, *grads
+
+
+def dense(mask, q, k, v, grad, grad_lse):
+    """The same by the plain formula in float64."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    group, deaf = q.shape[1] // k.shape[1], ~mask.any(1)
+    logits = q @ k.repeat_interleave(group, 1).mT * SCALE
+    logits = torch.where(mask | deaf.unsqueeze(1), logits, -torch.inf)
+    lse = logits.logsumexp(-1).masked_fill(deaf, 0.0)
+    out = (logits.softmax(-1) * mask) @ v.repeat_interleave(group, 1)
+    total = (out * grad).sum() + (lse * grad_lse).masked_fill(deaf, 0.0).sum()
+    return out, lse.masked_fill(deaf, -torch.inf), *torch.autograd.grad(total, (q, k, v))
+
+
+def assert_same(found, wanted):
+    """Out and lse each for itself; the gradients share the largest number."""
+    for x, true in zip(found[:2], wanted[:2], strict=True):
+        assert_exact(x, true)
+    assert_exact(found[2:], wanted[2:])
+
+
+@pytest.mark.parametrize("name", ["irregular", "deaf and lonely", "hub", "one token", "no edges"])
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize(("heads", "kv_heads", "value_dim"), [(4, 2, 5), (3, 3, 8), (6, 1, 1)])
+def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value_dim):
+    """Logits close together (one shift for all) and far apart (a shift for each receiver)."""
+    mask = masks(name)
+    given = inputs(mask, heads, kv_heads, value_dim=value_dim, size=size)
+    assert_same(run(mask, *given), dense(mask, *given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype):
+    """Half types come in and go out; sums are float32. Within the rule of verify."""
+    mask = masks("deaf and lonely")
+    q, k, v, grad, grad_lse = inputs(mask, dtype=dtype)
+    out, lse, *grads = found = run(mask, q, k, v, grad, grad_lse * 0)
+    assert [x.dtype for x in found] == [dtype, torch.float32, dtype, dtype, dtype]
+    truth = attention_truth(q, k, v, mask, grad, SCALE).for_backend(BACKENDS["rows"])
+    assert_rule(out, dict(zip("qkv", grads, strict=True)), truth)
+    true_lse = dense(mask, q, k, v, grad, grad_lse)[1]
+    assert error(lse, true_lse) <= lse_bound(q, k, SCALE, true_lse)
+
+
+def test_sums_over_the_group_and_over_many_edges_are_wide():
+    """4096 equal fp16 gradients of 1 into one value: half sums would stop at 2048."""
+    mask = torch.ones(1024, 1, dtype=torch.bool)
+    q, k, v, grad, grad_lse = inputs(mask, heads=4, kv_heads=1, dtype=torch.float16, batch=1)
+    *_, dv = run(mask, q, k, v, torch.ones_like(grad), grad_lse)
+    assert dv.flatten().tolist() == [4096.0] * 5
+
+
+def test_no_edges_write_zeros_and_merge_nothing():
+    """Fresh: 0 and -inf; not fresh: everything stays."""
+    mask = masks("no edges")
+    q, k, v, grad, grad_lse = inputs(mask)
+    out, lse = torch.ones(*q.shape[:3], 5, dtype=torch.float64), torch.ones(q.shape[:3], dtype=torch.float64)
+    forward(q, k, v, replace(listed(mask), fresh=False), SCALE, out, lse)
+    assert (out == 1).all()
+    assert (lse == 1).all()
+    grads = [torch.ones_like(x) for x in (q, k, v)]
+    backward(grad, grad_lse, q, k, v, lse, listed(mask), SCALE, *grads)
+    assert all((x == 1).all() for x in grads)
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("columns", [0, 11, 30])
+def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
+    """Also where one of them, or both, leave a receiver without in-edges; gradients add up with the lse of both."""
+    mask = masks("deaf and lonely")
+    left = mask & (torch.arange(30) < columns)
+    q, k, v, grad, grad_lse = given = inputs(mask, size=size)
+    out, lse = torch.empty(*q.shape[:3], 5, dtype=torch.float64), torch.empty(q.shape[:3], dtype=torch.float64)
+    parts = [listed(left), replace(listed(mask & ~left), fresh=False)]
+    for part in parts:
+        forward(q, k, v, part, SCALE, out, lse)
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    for part in parts:
+        backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, part, SCALE, *grads)
+    assert_same((out, lse, *grads), dense(mask, *given))
+
+
+def test_lists_of_large_logits_merge_without_the_rounding_of_lse():
+    """What all senders say is heard but for some roundings."""
+    mask = masks("irregular")
+    left = mask & (torch.arange(mask.shape[1]) < 15)
+    q, k, v, _, _ = inputs(mask, size=16.0, dtype=torch.float32)
+    out, lse = torch.empty_like(q[..., :1].expand(*q.shape[:3], v.shape[3])), torch.empty(q.shape[:3])
+    for part in (listed(left), replace(listed(mask & ~left), fresh=False)):
+        forward(q, k, torch.ones_like(v), part, SCALE, out, lse)
+    assert lse[:, :, mask.any(1)].max() > 100
+    # With u = eps / 2 and n in-edges in a list: its out is a quotient of two sums of the same n numbers, 2 (n - 1) u + u; the
+    # shares of the two lists are quotients of masses, each an exp (4 u) and a product, their sum and the quotient: 12 u; product
+    # and sum 2 u.
+    most = max(int(part.sum(1).max()) for part in (left, mask & ~left))
+    allowed = (2 * most + 13) * torch.finfo(torch.float32).eps / 2
+    assert allowed < float(lse.max()) * torch.finfo(torch.float32).eps / 4  # which half an ulp of lse would cost
+    assert (out[:, :, mask.any(1)] - 1).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_reaches_those_who_hear_it_and_nobody_else(where, size):
+    """In token 4 of the second head: as a receiver itself alone, as a sender its hearers in the query heads of its group."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask, size=size)
+    clean = run(mask, q, k, v, grad, grad_lse)
+    spoiled = {"q": q, "k": k, "v": v}
+    spoiled[where][:, 1, 4, 0] = torch.nan
+    found = run(mask, *spoiled.values(), grad, grad_lse)
+    hit = torch.zeros(q.shape[:3], dtype=torch.bool)
+    if where == "q":
+        hit[:, 1, 4] = True
+    else:
+        hit[:, 2:4] = mask[:, 4]
+    assert torch.equal(found[0].isnan().any(-1), hit)
+    close = ((found[0] - clean[0]).abs() <= EXACT * clean[0].abs().max()).all(-1)
+    assert torch.equal(close, ~hit)
+    assert torch.isfinite(found[2][~hit]).all()
+    if where == "v":
+        assert torch.equal(found[1], clean[1])
+
+
+def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
+    """The heads after it, in the same buffers, are clean."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask, heads=3, kv_heads=3)
+    clean = run(mask, q, k, v, grad, grad_lse)
+    q[0, 0], v[0, 1] = torch.nan, torch.inf
+    found = run(mask, q, k, v, grad, grad_lse)
+    for x, wanted in zip(found, clean, strict=True):
+        assert_exact(x[0, 2], wanted[0, 2])
+        assert_exact(x[1], wanted[1])
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("size", [1.0, 8.0])
+def test_receivers_of_infinite_lse_contribute_nothing(value, size):
+    """The gradients are those without their edges, whatever they hold, and a sender that nobody else hears."""
+    mask = masks("irregular")
+    mask[:, 29] = torch.arange(20) == 3
+    q, k, v, grad, grad_lse = inputs(mask, size=size)
+    out, lse, *_ = run(mask, q, k, v, grad, grad_lse)
+    delta = (out * grad).sum(-1) - grad_lse
+    lse[:, :, 3] = value
+    wanted, found = empty_like(q, k, v), empty_like(q, k, v)
+    rest = mask.clone()
+    rest[3] = False
+    backward(grad, delta, q, k, v, lse, listed(rest), SCALE, *wanted, add=False)
+    q[:, :, 3], grad[:, :, 3], delta[:, :, 3] = torch.inf, torch.nan, torch.nan
+    k[:, :, 29], v[:, :, 29] = torch.inf, torch.nan
+    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *found, add=False)
+    assert_exact(found, wanted)
+
+
+def test_a_row_of_minus_infinite_logits_hears_nothing():
+    """Q . k overflows to -inf for all of its in-edges: weights 0, lse -inf, gradients finite."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = inputs(mask)
+    q[:, :, 6], k[:] = -torch.inf, k.abs() + 1
+    out, lse, *grads = run(mask, q, k, v, grad, grad_lse)
+    assert (out[:, :, 6] == 0).all()
+    assert (lse[:, :, 6] == -torch.inf).all()
+    assert all(torch.isfinite(x).all() for x in grads)
+
+
+def test_results_of_any_strides_are_written_or_added_to():
+    """Token-major, head-major and every second channel."""
+    mask = masks("irregular")
+    q, k, v, grad, grad_lse = given = inputs(mask)
+    out, lse, *wanted = run(mask, *given)
+    results = [torch.ones(*x.shape[:3], 2 * x.shape[3], dtype=torch.float64)[..., ::2] for x in (q, k, v)]
+    backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, listed(mask), SCALE, *results)
+    assert_exact(results, [true + 1 for true in wanted])
+
+
+def test_memory_holds_one_head_at_a_time(way):
+    """No tensor of the size of all heads' edges is made."""
+    if way == "folded":
+        pytest.skip("small graphs are taken whole")
+    mask = torch.ones(32, 32, dtype=torch.bool)
+    given = inputs(mask, heads=16, kv_heads=16, dim=2, value_dim=2, batch=1)
+    largest = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            found = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+            largest.extend(x.numel() for x in found if x.layout == torch.strided)
+            return result
+
+    edge_list = listed(mask)
+    q, k, v, grad, grad_lse = given
+    out, lse = torch.empty_like(grad), torch.empty_like(grad_lse)
+    with Watch():
+        forward(q, k, v, edge_list, SCALE, out, lse)
+        backward(grad, grad_lse, q, k, v, lse, edge_list, SCALE, *empty_like(q, k, v), add=False)
+    assert 0 < max(largest) <= max(32 * 32, q.numel())

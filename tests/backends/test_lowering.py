@@ -1,0 +1,263 @@
+"""Whole plans: exact for every graph, truthful about themselves, and small where the graph is simple."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plans import PLAIN, SMALL, tokens, visits
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.backends.cost_model import costs
+from gnn_attention.backends.plan.plan import Edges, Gathered, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.planner import (
+    PLANS,
+    WORK,
+    documents_work,
+    mixed_plan,
+    packed_plan,
+    rows_plan,
+    runs_work,
+    tiles_plan,
+)
+from gnn_attention.backends.plan.planner import _documents as documents_of
+
+CPU = torch.device("cpu")
+
+
+def receivers(piece, num_dst):
+    """Whom a piece writes."""
+    if isinstance(piece, Edges):
+        return list(range(num_dst))
+    return [i for g in range(piece.dst.count) for i in tokens(piece.dst, g).tolist()]
+
+
+def check(kind, graph, mask=None):
+    """The pieces are disjoint and together the graph; ``fresh``, ``silent`` and ``complete`` are true."""
+    plan, mask = PLANS[kind](graph), graph.mask().long() if mask is None else mask
+    assert torch.equal(visits(plan.pieces, graph.num_dst, graph.num_src), mask), (kind, graph.name)
+    seen, ready = set(), set()
+    for piece in plan.pieces:
+        these = receivers(piece, graph.num_dst)
+        assert len(set(these)) == len(these)
+        assert piece.fresh == seen.isdisjoint(these)
+        seen |= set(these)
+        ready |= set(these) if piece.fresh else set()
+        if isinstance(piece, Rectangles):
+            deaf = piece.masks is not None and bool((~piece.masks.table[piece.masks.which].any(-1)).any())
+            assert piece.silent == deaf
+            assert piece.masks is None or not piece.causal
+    assert plan.complete == (ready == set(range(graph.num_dst)) and bool(plan.pieces))
+    return plan
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plan_is_its_graph(name):
+    """Every kind of plan; packed and unpacked it still is (what a packed piece means: test_pieces)."""
+    graph = PLAIN[name]
+    mask = graph.mask().long()
+    for kind in PLANS:
+        plan = check(kind, graph, mask)
+        tensors, numbers = packed_plan(kind, graph, CPU)
+        wanted, said = packed(plan)
+        again, repeated = packed(unpacked(tensors, numbers))
+        assert numbers == said == repeated, kind
+        assert all(torch.equal(x, y) and x is z for x, y, z in zip(tensors, wanted, again, strict=True)), kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLANS)
+def test_the_zoo(kind):
+    """Every builder and every graph of the checks."""
+    for graph in SMALL.values():
+        check(kind, graph)
+
+
+def test_worked_out_once():
+    """A compiled program may hold the tensors: they are the same ones every time."""
+    graph = patterns.window(300, 40)
+    for kind in PLANS:
+        first, second = (packed_plan(kind, graph, CPU)[0] for _ in range(2))
+        assert [id(t) for t in first] == [id(t) for t in second]
+    assert tiles_plan(graph) is tiles_plan(graph)
+
+
+# -- what plans are made of -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [patterns.full(5), patterns.cross(130, 70), patterns.causal(400)], ids=lambda g: g.name)
+def test_full_and_causal_graphs_are_one_rectangle(graph):
+    """Also if they are known as something else; no mask."""
+    for same in (graph, ga.convert.from_mask(graph.mask())):
+        (piece,) = tiles_plan(same).pieces
+        assert (piece.dst, piece.src) == (Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src))
+        assert piece.masks is None
+        assert piece.causal == (graph.name.startswith("causal"))
+
+
+def numel(plan):
+    return sum(t.numel() for t in packed(plan)[0])
+
+
+@pytest.mark.parametrize(
+    ("graph", "most_pieces", "most_numbers"),
+    [
+        (patterns.window(131072, 256), 6, 10**6),
+        (patterns.window(131072, 256, causal=False), 8, 10**6),
+        (patterns.causal(131072), 1, 0),
+        (patterns.full(131072), 1, 0),
+        (patterns.documents([1024] * 128), 1, 0),
+        (patterns.documents([2000, 3000] * 20), 2, 0),
+        (patterns.bigbird(8192, 64), 12, 2 * 10**6),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+@pytest.mark.slow
+def test_simple_graphs_have_small_plans(graph, most_pieces, most_numbers):
+    """Far below tokens x tokens."""
+    plan = tiles_plan(graph)
+    assert len(plan.pieces) <= most_pieces
+    assert numel(plan) <= most_numbers
+    assert plan.complete
+
+
+def test_the_mask_of_a_window_stands_once():
+    """All its rectangles but those at both ends are one piece, with one mask, on overlapping views."""
+    piece = max(tiles_plan(patterns.window(131072, 256)).pieces, key=lambda piece: piece.cells)
+    assert isinstance(piece.dst, Strided)
+    assert isinstance(piece.src, Strided)
+    assert piece.src.stride == piece.dst.stride == piece.dst.size < piece.src.size
+    assert piece.cells > 0.98 * sum(p.cells for p in tiles_plan(patterns.window(131072, 256)).pieces)
+    assert len(piece.masks.table) == 1
+
+
+def test_mixed_takes_well_filled_tiles_and_a_list():
+    """A window with single edges far away: the list holds just those, after the rectangles."""
+    far = torch.tensor([[0, 5, 190, 640], [400, 700, 600, 10]])
+    graph = patterns.window(768, 128) | TokenGraph.from_edges(far, 768)
+    plan = mixed_plan(graph)
+    assert [isinstance(piece, Edges) for piece in plan.pieces] == [False] * (len(plan.pieces) - 1) + [True]
+    listed = plan.pieces[-1]
+    assert not listed.fresh
+    assert {(0, 400), (5, 700), (190, 600), (640, 10)} <= set(zip(listed.src.tolist(), listed.dst.tolist(), strict=True))
+    assert len(listed.src) < 0.1 * graph.num_edges
+    assert rows_plan(graph).pieces[0].fresh
+
+
+# -- packed documents -------------------------------------------------------------------------------------------------
+
+RAGGED = [5, 1, 64, 0, 130, 1, 64, 33]
+RECOGNISED = {
+    "causal": (patterns.documents(RAGGED), True),
+    "full": (patterns.documents(RAGGED, causal=False), False),
+    "one length": (patterns.documents([9] * 7), True),
+    "pairs and single tokens": (patterns.documents([1, 2, 1], causal=False), False),
+    "single tokens": (patterns.documents([1, 1, 1]), False),
+    "by another rule": (TokenGraph.from_rule(lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst), 95), True),
+    "a window longer than all": (patterns.documents([20, 30]) & patterns.window(50, 30), True),
+}
+OTHERS = {
+    "with a window": patterns.documents([20, 30]) & patterns.window(50, 29),
+    "with sinks": patterns.documents([20, 30]) | patterns.sinks(50, 1),
+    "without loops": patterns.documents([20, 30]) & patterns.strict_causal(50),
+    "one edge between": patterns.documents([20, 30]) | TokenGraph.from_edges(torch.tensor([[3], [40]]), 50),
+    "one edge missing": patterns.documents([20, 30]) - TokenGraph.from_edges(torch.tensor([[3], [9]]), 50),
+    "a deaf token": TokenGraph.from_rule(lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst) & (dst != 15), 50),
+    "turned round": patterns.documents([20, 30]).T,
+    "not square": patterns.documents([20, 30]).rows(20, 50),
+    "listed": ga.convert.from_mask(patterns.documents([20, 30]).mask()),
+}
+
+
+@pytest.mark.parametrize(("graph", "causal"), RECOGNISED.values(), ids=RECOGNISED)
+def test_documents_are_recognised(graph, causal):
+    """Their bounds, read back, give the mask."""
+    found = documents_of(graph)
+    assert found.causal == causal
+    mask = torch.zeros_like(graph.mask())
+    for start, length in zip(found.start.tolist(), found.length.tolist(), strict=True):
+        block = torch.ones(length, length, dtype=torch.bool)
+        mask[start : start + length, start : start + length] = block.tril() if causal else block
+    assert torch.equal(mask, graph.mask())
+
+
+@pytest.mark.parametrize("graph", OTHERS.values(), ids=OTHERS)
+def test_other_graphs_are_no_documents(graph):
+    """They are cut along their tiles, and no less exact."""
+    assert documents_of(graph) is None
+    check("tiles", graph)
+
+
+def by_documents(graph, monkeypatch):
+    """The plan with documents at any price."""
+    monkeypatch.setattr("gnn_attention.backends.plan.planner._seconds", lambda work: 0.0)
+    return check("tiles", graph)
+
+
+@pytest.mark.parametrize(("graph", "causal"), RECOGNISED.values(), ids=RECOGNISED)
+def test_a_piece_for_each_length(graph, causal, monkeypatch):
+    """One after the other strided, else gathered; no masks; a single token needs no order."""
+    plan = by_documents(graph, monkeypatch)
+    lengths = documents_of(graph).length
+    assert sorted(piece.dst.size for piece in plan.pieces) == sorted({n for n in lengths.tolist() if n})
+    for piece in plan.pieces:
+        assert piece.masks is None
+        assert piece.causal == (causal and piece.dst.size > 1)
+        assert piece.dst.count == int((lengths == piece.dst.size).sum())
+
+
+def test_documents_in_equal_steps_are_not_gathered(monkeypatch):
+    plan = by_documents(patterns.documents([7, 3, 7, 3, 7, 3]), monkeypatch)
+    assert {piece.dst for piece in plan.pieces} == {Strided(0, 10, 3, 7), Strided(7, 10, 3, 3)}
+    plan = by_documents(patterns.documents([7, 7, 3, 7]), monkeypatch)
+    assert {type(piece.dst) for piece in plan.pieces if piece.dst.size == 7} == {Gathered}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=10), st.booleans())
+def test_any_packing(lengths, causal):
+    check("tiles", patterns.documents(lengths, causal=causal))
+
+
+# -- what it would cost -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_work_is_about_what_the_plan_visits(name):
+    """Lists exactly; cells not below the trimmed ones of the plan, and not above whole tiles at every border."""
+    for kind in WORK:
+        check_work(kind, PLAIN[name])
+
+
+def check_work(kind, graph):
+    work, plan = WORK[kind](graph), PLANS[kind](graph)
+    assert work.edges == sum(len(piece.src) for piece in plan.pieces if isinstance(piece, Edges))
+    cells = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
+    if work.plain_pairs:
+        assert cells in (work.plain_pairs, 2 * work.plain_pairs, 2 * work.plain_pairs + 1)
+    else:
+        whole = -(-graph.num_dst // 512) * 512 * -(-graph.num_src // 512) * 512
+        assert work.weighted_cells <= work.cells <= whole
+        assert kind != "mixed" or cells <= work.cells
+
+
+@pytest.mark.parametrize("lengths", [[2048] * 4, [1 + i % 97 for i in range(97)], [100, 300] * 20, [16] * 300], ids=str)
+def test_documents_are_chosen_where_they_are_cheaper(lengths):
+    """By the estimate; the work told is that of the plan made."""
+    graph = patterns.documents(lengths)
+    by_tiles, by_length = runs_work(graph), documents_work(documents_of(graph))
+    cheaper = costs().seconds(by_length, heads=8) <= costs().seconds(by_tiles, heads=8)
+    assert any(piece.causal for piece in tiles_plan(graph).pieces) == cheaper
+    assert WORK["tiles"](graph) == (by_length if cheaper else by_tiles)
+
+
+@pytest.mark.parametrize("name", ["strict_causal", "prefix"])
+@pytest.mark.parametrize("kind", ["tiles", "mixed"])
+def test_masks_of_a_nearly_causal_graph_grow_with_its_length(kind, name):
+    """Not with its pairs: long full runs stand apart from the tiles that need a mask."""
+
+    def held(n):
+        graph = patterns.strict_causal(n) if name == "strict_causal" else patterns.prefix(n, 100)
+        return sum(x.numel() for x in packed_plan(kind, graph, CPU)[0] if x.dtype == torch.bool)
+
+    assert held(8192) < 3 * held(4096) < 4096 * 4096 // 4

@@ -1,0 +1,291 @@
+"""The kernel over rectangles: what is used of ATen, and both ways against attention written out in float64."""
+
+import math
+
+import pytest
+import torch
+from support.bounds import assert_exact, assert_rule, attention_truth, error
+from support.kernel_cases import lse_bound
+from support.plans import tokens
+
+from gnn_attention import edges
+from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.cpu import dense_blocks as kernels
+from gnn_attention.backends.plan.plan import Gathered, Masks, Rectangles, Strided
+from gnn_attention.verify import oracle
+from gnn_attention.verify.measure import ALLOWED_OUTPUT
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SCALE = 0.3
+
+
+def seeded(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def allowed_mask(*shape, seed=0):
+    """Bool; the second receiver hears nobody."""
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+    mask[..., 0] = True
+    mask[..., 1, :] = False
+    return mask
+
+
+def additive(mask, dtype):
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+def written_out(q, k, v, mask, scale=SCALE):
+    """Out and lse of softmax over the edges of ``mask [dst, src]``, in float64; 0 and -inf for whoever hears nobody."""
+    q, k, v = q.double(), *(edges.per_query_head(x.double(), q.shape[1]) for x in (k, v))
+    logits = (q @ k.mT * scale).masked_fill(~mask, -torch.inf)
+    deaf = ~mask.any(-1)
+    lse = logits.masked_fill(deaf.unsqueeze(-1), 0.0).logsumexp(-1)
+    weights = (logits - lse.unsqueeze(-1)).exp()
+    return weights @ v, lse.masked_fill(deaf, -torch.inf)
+
+
+class TestATen:
+    """What the code relies on, of names that are private: a torch that changes it is found here."""
+
+    flash = staticmethod(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
+    flash_backward = staticmethod(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+
+    def test_the_names_are_there(self):
+        assert kernels.FLASH is self.flash
+        assert kernels.FLASH_BACKWARD is self.flash_backward
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_output_and_lse(self, dtype):
+        """lse in float32 or better, the natural logarithm with the scale inside; grouped heads as they are."""
+        q, k, v = (
+            seeded(3, 4, 5, 8, dtype=dtype),
+            seeded(3, 2, 9, 8, seed=1, dtype=dtype),
+            seeded(3, 2, 9, 8, seed=2, dtype=dtype),
+        )
+        out, lse = self.flash(q, k, v, scale=SCALE)
+        mask = torch.ones(5, 9, dtype=torch.bool)
+        _, expected_lse = written_out(q, k, v, mask)
+        assert out.dtype == dtype
+        assert lse.dtype == edges.accumulation_dtype(dtype)
+        assert_rule(out, {}, attention_truth(q, k, v, mask, scale=SCALE))
+        if dtype == torch.float64:
+            assert_exact(lse, expected_lse)
+        # in half types the kernel takes an exp of 14 bits where vectors are whole, as they are under some instruction sets
+        quick = ALLOWED_OUTPUT * oracle.sdpa_lse_error(q, k, mask.expand(3, 4, 5, 9), SCALE)
+        assert error(lse, expected_lse) <= max(lse_bound(q, k, SCALE, expected_lse), quick)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("shape", [(7, 9), (3, 1, 7, 9)], ids=["one mask", "one for each group"])
+    def test_whoever_hears_nobody_has_lse_0(self, dtype, shape):
+        """Out 0, but lse 0 and not -inf: why pieces say that they are silent."""
+        mask = additive(allowed_mask(*shape), dtype)
+        q, k, v = (seeded(3, 2, n, 8, seed=n, dtype=dtype) for n in (7, 9, 9))
+        out, lse = self.flash(q, k, v, attn_mask=mask, scale=SCALE)
+        assert bool((out[:, :, 1] == 0).all())
+        assert bool((lse[:, :, 1] == 0).all())
+        assert bool((lse[:, :, 0] != 0).all())
+
+    def test_causal_is_aligned_at_the_first_token(self):
+        q, k, v = (seeded(2, 2, 70, 8, seed=n) for n in range(3))
+        out, lse = self.flash(q, k, v, is_causal=True, scale=SCALE)
+        expected, expected_lse = written_out(q, k, v, torch.ones(70, 70, dtype=torch.bool).tril())
+        assert_exact(out, expected)
+        assert_exact(lse, expected_lse)
+
+    def test_overlapping_strided_inputs(self):
+        """Views whose groups share memory, token-major, forward and backward."""
+        x = seeded(1, 40, 2, 8).transpose(1, 2)[0]
+        view = x.as_strided((6, 2, 10, 8), (5 * x.stride(1), x.stride(0), x.stride(1), 1))
+        apart = view.clone()
+        grad = seeded(6, 2, 10, 8, seed=3)
+        results = []
+        for kv in (view, apart):
+            out, lse = self.flash(apart, kv, kv, scale=SCALE)
+            results.append([out, lse, *self.flash_backward(grad, apart, kv, kv, out, lse, 0.0, False, scale=SCALE)])
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
+
+    def test_backward_with_the_lse_of_all_pieces(self):
+        """Out and lse of the whole give each half its part of the gradients, and a receiver with lse = inf none."""
+        q, k, v, grad = (seeded(1, 2, n, 8, seed=i) for i, n in enumerate((6, 10, 10, 6)))
+        out, lse = self.flash(q, k, v, scale=SCALE)
+        lse = lse.index_fill(2, torch.tensor([4]), torch.inf)
+        whole = self.flash_backward(grad, q, k, v, out, lse, 0.0, False, scale=SCALE)
+        halves = [
+            self.flash_backward(grad, q, k[:, :, part], v[:, :, part], out, lse, 0.0, False, scale=SCALE)
+            for part in (slice(0, 3), slice(3, 10))
+        ]
+        assert_exact(whole[0], halves[0][0] + halves[1][0])
+        for i in (1, 2):
+            assert_exact(whole[i], torch.cat([half[i] for half in halves], 2))
+        assert bool((whole[0][:, :, 4] == 0).all())
+        assert all(bool(torch.isfinite(part).all()) for part in whole)
+
+
+# -- rectangles -------------------------------------------------------------------------------------------------------
+
+T, GROUPS = 40, 5
+
+
+def masks(table, senders=9, seed=0):
+    which = torch.randint(0, table, (GROUPS,), generator=torch.Generator().manual_seed(7)) if table > 1 else torch.zeros(GROUPS)
+    return Masks(allowed_mask(table, 8, senders, seed=seed), which.long())
+
+
+EIGHT = Strided(0, 8, GROUPS, 8)
+MIXED_UP = Gathered(torch.randperm(T, generator=torch.Generator().manual_seed(1)).view(GROUPS, 8))
+ANY = Gathered(torch.randint(0, T, (GROUPS, 1), generator=torch.Generator().manual_seed(2)) * 3 % 31 + torch.arange(9))
+PIECES = {
+    "strided": Rectangles(EIGHT, Strided(0, 5, GROUPS, 9)),
+    "overlapping, one mask": Rectangles(EIGHT, Strided(0, 6, GROUPS, 9), masks(1), silent=True),
+    "the same senders, masks": Rectangles(EIGHT, Strided(11, 0, GROUPS, 9), masks(3), silent=True),
+    "gathered senders, masks": Rectangles(EIGHT, ANY, masks(3), silent=True),
+    "gathered": Rectangles(MIXED_UP, ANY),
+    "gathered receivers, masks": Rectangles(MIXED_UP, Strided(0, 7, GROUPS, 9), masks(2), silent=True),
+    "causal": Rectangles(EIGHT, EIGHT, causal=True),
+    "one": Rectangles(Strided(3, 1, 1, 30), Strided(1, 1, 1, 39)),
+    "one, causal": Rectangles(Strided(0, 1, 1, T), Strided(0, 1, 1, T), causal=True),
+    "one, gathered": Rectangles(Gathered(MIXED_UP.index.view(1, -1)), Gathered(MIXED_UP.index[2:3])),
+    "two, masked": Rectangles(
+        EIGHT.part(1, 3), EIGHT.part(0, 2), Masks(allowed_mask(2, 8, 8), torch.tensor([1, 0])), silent=True
+    ),
+}
+
+
+def mask_of(pieces):
+    """Bool ``[dst, src]``; senders are in no group twice here."""
+    mask = torch.zeros(T, T, dtype=torch.bool)
+    for piece in pieces:
+        for g in range(piece.dst.count):
+            edge = torch.ones(piece.dst.size, piece.src.size, dtype=torch.bool)
+            edge = edge.tril() if piece.causal else edge
+            edge = edge if piece.masks is None else edge & piece.masks.table[piece.masks.which[g]]
+            mask[tokens(piece.dst, g)[:, None], tokens(piece.src, g)] |= edge
+    return mask
+
+
+def run(pieces, q, k, v, grad):
+    """Out, lse and the gradients as the fused operator gets them: buffers, pieces in turn, lse = inf for the deaf."""
+    wide = edges.accumulation_dtype(q.dtype)
+    out = torch.zeros(q.shape, dtype=wide).transpose(1, 2).contiguous().transpose(1, 2)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
+    for piece in pieces:
+        kernels.forward(q, k, v, piece, SCALE, out, lse)
+    final = out.to(q.dtype)
+    grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
+    for piece in pieces:
+        kernels.backward((grad, q, k, v, final), lse.masked_fill(lse == -torch.inf, torch.inf), piece, SCALE, grads)
+    return final, lse, *grads
+
+
+def expected_of(pieces, q, k, v, grad):
+    inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out, lse = written_out(*inputs, mask_of(pieces))
+    return out.detach(), lse.detach(), *torch.autograd.grad(out, inputs, grad.double())
+
+
+def inputs(batch=2, kv_heads=2, dtype=torch.float64):
+    shapes = ((4, 0), (kv_heads, 1), (kv_heads, 2), (4, 3))
+    return [seeded(batch, T, heads, 8, seed=seed, dtype=dtype).transpose(1, 2) for heads, seed in shapes]
+
+
+@pytest.fixture(params=["aten", "formula"])
+def way(request, monkeypatch):
+    """Once with ATen's kernel, once without."""
+    if request.param == "formula":
+        monkeypatch.setattr(kernels, "FLASH", None)
+        monkeypatch.setattr(kernels, "FLASH_BACKWARD", None)
+    return request.param
+
+
+def agree(found, expected):
+    """Out and lse each for itself; the gradients share the largest number."""
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert_exact(one, other)
+    assert_exact(found[2:], expected[2:])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+@pytest.mark.parametrize("name", PIECES)
+def test_one_piece(name, batch, way):
+    """Grouped heads; more samples than rectangles, and fewer."""
+    pieces, given = [PIECES[name]], inputs(batch)
+    agree(run(pieces, *given), expected_of(pieces, *given))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_one_key_head_and_many(kv_heads, way):
+    pieces, given = [PIECES["gathered senders, masks"]], inputs(kv_heads=kv_heads)
+    agree(run(pieces, *given), expected_of(pieces, *given))
+
+
+@pytest.mark.parametrize("room", [1, 3000, 10**9])
+def test_a_few_rectangles_at_a_time(room, way, monkeypatch):
+    """The same however many go into one call, with masks made additive at once or part by part."""
+    monkeypatch.setattr(kernels, "BYTES_AT_ONCE", room)
+    given = inputs()
+    for piece in PIECES.values():
+        for largest in (0, 10**9):
+            monkeypatch.setattr(kernels, "LARGEST_TABLE", largest)
+            agree(run([piece], *given), expected_of([piece], *given))
+
+
+ALL_THE_SAME = torch.zeros(GROUPS, dtype=torch.int64)
+MERGED = [
+    Rectangles(EIGHT, Strided(0, 2, GROUPS, 9), masks(2, seed=3), silent=True),
+    Rectangles(
+        EIGHT,
+        Strided(17, 0, GROUPS, 5),
+        Masks(allowed_mask(1, 8, 5, seed=1).flip(1), torch.zeros(GROUPS).long()),
+        fresh=False,
+        silent=True,
+    ),
+    Rectangles(Strided(16, 8, 3, 8), Strided(22, 6, 3, 6), fresh=False),
+]
+
+
+def test_pieces_over_the_same_receivers_are_merged(way):
+    """Each hears somebody in some pieces, nobody in others, or nobody at all."""
+    given = inputs()
+    agree(run(MERGED, *given), expected_of(MERGED, *given))
+    heard = [mask_of([piece]).any(1) for piece in MERGED]
+    assert bool((heard[0] & ~heard[1]).any() & (heard[1] & ~heard[0]).any() & (heard[0] & heard[1]).any())
+
+
+def test_merging_without_the_silent_flag_is_wrong():
+    """A planted fault: lse 0 of receivers that hear nobody takes weight from the other pieces, without any NaN."""
+    given = inputs()
+    planted = [Rectangles(p.dst, p.src, p.masks, fresh=p.fresh, silent=False) for p in MERGED]
+    found, expected = run(planted, *given)[0], expected_of(MERGED, *given)[0]
+    assert bool(torch.isfinite(found).all())
+    assert float((found - expected).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)), *(("merged", dtype) for dtype in DTYPES[1:])],
+    ids=str,
+)
+def test_error_within_that_of_sdpa(name, dtype):
+    """At most twice (gradients three times) that of SDPA in the same dtype, against float64 of the same inputs."""
+    pieces, given = MERGED if name == "merged" else [PIECES[name]], inputs(batch=8, kv_heads=4, dtype=dtype)
+    out, _, *gradients = run(pieces, *given)
+    truth = attention_truth(*given[:3], mask_of(pieces), given[3], SCALE).for_backend(BACKENDS["tiles"])
+    assert_rule(out, dict(zip("qkv", gradients, strict=True)), truth)
+
+
+def test_a_deaf_receiver_gets_nothing(way):
+    """Exactly 0 and -inf, no gradient; whatever stands at tokens that nobody hears."""
+    piece, given = PIECES["overlapping, one mask"], inputs()
+    mask = mask_of([piece])
+    deaf, unheard = ~mask.any(1), ~mask.any(0)
+    assert bool(deaf.any() & unheard.any())
+    out, lse, dq, dk, dv = run([piece], *given)
+    assert bool((out[:, :, deaf] == 0).all() & (lse[:, :, deaf] == -math.inf).all() & (dq[:, :, deaf] == 0).all())
+    assert bool((dk[:, :, unheard] == 0).all() & (dv[:, :, unheard] == 0).all())
+
+
+def test_no_samples(way):
+    found = run([PIECES["strided"]], *inputs(batch=0))
+    assert [len(x) for x in found] == [0] * 5

@@ -1,0 +1,222 @@
+"""The backend over edge lists against the dense formula in float64: the graphs and features of verify, and irregular graphs."""
+
+import pytest
+import torch
+from support.bounds import assert_exact, assert_rule, attention_truth
+from support.verify_cases import SMALL, check_features, check_graph
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, Backend, reference, rows
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.cpu import head_batching
+
+ROWS = BACKENDS["rows"]
+ORACLE = Backend("reference", reference.run)
+
+
+def qkv(dst, src, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
+    """Random q, k, v, token-major in memory."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim))
+    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [x.transpose(1, 2).requires_grad_() for x in drawn]
+
+
+def irregular(num_dst=12, num_src=15, count=50, seed=0):
+    """An unsorted list; some receivers hear nobody."""
+    cells = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
+    cells = cells[cells // num_src != 5]
+    return ga.convert.from_edge_index(torch.stack([cells % num_src, cells // num_src]), num_dst, num_src)
+
+
+def results(backend, graph, inputs, direction=1.0, **options):
+    """out, lse and the gradients of q, k, v and every learned option."""
+    out, info = ga.attend(*inputs, graph, backend=backend, return_info=True, **options)
+    rng = torch.Generator().manual_seed(9)
+    weights = torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype)
+    heard = (graph.in_degree() > 0).expand(info.lse.shape)
+    total = (out * weights).sum() + direction * info.lse[heard].sin().sum()
+    learned = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
+    return [out, info.lse, *torch.autograd.grad(total, learned)]
+
+
+def assert_same(found, wanted):
+    """Out and lse each for itself; the gradients share the largest number."""
+    for x, true in zip(found[:2], wanted[:2], strict=True):
+        assert_exact(x, true)
+    assert_exact(found[2:], wanted[2:])
+
+
+HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
+@pytest.mark.parametrize("graph", SMALL)
+def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
+    """Forward and gradients in float64, and some in float32, within the rule: every third feature, all of them in test_tiles."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    if not at_once:
+        monkeypatch.setattr(head_batching, "MOST_EDGES", 0)
+    check_graph((ROWS,), graph, every=3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types(dtype):
+    """Within twice the error of SDPA, three times for gradients."""
+    check_features(ROWS, dtype, ("listed", "window"))
+
+
+OPTIONS = {
+    "plain": lambda graph: {},
+    "scale": lambda graph: {"scale": 0.9},
+    "bias": lambda graph: {"bias": torch.randn(2, 4, graph.num_edges, dtype=torch.float64).requires_grad_()},
+    "bias of all": lambda graph: {"bias": torch.randn(graph.num_edges, dtype=torch.float64).requires_grad_()},
+    "bias of a head": lambda graph: {"bias": torch.randn(4, graph.num_edges, dtype=torch.float64).requires_grad_()},
+    "bias of a sample": lambda graph: {"bias": torch.randn(2, 1, graph.num_edges, dtype=torch.float64).requires_grad_()},
+    "sinks": lambda graph: {"sink_logits": torch.randn(4, dtype=torch.float64).requires_grad_()},
+    "score_mod": lambda graph: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(4))},
+    "all": lambda graph: {
+        "score_mod": score_mods.softcap(2.0),
+        "bias": torch.randn(2, 4, graph.num_edges, dtype=torch.float64).requires_grad_(),
+        "sink_logits": torch.randn(4, dtype=torch.float64).requires_grad_(),
+    },
+}
+
+
+@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+@pytest.mark.parametrize(("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str)
+def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypatch):
+    """Out, lse and every gradient, through both, against the oracle; the bias in the order of the list."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    torch.manual_seed(seed)
+    graph = irregular(seed=seed)
+    inputs, given = qkv(12, 15), OPTIONS[options](graph)
+    assert_same(results(ROWS, graph, inputs, **given), results(ORACLE, graph, inputs, **given))
+
+
+def test_a_hub():
+    """One receiver hears all, one sender is heard by all; the last token is alone."""
+    n = 60
+    ends = torch.arange(n - 1)
+    pairs = torch.cat([torch.stack([ends, torch.full_like(ends, 7)]), torch.stack([torch.full_like(ends, 9), ends])], 1)
+    graph = ga.convert.from_edge_index(pairs, n, n, coalesce=True)
+    inputs = qkv(n, n)
+    assert_same(results(ROWS, graph, inputs), results(ORACLE, graph, inputs))
+
+
+@pytest.mark.parametrize("options", ["plain", "bias"])
+def test_gradcheck_of_out_and_lse(options):
+    """Finite differences, in both results."""
+    graph = irregular(5, 6, 14)
+    q, k, v = qkv(5, 6, heads=2, kv_heads=1, dim=3, value_dim=2, batch=1)
+    given = {} if options == "plain" else {"bias": torch.randn(2, graph.num_edges, dtype=torch.float64)}
+    heard = graph.in_degree() > 0
+
+    def both(q, k, v):
+        out, info = ga.attend(q, k, v, graph, backend=ROWS, return_info=True, **given)
+        return out, info.lse[:, :, heard]
+
+    assert torch.autograd.gradcheck(both, (q, k, v))
+
+
+@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
+    """It may hold parameters, told absolute positions, samples and heads."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    graph, inputs = irregular().rows(3, 9), qkv(6, 15)
+    table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
+    grads = []
+    for backend in (ROWS, ORACLE):
+        out = ga.attend(*inputs, graph, score_mod=lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(), backend=backend)
+        grads.append(torch.autograd.grad(out.square().sum(), (table, *inputs)))
+    assert_exact(*grads)
+
+
+@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+def test_dropout_scales_what_it_keeps_and_leaves_the_normaliser(at_once, monkeypatch):
+    """With one-hot values the output is the weights, each 0 or 1 / (1 - p) times itself; gradients follow the same choice."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    graph, (q, k, _) = patterns.window(40, 12), qkv(40, 40, kv_heads=4)
+    v = torch.eye(40, dtype=torch.float64).expand(2, 4, 40, 40).clone().requires_grad_()
+    whole, clean = ga.attend(q, k, v, graph, backend=ROWS, return_info=True)
+    torch.manual_seed(0)
+    out, info = ga.attend(q, k, v, graph, dropout=0.25, backend=ROWS, return_info=True)
+    assert_exact(info.lse, clean.lse)
+    ratio = (out / whole)[whole > 0]
+    assert_exact(ratio, 4 / 3 * (ratio > 0.5).double())
+    # Of n = 3,312 weights (2 x 4 x 414 edges) a share of 3/4 stays, with deviation sqrt(3/16 / n) = 0.0075: five of them.
+    assert len(ratio) == 8 * graph.num_edges == 3312
+    assert abs(float((ratio > 0).double().mean()) - 0.75) < 5 * (3 / 16 / len(ratio)) ** 0.5
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    assert_exact(grad.sum((-2, -1)), out.sum((-2, -1)) * 40)
+
+
+@pytest.mark.parametrize("options", ["plain", "score_mod"])
+def test_a_non_edge_carries_no_nan(options):
+    """A sender heard by some: exactly these are NaN."""
+    graph, (q, k, v) = irregular(), [x.detach() for x in qkv(12, 15)]
+    v[:, 0, 4], k[:, 1, 4] = torch.nan, torch.nan
+    out = ga.attend(q, k, v, graph, backend=ROWS, **OPTIONS[options](graph))
+    assert torch.equal(out.isnan().any(-1), graph.mask()[:, 4].expand(2, 4, -1))
+
+
+@pytest.mark.parametrize("learned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "score_mod"])
+def test_graphs_of_equal_size_compile_to_different_programs(learned):
+    """The list is part of the program, never of an older one."""
+    torch.compiler.reset()
+    inputs, table = qkv(12, 15), torch.randn(12, 15, dtype=torch.float64).requires_grad_()
+
+    def run(backend, q, k, v, table, graph):
+        score_mod = (lambda s, b, h, dst, src: s + table[dst, src]) if learned else None
+        return ga.attend(q, k, v, graph, score_mod=score_mod, backend=backend)
+
+    compiled = torch.compile(lambda *given: run(ROWS, *given), fullgraph=True, backend="aot_eager")
+    first = irregular()
+    src, dst = first.edge_index
+    for graph in (first, ga.convert.from_edge_index(torch.stack([(src + 4) % 15, dst]), 12, 15)):
+        found, wanted = compiled(*inputs, table, graph), run(ORACLE, *inputs, table, graph)
+        assert_exact(found, wanted)
+        leaves = [*inputs, table] if learned else inputs
+        assert_exact(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves))
+
+
+def test_transforms_of_torch_func():
+    """vmap over samples of q alone, and grad under it."""
+    graph, (q, k, v) = irregular(), [x.detach() for x in qkv(12, 15)]
+    bias = torch.randn(4, graph.num_edges, dtype=torch.float64)
+
+    def loss(q, bias):
+        return ga.attend(q, k, v, graph, bias=bias, backend=ROWS).square().sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1))(q, bias)
+    leaves = [q.clone().requires_grad_(), bias.clone().requires_grad_()]
+    total = ga.attend(leaves[0], k, v, graph, bias=leaves[1], backend=ORACLE).square().sum()
+    assert_exact(found, torch.autograd.grad(total, leaves))
+    many = torch.stack([q, 2 * q])
+    mapped = torch.vmap(lambda q: ga.attend(q, k, v, graph, bias=bias, backend=ROWS))(many)
+    assert_exact(list(mapped), [ga.attend(x, k, v, graph, bias=bias, backend=ORACLE) for x in many])
+
+
+def test_what_it_refuses():
+    """Lists that int32 cannot number, or that would not fit, by name; everything else it holds."""
+    q = torch.empty(1, 1, 2**16, 4, device="meta")
+    huge = Call.checked(q, q, q, patterns.full(2**16))
+    assert "4294967296 edges" in rows.refusal(huge)
+    part = Call.checked(q[:, :, : 2**14], q, q, patterns.cross(2**14, 2**16))
+    assert "GiB" in rows.refusal(part)
+    assert rows.refusal(Call.checked(*qkv(12, 15), irregular())) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_over_hubs_are_within_the_rule(turned):
+    """Three tokens have a thousand edges: added one after the other, gradients were off by ten times SDPA's error."""
+    rng = torch.Generator().manual_seed(0)
+    graph = patterns.window(1000, 8) | patterns.sinks(1000, 3)
+    graph = graph.T if turned else graph
+    q, k, v, direction = (torch.randn(1, 1, 1000, 16, generator=rng) for _ in range(4))
+    direction = direction + 1
+    leaves = {name: x.requires_grad_() for name, x in {"q": q, "k": k, "v": v}.items()}
+    out = ga.attend(q, k, v, graph, backend="rows")
+    gradients = dict(zip("qkv", torch.autograd.grad(out, list(leaves.values()), direction), strict=True))
+    assert_rule(out, gradients, attention_truth(q, k, v, graph, direction))

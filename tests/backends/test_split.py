@@ -1,0 +1,289 @@
+"""The backend made of others: every option on graphs of several parts, the plan it prints, and which kernel takes which part."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.bounds import assert_exact, assert_rule, attention_truth
+from support.verify_cases import check_graph
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, rows, split, tiles
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.gpu.roofline import Sizes
+from gnn_attention.backends.plan.decompose import parts
+from gnn_attention.verify.cases import GRAPHS
+from tests.backends.test_parts import scattered
+
+N = 96
+SHAPES = {
+    "window and sinks": patterns.window(N, 12) | patterns.sinks(N, 3),
+    "longformer": patterns.longformer(N, 8, 3, causal=False),
+    "window and list": patterns.window(N, 12) | scattered(N, N, 300),
+    "decoding rows": (patterns.window(N, 12) | patterns.sinks(N, 3)).rows(N - 20, N),
+}
+quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _several_parts(monkeypatch):
+    """Parts of so few tokens would all go to one backend, which then takes the whole."""
+    monkeypatch.setattr(split, "JOINED", set())
+
+
+def qkv(graph, *, batch=2, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((heads, graph.num_dst, dim), (kv_heads, graph.num_src, dim), (kv_heads, graph.num_src, value_dim))
+    return [torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+
+
+def checked(graph, **options):
+    return Call.checked(*(x.detach() for x in qkv(graph)), graph, **options)
+
+
+def options(graph):
+    bias, sinks, table = (torch.randn(4, count, dtype=torch.float64) for count in (graph.num_edges, 1, 40))
+    bias, sinks, table = bias.requires_grad_(), sinks[:, 0].clone().requires_grad_(), table.requires_grad_()
+    alibi = score_mods.alibi(score_mods.alibi_slopes(4))
+    return {
+        "plain": ({}, []),
+        "sinks": ({"sink_logits": sinks}, [sinks]),
+        "bias": ({"bias": bias}, [bias]),
+        "alibi and softcap": ({"score_mod": score_mods.chain(alibi, score_mods.softcap(2.0))}, []),
+        "by distance, learned": ({"score_mod": lambda s, b, h, dst, src: s + table[h, (dst - src).abs() % 40]}, [table]),
+        "dropout": ({"dropout": 0.4}, []),
+        "all": ({"bias": bias, "sink_logits": sinks, "dropout": 0.2, "score_mod": alibi, "scale": -0.3}, [bias, sinks]),
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("option", ["plain", "sinks", "bias", "alibi and softcap", "by distance, learned", "dropout", "all"])
+def test_equal_to_the_reference(name, option):
+    """Output, lse and all gradients of a function of both, in float64; the same weights are dropped."""
+    graph = SHAPES[name]
+    assert len(split.planned(checked(graph)).rows) > 1
+    given, (extra, learned) = qkv(graph), options(graph)[option]
+    results = []
+    for backend in ("split", "reference"):
+        torch.manual_seed(5)
+        out, info = ga.attend(*given, graph, backend=backend, return_info=True, **extra)
+        loss = out.sin().sum() + info.lse.cos().sum()
+        results.append(([out], [info.lse], torch.autograd.grad(loss, [*given, *learned])))
+    for found, wanted in zip(*results, strict=True):
+        assert_exact(found, wanted)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[turn % 3]) for turn, name in enumerate([*SHAPES] * 2) if turn < 6])
+def test_error_is_at_most_twice_that_of_sdpa(name, dtype):
+    """Though each part is rounded before the merge; gradients three times."""
+    graph = SHAPES[name]
+    given = qkv(graph, dim=16, value_dim=16, dtype=dtype)
+    out = ga.attend(*given, graph, backend="split")
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+    gradients = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
+    assert_rule(out, gradients, attention_truth(*given, graph, direction).for_backend(BACKENDS["split"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_graph_and_feature_of_verify(graph):
+    """Forward and gradients in all dtypes within the rule."""
+    check_graph((BACKENDS["split"],), graph, dtypes=("float32", "bfloat16", "float16"))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e4])
+def test_what_is_not_finite_reaches_those_who_hear_it(value):
+    """Over all parts; the others' outputs and the gradients of a loss over them are those without it."""
+    graph = SHAPES["window and sinks"]
+    reached = graph.mask()[:, 40]
+    untouched = ~graph.mask()[reached].any(0)
+    results = []
+    for poison in (None, value):
+        q, k, v = (x.detach().clone() for x in qkv(graph))
+        if poison is not None:
+            q[:, :, 40], k[:, :, 40], v[:, :, 40] = poison, poison, poison
+        given = [x.requires_grad_() for x in (q, k, v)]
+        out = ga.attend(*given, graph, backend="split")
+        _, dk, dv = torch.autograd.grad(out[:, :, ~reached].sum(), given)
+        results.append((out[:, :, ~reached], dk[:, :, untouched], dv[:, :, untouched]))
+    assert untouched.any()
+    for found, wanted in zip(*results, strict=True):
+        assert_exact(found, wanted)
+    assert torch.equal(out.isnan().any(-1)[0, 0], reached if value != 1e4 else torch.zeros_like(reached))
+
+
+def test_who_hears_nobody():
+    """Exactly 0 and -inf, with or without sinks; also if nobody hears anyone."""
+    graph = patterns.sinks(N, 3) - patterns.window(N, 12)
+    for sinks in (None, torch.ones(4, dtype=torch.float64)):
+        given = qkv(graph)
+        out, info = ga.attend(*given, graph, sink_logits=sinks, backend="split", return_info=True)
+        deaf = graph.in_degree() == 0
+        assert (out[:, :, deaf] == 0).all()
+        assert (info.lse[:, :, deaf] == -torch.inf).all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), given))
+    nobody = graph - graph
+    given = qkv(nobody)
+    out, info = ga.attend(*given, nobody, backend="split", return_info=True)
+    assert (out == 0).all()
+    assert (info.lse == -torch.inf).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), given))
+
+
+def test_graphs_that_differ_by_head():
+    """Each split for itself."""
+    rule = lambda b, h, dst, src: (src <= dst) & ((dst - src < 8 + 4 * h) | (src < 3))  # noqa: E731
+    graph = ga.TokenGraph.from_rule(rule, N, heads=4)
+    given = qkv(graph)
+    assert_exact(*(ga.attend(*given, graph, backend=name) for name in ("split", "reference")))
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("name", "compiler"), [("window and sinks", "eager"), pytest.param("window and list", "aot_eager", marks=pytest.mark.slow)]
+)
+def test_compiled_and_mapped(name, compiler):
+    """Without a graph break, and under torch.func."""
+    torch.compiler.reset()
+    graph = SHAPES[name]
+    given = qkv(graph)
+
+    def run(q, k, v):
+        return ga.attend(q, k, v, graph, backend="split")
+
+    compiled = torch.compile(run, fullgraph=True, backend=compiler)
+    out, wanted = compiled(*given), run(*given)
+    assert_exact(out, wanted)
+    assert_exact(*(torch.autograd.grad(x.sin().sum(), given) for x in (out, wanted)))
+    several = [torch.stack([x.detach(), x.detach() + 1]) for x in given]
+    wanted = torch.stack([run(*x) for x in zip(*several, strict=True)])
+    assert_exact(torch.func.vmap(run)(*several), wanted)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_printed():
+    """Parts, ranges, edges and backends."""
+    plan = split.planned(checked(SHAPES["window and list"]))
+    lines = str(plan).splitlines()
+    assert lines[0].endswith("in 2 parts")
+    assert [line.split()[0] for line in lines[1:]] == ["part", "window", "edges"]
+    assert sum(row[3] for row in plan.rows) == SHAPES["window and list"].num_edges
+    assert {row[4] for row in plan.rows} <= set(split.KERNELS)
+
+
+def test_the_plan_is_that_of_the_first_head_of_the_first_sample():
+    """Where they differ."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= 3 + 2 * b + h, N, batch=2, heads=4)
+    each = [graph.select(*place).num_edges for place in ((0, 0), (0, 1), (1, 0))]
+    assert sum(row[3] for row in split.planned(checked(graph)).rows) == each[0]
+    assert len(set(each)) == 3
+
+
+def test_the_plan_tells_first_and_last_tokens_and_cuts_long_words():
+    plan = split.Plan("a graph", (("x" * 40, (3, 8), (0, 5), 12, "tiles"),))
+    assert str(plan).splitlines()[-1].split() == ["x" * 31, "3", "..", "7", "0", "..", "4", "12", "tiles"]
+
+
+def test_parts_of_one_backend_are_one_call(monkeypatch):
+    """Where the same kernel would take each of them; a graph of one part is that call."""
+    monkeypatch.setattr(split, "JOINED", {"tiles"})
+    monkeypatch.setattr(split, "_order", lambda call: ("tiles",))
+    graph = SHAPES["longformer"]
+    assert split.planned(checked(graph)).rows == (("the whole graph", (0, N), (0, N), graph.num_edges, "tiles"),)
+    monkeypatch.setattr(split, "_order", lambda call: ("dense",))
+    assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
+
+
+def test_parts_of_several_backends_stay_apart(monkeypatch):
+    """Even where each of these takes many parts at once; and each is asked as it will be called, for lse."""
+    asked = []
+    monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
+    monkeypatch.setattr(split, "_order", lambda call: asked.append(call) or (("tiles", "rows")[len(asked) % 2],))
+    assert {row[4] for row in split.planned(checked(SHAPES["longformer"])).rows} == {"tiles", "rows"}
+    assert all(call.with_lse for call in asked)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_rounded_once_on_a_cpu(dtype):
+    """The parts, and their sum, are those of the same numbers in float32."""
+    graph = SHAPES["window and sinks"]
+    halves = [x.detach() for x in qkv(graph, dtype=dtype)]
+    assert len(split.planned(Call.checked(*halves, graph)).rows) > 1
+    wide = ga.attend(*(x.float() for x in halves), graph, backend="split")
+    assert torch.equal(ga.attend(*halves, graph, backend="split"), wide.to(dtype))
+
+
+def test_a_part_that_no_backend_holds_is_named(monkeypatch):
+    """An explicit backend never falls back."""
+    monkeypatch.setattr(split, "KERNELS", {"flex": flex})
+    monkeypatch.setattr(split, "_order", lambda call: ("flex",))
+    graph = SHAPES["window and sinks"]
+    with pytest.raises(RefusalError, match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64"):
+        ga.attend(*qkv(graph), graph, backend="split")
+
+
+@pytest.mark.parametrize(
+    ("graph", "first"),
+    [
+        (patterns.causal(4096), "dense"),
+        (patterns.cross(64, 4096), "dense"),
+        (patterns.window(4096, 256), "varlen"),
+        (scattered(2048, 2048, 4096), "triton"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.name,
+)
+def test_which_kernel_is_asked_first_on_cuda(graph, first, monkeypatch):
+    """By the estimates of a device; FlexAttention after those that need no compiling."""
+    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("meta",))
+    q, k = (torch.empty(1, 4, n, 64, device="meta", dtype=torch.bfloat16) for n in (graph.num_dst, graph.num_src))
+    order = split._order_on_cuda(Call.checked(q, k, k, graph, with_lse=True))
+    assert order[0] == first
+    assert order[-3:] == ("flex", "tiles", "rows")
+
+
+@pytest.mark.parametrize(("with_lse", "first"), [(False, "dense"), (True, "triton")])
+def test_estimates_on_cuda_are_asked_for_the_sizes_of_the_call(with_lse, first, monkeypatch):
+    """Heads of all samples; where logits are written out, dense takes as long as that does."""
+    seconds = {"dense": 1.0, "written out": 3.0, "rows": 2.0, "windows": 4.0, "tiles": 5.0}
+    asked = []
+
+    def estimated(graph, sizes, device):
+        asked.append(sizes)
+        return {name: SimpleNamespace(seconds=time) for name, time in seconds.items()}
+
+    monkeypatch.setattr(split, "estimates", estimated)
+    q, k, v = (torch.empty(2, heads, 96, dim, device="meta", dtype=torch.bfloat16) for heads, dim in ((6, 16), (3, 16), (3, 24)))
+    order = split._order_on_cuda(Call.checked(q, k, v, patterns.causal(N), with_lse=with_lse))
+    assert asked == [Sizes(12, 16, 24, torch.bfloat16)]
+    assert order == (first, *{"dense", "triton"} - {first}, "flex", "tiles", "rows")
+
+
+def test_on_cuda_no_part_writes_out_too_many_logits():
+    """They would be dst x src."""
+    graph = patterns.strict_causal(8192)
+    q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
+    call = Call.checked(q, q, q, graph, with_lse=True)
+    assert dense.bytes_needed(call) > split.DENSE_BYTES
+    assert "dense" not in split._order_on_cuda(call)
+
+
+def test_on_a_cpu_the_cost_model_decides():
+    """Boxes of few senders are one dense call, scattered edges a list."""
+    assert split._order(checked(parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph))[0] == "dense"
+    assert split._order(checked(scattered(1024, 1024, 1024)))[0] == "rows"
+
+
+def test_the_kernels_are_those_of_the_table():
+    """Under the same names."""
+    for name, module in split.KERNELS.items():
+        assert BACKENDS[name].run is module.run
+    assert {dense, tiles, rows} <= set(split.KERNELS.values())
+    call = checked(SHAPES["longformer"])
+    assert split.bytes_needed(replace(call, q=call.q.float())) < split.bytes_needed(call)

@@ -1,0 +1,118 @@
+"""The masks of tiles, each distinct one once, against the mask of the whole graph."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plans import PLAIN
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles, tile_boxes
+from gnn_attention.graph.regions import enumerate_pairs, quadtree
+
+
+def cut(graph, block):
+    """The mask cut into tiles by hand, ``[rows, columns, block, block]``, False beyond the border."""
+    mask = graph.mask()
+    down, across = -mask.shape[0] % block, -mask.shape[1] % block
+    padded = functional.pad(mask, (0, across, 0, down))
+    return padded.view(padded.shape[0] // block, block, padded.shape[1] // block, block).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_partial_tile_has_its_mask(name):
+    """Some of the tiles too; the sample of every third."""
+    graph, block = PLAIN[name], (7, 64)[list(PLAIN).index(name) % 2]
+    if not graph.num_dst or not graph.num_src:
+        return
+    expected = cut(graph, block)
+    partial = expected.flatten(2).any(-1) & ~expected.flatten(2).all(-1)
+    row, column = partial.nonzero(as_tuple=True)
+    for chosen in (slice(None), slice(1, None, 3)):
+        which, table = masks_of_tiles(graph, block, row[chosen], column[chosen])
+        assert table.dtype == torch.bool
+        assert torch.equal(table[which], expected[row[chosen], column[chosen]])
+
+
+@pytest.mark.parametrize(
+    ("graph", "block", "distinct"),
+    [
+        (patterns.causal(2048), 64, 1),
+        (patterns.window(2048, 256), 64, 2),  # the diagonal, and the far end of the window
+        (patterns.window(2048, 255), 64, 3),  # an end between tiles cuts two
+        (patterns.sinks(2048, 3), 64, 2),  # three columns, and the corner
+        (patterns.dilated(2048, 3, 64), 64, 1),
+        (ga.convert.from_mask(patterns.window(512, 128).mask()), 64, 2),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_structured_graph_has_few_masks(graph, block, distinct):
+    """Counted by hand."""
+    expected = cut(graph, block)
+    partial = expected.flatten(2).any(-1) & ~expected.flatten(2).all(-1)
+    which, table = masks_of_tiles(graph, block, *partial.nonzero(as_tuple=True))
+    assert len(table) == distinct
+    assert sorted(set(which.tolist())) == list(range(distinct))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_each_mask_once_over_many_pieces(ranges, monkeypatch):
+    """Tiles are worked out a bounded number at a time; what comes again in a later part is the same mask."""
+    monkeypatch.setattr(quadtree, "LONGEST", 1000)
+    monkeypatch.setattr(enumerate_pairs, "CELLS_AT_ONCE", 2**14)
+    graph = patterns.window(2048, 64) if ranges else TokenGraph.from_rule(unasked, 2048)
+    row = torch.arange(1, 32)
+    which, table = masks_of_tiles(graph, 64, row, row - 1)
+    assert torch.equal(table, torch.ones(1, 64, 64, dtype=torch.bool).triu(1))
+    assert which.tolist() == [0] * 31
+
+
+def unasked(b, h, dst, src):
+    """A window that cannot be asked about ranges."""
+    return torch.sign((dst - src).double()).ge(0) & (torch.cos((dst - src).double() * 0) * (dst - src) < 64)
+
+
+def test_without_tiles():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for graph in (patterns.window(100, 3), ga.convert.from_mask(torch.eye(5, dtype=torch.bool))):
+        which, table = masks_of_tiles(graph, 16, nothing, nothing)
+        assert which.shape == (0,)
+        assert table.shape == (0, 16, 16)
+        assert edges_in_tiles(ga.convert.from_mask(graph.mask()), 16, nothing, nothing)[1].shape == (2, 0)
+
+
+@pytest.mark.parametrize(("num_dst", "num_src", "block"), [(50, 70, 16), (33, 5, 8), (7, 7, 64)])
+def test_edges_in_tiles(num_dst, num_src, block):
+    """Every edge of the chosen tiles, once, with its tile; the others not."""
+    mask = torch.rand(num_dst, num_src, generator=torch.Generator().manual_seed(1)) < 0.2
+    pairs = mask.nonzero().flip(1)[torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))]
+    graph = ga.convert.from_edge_index(pairs.t(), num_dst, num_src)
+    every = [(i, j) for i in range(-(-num_dst // block)) for j in range(-(-num_src // block))]
+    for chosen in (every, every[::2], every[-1:]):
+        row, column = torch.tensor(chosen).t()
+        tile, edges = edges_in_tiles(graph, block, row, column)
+        found = {(s, d): chosen[t] for t, s, d in zip(tile.tolist(), *edges.tolist(), strict=True)}
+        expected = {(s, d): (d // block, s // block) for s, d in pairs.tolist() if (d // block, s // block) in chosen}
+        assert found == expected
+        assert len(tile) == len(expected)
+
+
+def test_boxes_end_at_the_border():
+    boxes = tile_boxes(patterns.cross(70, 40), 32, torch.tensor([0, 2, 2]), torch.tensor([1, 0, 1]))
+    assert boxes.owner.tolist() == [0, 1, 2]
+    assert [part.tolist() for part in (boxes.dst, boxes.src)] == [[0, 64, 64], [32, 0, 32]]
+    assert [part.tolist() for part in (boxes.height, boxes.width)] == [[32, 6, 6], [8, 32, 8]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width))))
+def test_classes(rows):
+    """Two rows have one class exactly if they are equal; classes count from 0, each with a row of it."""
+    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), -1) if rows else torch.zeros(0, 3, dtype=torch.int64)
+    number, some = classes(table)
+    assert sorted(set(number.tolist())) == list(range(len(some)))
+    assert len(some) == len({tuple(row) for row in rows})
+    for row, kind in zip(rows, number.tolist(), strict=True):
+        assert rows[int(some[kind])] == row

@@ -1,0 +1,369 @@
+"""The backends over tiles, alone and mixed with rows: options, half types, poison, parts, memory, against the dense formula."""
+
+import pytest
+import torch
+from support.bounds import assert_exact, assert_rule, attention_truth, error
+from support.verify_cases import SMALL, check_features, check_graph
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, RefusalError, tiles
+from gnn_attention.backends.cpu import dense_blocks_eager
+from gnn_attention.verify import oracle
+from tests.backends.test_fused import Largest, gradients, qkv
+
+TILES = BACKENDS["tiles"]
+MIXED = BACKENDS["mixed"]
+SHAPES = {
+    "window and sinks": patterns.window(150, 20) | patterns.sinks(150, 2),
+    "strict causal": patterns.strict_causal(150),
+    "documents": patterns.documents([70, 10, 70]),
+    "decoding rows": patterns.causal(150).rows(60, 150),
+}
+
+
+@pytest.mark.parametrize("graph", SMALL)
+def test_every_graph_and_feature_of_verify(graph):
+    """Forward and gradients in float64, and some in float32, within the rule; rows too, for whom the truth is there."""
+    check_graph((TILES, MIXED, BACKENDS["rows"]), graph)
+
+
+@pytest.mark.parametrize("backend", [TILES, MIXED], ids=["tiles", "mixed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types(dtype, backend):
+    """Within twice the error of SDPA, three times for gradients."""
+    check_features(backend, dtype, ("listed", "window", "causal"), ("plain",) * 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_over_many_tiles_is_at_most_twice_that_of_sdpa(dtype):
+    """With several pieces merged for each receiver, D = Dv and grouped heads; gradients three times."""
+    graph, given = SHAPES["window and sinks"], qkv(150, dim=16, value_dim=16, dtype=dtype)
+    direction = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    truth = attention_truth(*given, graph, direction)
+    for backend in (TILES, MIXED):
+        out = ga.attend(*given, graph, backend=backend)
+        gradients = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
+        assert_rule(out, gradients, truth.for_backend(backend))
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def logits(q, k):
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[3] ** -0.5
+
+
+def softmax(scores, graph):
+    """Weights of the formula; 0 for whoever hears nobody."""
+    masked = scores.masked_fill(~graph.mask(), -torch.inf)
+    return masked.softmax(-1).nan_to_num(0.0) if not graph.has_deaf_rows else oracle.masked_softmax(scores, graph.mask())
+
+
+@pytest.mark.parametrize(("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)])
+def test_a_learned_relative_bias(shape, at_once, monkeypatch):
+    """Its table, q, k and v get the gradients of the formula written with a table of all pairs; also part by part."""
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
+    graph, reach = SHAPES[shape], 30
+    q, k, v = qkv(graph.num_dst, graph.num_src)
+    mod = score_mods.RelativeBias(4, reach).double()
+    torch.nn.init.normal_(mod.table, generator=torch.Generator().manual_seed(1))
+    found = ga.attend(q, k, v, graph, score_mod=mod, backend="tiles")
+    dst, src = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset, torch.arange(graph.num_src)
+    h = torch.arange(4).view(1, 4, 1, 1)
+    weights = softmax(mod(logits(q, k), torch.arange(2).view(2, 1, 1, 1), h, dst, src), graph)
+    wanted = weights @ v.repeat_interleave(2, 1)
+    assert_exact(found, wanted)
+    learned = [q, k, v, mod.table]
+    assert_exact(gradients(found, learned), gradients(wanted, learned))
+
+
+@pytest.mark.parametrize("mod", ["alibi", "softcap", "all"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_score_mods_and_lse(mod, shape):
+    """ALiBi and softcap, written out for all pairs; then both with a sink in every softmax."""
+    graph = SHAPES[shape]
+    q, k, v = qkv(graph.num_dst, graph.num_src)
+    sinks = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    slopes = torch.tensor(score_mods.alibi_slopes(4), dtype=torch.float64).view(4, 1, 1)
+    distance = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset - torch.arange(graph.num_src)
+    capped = 2 * torch.tanh(logits(q, k) / 2)
+    mods = {"alibi": score_mods.alibi(score_mods.alibi_slopes(4)), "softcap": score_mods.softcap(2.0)}
+    scores = {"alibi": logits(q, k) - slopes * distance, "softcap": capped, "all": capped - slopes * distance}[mod]
+    score_mod = mods.get(mod, score_mods.chain(mods["softcap"], mods["alibi"]))
+    options = {"sink_logits": sinks} if mod == "all" else {}
+    found, info = ga.attend(q, k, v, graph, score_mod=score_mod, backend="tiles", return_info=True, **options)
+    weights = oracle.masked_softmax(scores, graph.mask(), sinks if options else None)
+    wanted = weights @ v.repeat_interleave(2, 1)
+    learned = [q, k, v, *options.values()]
+    heard = graph.in_degree() > 0
+    assert_exact(found, wanted)
+    assert_exact(gradients(found, learned), gradients(wanted, learned))
+    total = scores.masked_fill(~graph.mask(), -torch.inf)
+    total = torch.cat([total, sinks.view(1, 4, 1, 1).expand(2, 4, graph.num_dst, 1)], -1) if options else total
+    assert_exact(info.lse[..., heard], total.logsumexp(-1)[..., heard])
+    assert (info.lse[..., ~heard] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_once"),
+    [
+        *((shape, 2**25) for shape in ((), (4, 1), (0,), (2, 1, 0))),
+        *((shape, 60_000) for shape in ((1,), (4, 0), (2, 4, 0))),
+    ],
+)
+def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
+    """Every broadcastable shape, with its gradient (0 stands for the number of edges)."""
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
+    whole = SHAPES["window and sinks"]
+    order = torch.randperm(whole.num_edges, generator=torch.Generator().manual_seed(4))
+    graph = ga.convert.from_edge_index(whole.edge_index[:, order], 150, 150)
+    shape = tuple(n or whole.num_edges for n in shape)
+    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    q, k, v = qkv(150)
+    found = ga.attend(q, k, v, graph, bias=bias, backend="tiles")
+    src, dst = graph.edge_index
+    table = torch.zeros(2, 4, 150, 150, dtype=torch.float64)
+    every = torch.arange(2).view(2, 1, 1), torch.arange(4).view(4, 1), dst, src
+    table = table.index_put(every, bias.expand(2, 4, whole.num_edges).contiguous())
+    wanted = oracle.masked_softmax(logits(q, k) + table, whole.mask()) @ v.repeat_interleave(2, 1)
+    assert_exact(found, wanted)
+    assert_exact(gradients(found, [q, k, v, bias]), gradients(wanted, [q, k, v, bias]))
+
+
+@pytest.mark.parametrize("at_once", [2**25, 20_000], ids=["at once", "in parts"])
+def test_dropout_takes_the_same_mask_forward_and_backward(at_once, monkeypatch):
+    """With the random numbers fixed the gradient is that of differences; the mean over draws is that without dropout."""
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
+    graph = patterns.window(70, 20)
+    q, k, v = qkv(70, heads=2, kv_heads=1, batch=1)
+
+    def run(q, k, v):
+        torch.manual_seed(0)
+        return ga.attend(q, k, v, graph, dropout=0.5, backend="tiles")
+
+    rng = torch.Generator().manual_seed(5)
+    direction = [torch.randn(x.shape, dtype=torch.float64, generator=rng) for x in (q, k, v)]
+    weights = torch.randn(run(q, k, v).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    # A central difference: its error is step^2 / 6 of the third derivative, 2e-11 of it, and eps / step, 2e-11, of the summed
+    # numbers. Both are at most some thousand times the slope.
+    step = 1e-5
+    ahead, behind = (run(*(x + s * d for x, d in zip((q, k, v), direction, strict=True))) for s in (step, -step))
+    slope = float(((ahead - behind) * weights).sum().detach() / (2 * step))
+    found = torch.autograd.grad(run(q, k, v), (q, k, v), weights)
+    assert float(sum((g * d).sum() for g, d in zip(found, direction, strict=True))) == pytest.approx(slope, rel=1e-6)
+    assert error(run(q, k, v), ga.attend(q, k, v, graph, backend="tiles")) > 0.1
+
+
+def test_dropout_keeps_the_mean():
+    """Over tokens whose values are all 1, weights kept are doubled: the mean stays 1, the spread is Bernoulli's."""
+    n, window = 2000, 50
+    q, k, v = torch.zeros(1, 1, n, 4), torch.zeros(1, 1, n, 4), torch.ones(1, 1, n, 4)
+    torch.manual_seed(0)
+    out = ga.attend(q, k, v, patterns.window(n, window), dropout=0.5, backend="tiles")[0, 0, window:, 0]
+    deviation = window**-0.5
+    assert abs(float(out.mean()) - 1) < 5 * deviation / len(out) ** 0.5
+    # The deviation found from n receivers has a relative one of 1 / sqrt(2 n) = 0.016: six of them.
+    assert 0.9 < float(out.std()) / deviation < 1.1
+
+
+BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 10 * h + 5 * b), 80, heads=4, batch=2)
+BY_SAMPLE = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst) & (src >= 40 * b), 80, batch=2)
+BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src - dst).abs() == h, 80, heads=4)
+
+
+@pytest.mark.parametrize("graph", [BY_BOTH, BY_SAMPLE, BY_HEAD], ids=["both", "sample", "head"])
+@pytest.mark.parametrize("name", ["tiles", "rows", "mixed"])
+def test_graphs_by_head_and_sample(name, graph):
+    """With sinks and, where it is held, a score_mod that looks at sample and head; lse too."""
+    q, k, v = qkv(80)
+    sinks = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    mask = graph.mask() if graph.batch else graph.mask().unsqueeze(0)
+    mask = mask.expand(2, 4, 80, 80)
+    for score_mod in (None, lambda s, b, h, dst, src: s * (1 + b) - h * src / 80) if name != "mixed" else (None,):
+        scores = logits(q, k)
+        if score_mod is not None:
+            ends = torch.arange(80).unsqueeze(1), torch.arange(80)
+            scores = score_mod(scores, torch.arange(2).view(2, 1, 1, 1), torch.arange(4).view(1, 4, 1, 1), *ends)
+        out, info = ga.attend(q, k, v, graph, score_mod=score_mod, sink_logits=sinks, backend=name, return_info=True)
+        wanted = oracle.masked_softmax(scores, mask, sinks) @ v.repeat_interleave(2, 1)
+        assert_exact(out, wanted)
+        assert_exact(gradients(out, [q, k, v, sinks]), gradients(wanted, [q, k, v, sinks]))
+        assert torch.equal(info.lse == -torch.inf, ~mask.any(-1))
+
+
+def test_the_plan_of_each_head_is_worked_out_once(monkeypatch):
+    """A graph that differs by head keeps its parts, with what is known of them."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= h, 80, heads=4)
+    ga.attend(*qkv(80), graph, backend="tiles")
+    monkeypatch.setattr("gnn_attention.backends.plan.planner.rectangles", lambda *arguments: pytest.fail("worked out again"))
+    ga.attend(*qkv(80), graph, backend="tiles")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"score_mod": score_mods.softcap(1.0)},
+            "a score_mod is not held by both .*; use backend='tiles' or 'rows'",
+        ),
+        ({"bias": torch.zeros(24)}, "a bias is not held"),
+        ({"dropout": 0.5}, "dropout is not held"),
+    ],
+)
+def test_mixed_refuses_by_name_what_it_does_not_hold(options, reason):
+    """Never another backend in its place."""
+    with pytest.raises(RefusalError, match=f"backend 'mixed' cannot hold this call on .*window.*{reason}"):
+        ga.attend(*qkv(9), patterns.window(9, 3), backend="mixed", **options)
+    ga.attend(*qkv(9), patterns.window(9, 3), backend="mixed", sink_logits=torch.zeros(4))
+
+
+@pytest.mark.parametrize("name", ["tiles", "mixed"])
+def test_float16_is_rounded_once(name):
+    """On a CPU: the output, and the gradient of v, are those of float32 on the same numbers, rounded."""
+    graph, given = SHAPES["window and sinks"], qkv(150, dtype=torch.float16)
+    out, exact = (ga.attend(*x, graph, backend=name) for x in (given, [x.float() for x in given]))
+    assert torch.equal(out, exact.half())
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).half()
+    slopes, wide = (torch.autograd.grad(y, given, direction.to(y.dtype), retain_graph=True) for y in (out, exact))
+    assert torch.equal(slopes[2], wide[2])
+    assert_rule(out, dict(zip("qkv", slopes, strict=True)), attention_truth(*given, graph, direction))
+
+
+@pytest.mark.parametrize("name", ["tiles", "mixed"])
+def test_autocast_ends_here(name):
+    """float32 in, float32 out, the numbers of the same call without it; forward and backward."""
+    given, graph = qkv(150, dtype=torch.float32), SHAPES["window and sinks"]
+    for options in ({}, {"score_mod": score_mods.softcap(2.0)}) if name == "tiles" else ({},):
+        wanted = ga.attend(*given, graph, backend=name, **options)
+        true = gradients(wanted, given)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = ga.attend(*given, graph, backend=name, **options)
+        slopes = gradients(found, given)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, wanted)
+        assert all(torch.equal(a, b) for a, b in zip(slopes, true, strict=True))
+
+
+# -- poison, on the path that is written out --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("q", torch.nan), ("k", torch.inf), ("k", torch.nan), ("v", -torch.inf), ("q", torch.inf), ("v", torch.nan)],
+)
+def test_what_a_token_holds_reaches_only_who_hears_it_written_out(where, value):
+    """Outputs, lse and all gradients of a loss over the others are those of the same call without it."""
+    graph, token, mod = SHAPES["window and sinks"], 70, score_mods.softcap(2.0)
+    clean = qkv(150)
+    spoiled = [x.detach().clone().requires_grad_() for x in clean]
+    with torch.no_grad():
+        spoiled["qkv".index(where)][:, :, token, 3] = value
+    reached = torch.arange(150) == token if where == "q" else graph.mask()[:, token]
+    out, info = ga.attend(*spoiled, graph, score_mod=mod, backend="tiles", return_info=True)
+    wanted, true = ga.attend(*clean, graph, score_mod=mod, backend="tiles", return_info=True)
+    assert torch.equal(out.isnan().all(-1), reached.expand(2, 4, 150))
+    assert_exact(out[:, :, ~reached], wanted[:, :, ~reached])
+    assert_exact(info.lse[:, :, ~reached], true.lse[:, :, ~reached])
+    assert_exact(gradients(out[:, :, ~reached], spoiled), gradients(wanted[:, :, ~reached], clean))
+
+
+@pytest.mark.parametrize("name", ["tiles", "mixed", "rows"])
+@pytest.mark.parametrize("options", [{}, {"sink_logits": torch.ones(4, dtype=torch.float64)}], ids=["plain", "sinks"])
+def test_whoever_hears_nobody_gets_nothing(name, options):
+    """Exactly 0, lse -inf, finite gradients; scattered over tiles that others fill."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst % 3 != 1) & ((dst - src).abs() < 10), 150)
+    given = [(x * 50).detach().requires_grad_() for x in qkv(150)]
+    out, info = ga.attend(*given, graph, backend=name, return_info=True, **options)
+    deaf = graph.in_degree() == 0
+    assert int(deaf.sum()) == 50
+    assert (out[:, :, deaf] == 0).all()
+    assert (info.lse[:, :, deaf] == -torch.inf).all()
+    assert info.lse[:, :, ~deaf].isfinite().all()
+    assert all(x.isfinite().all() for x in gradients(out, given))
+    assert_exact(out, oracle.attention(*given, graph.mask().expand(2, 4, -1, -1), 8**-0.5, None, *options.values()))
+
+
+@pytest.mark.parametrize("mod", [None, score_mods.softcap(2.0)], ids=["plain", "written out"])
+def test_graphs_without_edges_and_without_samples(mod):
+    """Zeros of the right shape."""
+    none = patterns.full(80) - patterns.full(80)
+    given = qkv(80)
+    out, info = ga.attend(*given, none, score_mod=mod, backend="tiles", return_info=True)
+    assert (out == 0).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), given))
+    assert (info.lse == -torch.inf).all()
+    for batch, heads in ((0, 4), (2, 0)):
+        given = qkv(80, batch=batch, heads=heads)
+        assert ga.attend(*given, patterns.window(80, 3), score_mod=mod, backend="tiles").shape == (batch, heads, 80, 6)
+
+
+# -- parts and memory -------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_the_written_out_logits_equal_one_part(monkeypatch):
+    """Output, lse and gradients, to rounding; there are several parts, and they are computed again."""
+    graph, given = patterns.window(1000, 40) | patterns.sinks(1000, 3), qkv(1000, batch=1, dtype=torch.float64)
+    parts, again = [], []
+    real, attend = dense_blocks_eager._parts, dense_blocks_eager._attend
+    monkeypatch.setattr(dense_blocks_eager, "_parts", lambda *x: parts.append(list(real(*x))) or iter(parts[-1]))
+    monkeypatch.setattr(dense_blocks_eager, "_attend", lambda *x: again.append(x) or attend(*x))
+    results = []
+    for at_once in (2**30, 2**20):
+        monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
+        out, info = ga.attend(*given, graph, score_mod=score_mods.softcap(2.0), backend="tiles", return_info=True)
+        results.append([[out], [info.lse], gradients(out, given)])
+    for found, wanted in zip(*results, strict=True):
+        assert_exact(found, wanted)
+    assert len(parts[0]) < len(parts[1])
+    assert len(parts[1]) > 3
+    assert len(again) == 2 * len(parts[0]) + 2 * len(parts[1])  # kept is none of them, where there is more than one
+
+
+@pytest.mark.parametrize("mod", [score_mods.softcap(2.0), None], ids=["written out", "lse"])
+def test_nothing_of_the_size_of_all_pairs_is_made(mod, monkeypatch):
+    """A window over 4096 tokens: neither in the plan, nor forward, nor backward."""
+    n = 4096
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", 2**20)
+    graph, given = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
+    with Largest() as seen:
+        out, info = ga.attend(*given, graph, score_mod=mod, backend="tiles", return_info=True)
+        torch.autograd.grad(out.sum() + info.lse.sum(), given)
+    assert given[0].numel() <= seen.numbers < n * n / 8
+
+
+def test_the_table_of_backends_names_them():
+    """With a refusal and an estimate of bytes each."""
+    for name in ("tiles", "mixed"):
+        backend = BACKENDS[name]
+        assert backend.name == name
+        assert backend.bytes_needed is not None
+        assert "tiles" in backend.supports
+
+
+def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
+    """A thin list of edges has a mask in nearly every tile."""
+    q = torch.randn(1, 1, 130, 4)
+    graph = ga.convert.from_edge_index(torch.tensor([[0, 70, 129], [5, 129, 0]]), 130, 130)
+    monkeypatch.setattr(tiles, "MASK_LIMIT", 2 * 64 * 64)
+    with pytest.raises(ga.RefusalError, match=r"masks of its many thinly filled tiles would need .* use backend='rows'"):
+        ga.attend(q, q, q, graph, backend="tiles")
+    assert ga.attend(q, q, q, graph, backend="rows").shape == q.shape
+
+
+@pytest.mark.parametrize("graph", [patterns.causal(512), patterns.full(512), patterns.strict_causal(512)], ids=lambda g: g.name)
+def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
+    """As many at a time as there may be, and what comes of it is the same."""
+    q, k, v = qkv(512)
+
+    def run():
+        return ga.attend(q, k, v, graph, score_mod=score_mods.softcap(3.0), backend=TILES)
+
+    wanted = gradients(whole := run(), [q, k, v])
+    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", 2**19)
+    with Largest() as made:
+        out = run()
+        found = gradients(out, [q, k, v])
+    assert_exact(out, whole)
+    assert_exact(found, wanted)
+    assert made.numbers < q.shape[0] * q.shape[1] * 512 * 512 // 8

@@ -1,0 +1,130 @@
+"""The backend of packed documents: on a CPU with the formula in the place of the kernel; what it does not hold it says."""
+
+import pytest
+import torch
+from support.bounds import assert_exact
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, RefusalError, dense, split, varlen
+from gnn_attention.backends.gpu import flash_varlen
+from tests.backends.test_flash import backward_kernel, forward_kernel
+
+GRAPHS = {
+    "documents": patterns.documents([5, 1, 8]),
+    "full documents": patterns.documents([5, 1, 8], causal=False),
+    "causal": patterns.causal(14),
+    "window": patterns.window(14, 4),
+    "windows in documents": patterns.documents([6, 8]) & patterns.window(14, 3),
+    "both sides": patterns.window(14, 3, causal=False),
+}
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """As if it were a GPU, in float64."""
+    monkeypatch.setattr(varlen, "DEVICES", ("cpu",))
+    monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
+    monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
+    monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
+
+
+def qkv(tokens=14, *, heads=4, kv_heads=2, dim=12, value_dim=10, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(4)
+    sizes = ((heads, tokens, dim), (kv_heads, tokens, dim), (kv_heads, tokens, value_dim))
+    return [torch.randn(2, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+
+
+def results(graph, backend, sinks, given):
+    out, info = ga.attend(*given, graph, sink_logits=sinks, backend=backend, return_info=True)
+    loss = out.sin().sum() + info.lse.cos().sum()
+    return [out, info.lse, *torch.autograd.grad(loss, [*given, *([] if sinks is None else [sinks])])]
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_equal_to_the_reference(name, with_sinks):
+    """Output, lse, and all gradients of a function of both; grouped heads, two samples, channels of any number."""
+    sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
+    for mine, theirs in zip(*(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True):
+        assert_exact(mine, theirs)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_split_uses_it(monkeypatch):
+    """For what is a window once the sinks are apart; joined with another kernel, gradients and all."""
+    graph = patterns.window(60, 9) | patterns.sinks(60, 2)
+    monkeypatch.setattr(split, "_order", lambda call: ("varlen", "dense"))
+    given = qkv(60)
+    call = ga.backends.Call.checked(*(x.detach() for x in given), graph)
+    assert [row[4] for row in split.planned(call).rows] == ["dense", "varlen"]
+    for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
+        assert_exact(mine, theirs)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14)], ids=["causal", "full"])
+def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
+    """Without logits of all pairs, with gradients; and says so before."""
+    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
+    given, sinks = qkv(), torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    call = ga.backends.Call.checked(*(x.detach() for x in given), graph, with_lse=True)
+    assert dense.bytes_needed(call) == 0
+    monkeypatch.setattr(dense, "_formula", None)
+    for mine, theirs in zip(*(results(graph, b, sinks, given) for b in ("dense", "reference")), strict=True):
+        assert_exact(mine, theirs)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_it_is_refused():
+    """By name, with what to do."""
+    with pytest.raises(RefusalError, match=r"'varlen' cannot hold .*runs on CUDA, q is on cpu; .*use backend='tiles'"):
+        ga.attend(*qkv(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize(
+    ("graph", "options", "message"),
+    [
+        ("documents", {"score_mod": score_mods.softcap(1.0)}, "no place for a score_mod"),
+        ("documents", {"bias": torch.zeros(52, dtype=torch.float64)}, "no place for a bias"),
+        ("documents", {"dropout": 0.5}, "no place for dropout"),
+        (patterns.strict_causal(14), {}, "no packing of documents with one window"),
+        (patterns.dilated(14, 3, 2), {}, "no packing of documents with one window"),
+        (ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 14, heads=4), {}, "no packing of documents"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_it_does_not_hold(graph, options, message):
+    """Named, with the way out."""
+    graph = GRAPHS[graph] if isinstance(graph, str) else graph
+    with pytest.raises(RefusalError, match=message):
+        ga.attend(*qkv(), graph, backend="varlen", **options)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_sizes_types_and_versions(monkeypatch):
+    """Half types, 256 channels (one for the gradient of lse), a torch that has it, something to do."""
+    graph = GRAPHS["documents"]
+    with pytest.raises(RefusalError, match=r"float16 and bfloat16, got torch\.float32"):
+        ga.attend(*qkv(dtype=torch.float32), graph, backend="varlen")
+    wide = qkv(dim=256, value_dim=256)
+    assert ga.attend(*wide, graph, backend="varlen").shape == (2, 4, 14, 256)
+    with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
+        ga.attend(*wide, graph, backend="varlen", return_info=True)
+    with torch.no_grad():
+        ga.attend(*wide, graph, backend="varlen", return_info=True)
+    with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
+        ga.attend(*(x[:0] for x in qkv()), graph, backend="varlen")
+    monkeypatch.setattr(flash_varlen, "FLASH", None)
+    with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use backend='flex'"):
+        ga.attend(*qkv(), graph, backend="varlen")
+
+
+def test_what_it_needs():
+    """Four tensors of packed tokens."""
+    call = ga.backends.Call.checked(*(x.detach() for x in qkv(dtype=torch.float16)), GRAPHS["causal"])
+    assert BACKENDS["varlen"].bytes_needed(call) == 4 * 2 * 4 * 14 * 12 * 2

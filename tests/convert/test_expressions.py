@@ -1,0 +1,508 @@
+"""The language of graphs: what it reads, that it reads every name back, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.refusals import assert_refusals
+from support.zoo import ROWS
+
+from gnn_attention import TokenGraph, algebra, patterns
+from gnn_attention.convert import _expression_budget, expressions
+from gnn_attention.convert.expressions import parse
+
+causal, full, window, sinks, cross = (getattr(patterns, name) for name in ("causal", "full", "window", "sinks", "cross"))
+
+
+def lists(*edges):
+    """A graph of four tokens from pairs (src, dst)."""
+    return TokenGraph.from_edges(torch.tensor(edges).T, 4)
+
+
+def named():
+    """The graphs of the zoo whose names say all."""
+    return [row.build(row.named_at) for row in ROWS if row.named_at is not None]
+
+
+def combined(inner):
+    two = st.tuples(inner, st.sampled_from("|&-^@"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
+    one = inner.flatmap(lambda text: st.sampled_from([f"~{text}", f"({text}).T", f"({text}) ** 2"]))
+    return two | one
+
+
+class TestReading:
+    def test_every_name_of_the_zoo_is_an_expression(self):
+        """And has its size."""
+        for graph in named():
+            assert parse(graph.name) == graph, graph.name
+            assert expressions.sized(graph.name, graph.num_dst) == graph.name
+
+    @pytest.mark.parametrize(
+        ("text", "graph"),
+        [
+            ("window(64, 8) | sinks(64, 2)", window(64, 8) | sinks(64, 2)),
+            ("causal(5) & window(5, 2)", window(5, 2)),
+            ("causal(4) - window(4, 1)", patterns.strict_causal(4)),
+            ("causal(4) ^ full(4)", ~causal(4)),
+            ("~causal(4)", ~causal(4)),
+            ("~~causal(4)", causal(4)),
+            ("causal(4).T", TokenGraph.from_rule(lambda b, h, dst, src: src >= dst, 4)),
+            ("cross(2, 5) @ cross(5, 3)", cross(2, 3)),
+            ("strict_causal(4) ** 3", lists((0, 3))),
+            ("window(9, 3) ** 0", window(9, 1)),
+            ("causal(6).rows(2, 4)", causal(6).rows(2, 4)),
+            ("causal(6).T.rows(stop=4, start=2).T", causal(6).T.rows(2, 4).T),
+            ("causal(4).select(0, 1)", causal(4)),
+            ("window(5, w=2, causal=False)", window(5, 2, causal=False)),
+            ("documents([2, 1,])", patterns.documents([2, 1])),
+            ("documents((2, 1))", patterns.documents([2, 1])),
+            ("tree([-1, 0, 0])", patterns.tree([-1, 0, 0])),
+            ("  window(5,2)\n|\tsinks(5,1) ", window(5, 2) | sinks(5, 1)),
+            ("((((causal(3)))))", causal(3)),
+        ],
+    )
+    def test_language(self, text, graph):
+        assert parse(text) == graph
+
+    def test_operators_bind_as_in_python(self):
+        a, b, c = causal(4), window(4, 2).T, sinks(4, 1)
+        assert parse("causal(4) | window(4, 2).T & sinks(4, 1)") == a | b & c
+        assert parse("causal(4) - window(4, 2).T | sinks(4, 1)") == (a - b) | c
+        assert a | b & c != (a | b) & c
+
+    @pytest.mark.parametrize(
+        ("text", "graph"),
+        [
+            ("disjoint_sum(causal(3), full(2))", algebra.disjoint_sum(causal(3), full(2))),
+            ("union(causal(4), sinks(4, 1), full(4))", full(4)),
+            ("per_head(causal(4), full(4)).select(0, 1)", full(4)),
+            ("quotient(window(8, 3), 4)", causal(2)),
+            ("restrict(causal(6), [1, 4, 5])", causal(3)),
+            ("closure(window(5, 2), reflexive=True)", causal(5)),
+            ("top_k(tensor([[3, 1], [1, 2]]), 1)", window(2, 1)),
+            ("top_k(randn(5, 5, seed=3), 5)", causal(5)),
+        ],
+    )
+    def test_functions_of_graphs_and_data(self, text, graph):
+        assert parse(text) == graph
+
+    def test_a_name_means_one_thing(self):
+        names = [*patterns.__all__, *algebra.__all__, "tensor", "randn"]
+        assert len(set(names)) == len(names)
+        assert set(expressions.FUNCTIONS) == set(names)
+        assert set(expressions.FUNCTIONS) >= expressions.LISTING
+
+    def test_random_numbers_are_always_the_same(self):
+        before = torch.get_rng_state()
+        assert torch.equal(expressions.randn(3, 4, seed=5), expressions.randn(3, 4, seed=5))
+        assert not torch.equal(expressions.randn(3, 4, seed=5), expressions.randn(3, 4))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_the_name_says_what_was_read(self):
+        assert parse("( window(9,2)|sinks( 9, 1 ) ) & causal( 9 )").name == "(window(9, 2) | sinks(9, 1)) & causal(9)"
+
+    def test_a_graph_may_be_an_argument(self, monkeypatch):
+        monkeypatch.setitem(expressions.FUNCTIONS, "reverse", lambda graph, times=1: graph.T if times % 2 else graph)
+        assert parse("reverse(causal(4) | sinks(4, 1), times=3)") == (causal(4) | sinks(4, 1)).T
+
+    def test_one_of_several_graphs(self, monkeypatch):
+        monkeypatch.setitem(expressions.FUNCTIONS, "pair", lambda n: (causal(n), full(n)))
+        assert parse("pair(4)[1] - pair(4)[0]") == full(4) - causal(4)
+        assert parse("pair(4)[-1]") == full(4)
+        for text, match in [
+            ("pair(4)", "'pair.4.' is a tuple, expected one of its graphs"),
+            ("pair(4) | full(4)", "column 1, 'pair.4.': expected a graph here, got a tuple"),
+            ("pair(4)[2]", r"expected a number in 0 \.\. 1 in the brackets, got 2"),
+            ("pair(4)[-3]", "in the brackets, got -3"),
+            ("pair(4)[True]", "takes one graph of a builder"),
+            ("pair(4)[0:1]", "takes one graph of a builder"),
+        ]:
+            with pytest.raises(ValueError, match=match):
+                parse(text)
+
+    def test_the_larger_the_allowance_the_larger_the_graph(self):
+        assert parse("causal(100)", largest=100).num_dst == 100
+        with pytest.raises(ValueError, match="add up to at most 99"):
+            parse("causal(100)", largest=99)
+        with pytest.raises(ValueError, match=r"column 11, '60': the numbers .* add up to at most 100"):
+            parse("cross(41, 60)", largest=100)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.recursive(st.sampled_from(["causal(5)", "window(5, 2)", "sinks(5, 2)", "no_self(5)"]), combined))
+    def test_reads_what_python_reads(self, text):
+        python = eval(text, {name: getattr(patterns, name) for name in patterns.__all__})
+        assert parse(text) == python
+        assert parse(python.name) == python
+
+
+class TestSized:
+    """The number of tokens is filled in where the signature says that it is missing."""
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("causal", "causal(64)"),
+            ("causal()", "causal(64)"),
+            ("causal(64)", "causal(64)"),
+            ("causal(n=64)", "causal(n=64)"),
+            ("window(8)", "window(64, 8)"),
+            ("window(w=8)", "window(64, w=8)"),
+            ("window(8, causal=False)", "window(64, 8, causal=False)"),
+            ("window(8, False)", "window(64, 8, False)"),
+            ("window(64, 8)", "window(64, 8)"),
+            ("window(8, w=3)", "window(8, w=3)"),
+            ("window(64, 64)", "window(64, 64)"),
+            ("window(64)", "window(64, 64)"),
+            ("window(32) | sinks(4)", "window(64, 32) | sinks(64, 4)"),
+            ("( ~window( 8 )).T@causal", "( ~window(64,  8 )).T@causal(64)"),
+            ("causal.T", "causal(64).T"),
+            ("window(8) ** 2 - self_loops", "window(64, 8) ** 2 - self_loops(64)"),
+            ("strides(8) & ~window(4)", "strides(64, 8) & ~window(64, 4)"),
+            ("sink_window(8)", "sink_window(64, 8)"),
+            ("sink_window(w=8)", "sink_window(64, w=8)"),
+            ("sink_window(64, 8)", "sink_window(64, 8)"),
+            ("longnet([8, 32], [1, 4])", "longnet(64, [8, 32], [1, 4])"),
+            ("longformer(4, [0, 9])", "longformer(64, 4, [0, 9])"),
+            ("watts_strogatz(4, 0.1, 3)", "watts_strogatz(64, 4, 0.1, 3)"),
+            ("erdos_renyi(0.1)", "erdos_renyi(64, 0.1)"),
+            ("expander(2)", "expander(64, 2)"),
+            ("expander(64, 2, 'cycles')", "expander(64, 2, 'cycles')"),
+            ("expander(2, 'cycles')", "expander(64, 2, 'cycles')"),
+            ("log_sparse(False)", "log_sparse(64, False)"),
+            ("log_sparse(32)", "log_sparse(32)"),
+            ("documents([40, 24])", "documents([40, 24])"),
+            ("torus(8, 8)", "torus(8, 8)"),
+            ("cross(8, 8)", "cross(8, 8)"),
+            ("top_k(randn(64, 64), 8) | causal", "top_k(randn(64, 64), 8) | causal(64)"),
+            ("per_head(causal, window(8))", "per_head(causal(64), window(64, 8))"),
+            ("memory_tokens(window(60, 8), 4)", "memory_tokens(window(60, 8), 4)"),
+            ("hypercube", "hypercube()"),
+            ("cusal", "cusal()"),
+            ("window (8)", "window (64, 8)"),
+            ("(window)(8)", "(window)(64, 8)"),
+            ("global_tokens('ä') | causal", "global_tokens('ä') | causal(64)"),
+            (" window(8)\n| causal ", "window(64, 8) | causal(64)"),
+        ],
+    )
+    def test_what_is_filled_in(self, text, wanted):
+        assert expressions.sized(text, 64) == wanted
+
+    def test_what_has_two_meanings_is_refused(self):
+        cases = [
+            (
+                "sink_window(8, 2)",
+                r"column 1, 'sink_window.8, 2.': .*sink_window.n=8, w=2. or sink_window.n=64, w=8, s=2.: write",
+            ),
+            ("causal | power_attention(16)", r"column 10, .*power_attention.n=16. or power_attention.n=64, block=16."),
+            ("chunked(16, 1)", r"chunked.n=16, chunk=1. or chunked.n=64, chunk=16, before=1."),
+            ("random_senders(-4, 1)", r"random_senders.n=-4, r=1. or"),
+        ]
+        assert_refusals([(lambda text=text: expressions.sized(text, 64), ValueError, match) for text, match in cases])
+
+    def test_the_rest_is_left_to_the_reader(self):
+        cases = [
+            ("cusal", "there is no builder 'cusal'; did you mean 'causal'"),
+            ("window", "missing a required argument: 'w'"),
+            ("hypercube", "missing a required argument: 'dimension'"),
+            ("window(n, 8)", "there is no builder 'n'"),
+            ("window(*[8])", "arguments are written out"),
+            ("window(**{'w': 8})", "arguments are written out"),
+            ("causal.__globals__", "not part of the language"),
+            ("[causal for causal in 3]", "not part of the language"),
+            ("(lambda causal: causal)(3)", "only builders and the methods of graphs"),
+            ("causal(n=3, n=4)", "an argument is given twice"),
+        ]
+        assert_refusals([(lambda text=text: parse(expressions.sized(text, 64)), ValueError, match) for text, match in cases])
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [("causal |", "not an expression"), ("'\ud800'", "half a character"), ("causal|" * 2000, "at most 10000 are read")],
+    )
+    def test_what_is_no_expression(self, text, match):
+        with pytest.raises(ValueError, match=match):
+            expressions.sized(text, 64)
+
+    def test_wrong_arguments(self):
+        with pytest.raises(TypeError, match="an expression is a string"):
+            expressions.sized(3, 64)
+        with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+            expressions.sized("causal", -1)
+
+    def test_builders_that_take_a_size_call_it_n(self):
+        """A builder whose first parameter counts its tokens under another name would not be filled in."""
+        first = {name: next(iter(inspect.signature(getattr(patterns, name)).parameters.values())) for name in patterns.__all__}
+        others = {
+            name: parameter.name for name, parameter in first.items() if parameter.annotation == "int" and parameter.name != "n"
+        }
+        assert others == {
+            "cross": "num_dst",
+            "causal_aligned": "num_dst",
+            "encoder_decoder": "source",
+            "shared_prefix": "prompt",
+            "svg_spatial": "frames",
+            "svg_temporal": "frames",
+            "hypercube": "dimension",
+            "de_bruijn": "k",
+            "torus": "sizes",
+            "tree_decoding": "prompt",
+            "draft_training": "prefix",
+        }
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.recursive(st.sampled_from(["causal", "window(2)", "sinks(s=2)", "no_self()", "window(5, 3)"]), combined))
+    def test_twice_is_once(self, text):
+        once = expressions.sized(text, 5)
+        assert expressions.sized(once, 5) == once
+        assert parse(once).num_dst == 5
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20))
+    def test_any_text_is_a_text_or_a_value_error(self, text):
+        try:
+            assert isinstance(expressions.sized(text, 5), str)
+        except ValueError:
+            return
+
+
+TOO_MUCH = {
+    "ancestry": "ancestry(full(4000), 3)",
+    "bigbird": "bigbird(16000000, 4)",
+    "bigbird_etc": "bigbird_etc(8, 4, 0, heads=1000000)",
+    "binary_partition": "binary_partition(16000000)",
+    "block_top_k": "block_top_k(randn(4000, 4000), 1, 4)",
+    "blow_up": "blow_up(blow_up(causal(2) ** 1, 3000), 30)",
+    "cartesian_product": "cartesian_product(expander(2000, 2), expander(2000, 2))",
+    "closure": "closure(window(4000, 2))",
+    "edge_types": "edge_types(full(4000), [full(4000)])",
+    "erdos_renyi": "erdos_renyi(16000000, 0.0)",
+    "expander": "expander(16000000, 2)",
+    "extend": "extend(expander(1000, 2), 100000)",
+    "fibottention": "fibottention(64, 200000)",
+    "global_tokens": "global_tokens(8000000, 8000000)",
+    "k_hop": "k_hop(window(1024, 2), 1000)",
+    "longformer": "longformer(8000000, 4, 8000000)",
+    "lsh": "lsh(randn(64, 8), 16000000)",
+    "moba": "moba(randn(64000, 8), randn(64000, 8), 1, 2)",
+    "nearest": "nearest(randn(100000, 2), 1)",
+    "quest": "quest(randn(64000, 8), randn(64000, 8), 1, 2)",
+    "quotient": "quotient(full(4000), 2)",
+    "randn": "randn(9000, 9000)",
+    "random_senders": "random_senders(4000, 4000)",
+    "routing": "routing(randn(9000, 8), randn(9000, 8), randn(9000, 8), 8)",
+    "shortest_paths": "shortest_paths(full(1024), window(1024, 2))",
+    "strong_product": "strong_product(expander(2000, 2), expander(2000, 2))",
+    "temporal": "temporal(full(1000000), randn(1000000))",
+    "tensor_product": "tensor_product(expander(2000, 4), expander(2000, 4))",
+    "tile_top_k": "tile_top_k(randn(64000, 8), randn(64000, 8), 4, 2)",
+    "top_k": "top_k(randn(4000, 4000), 1)",
+    "virtual_nodes": "virtual_nodes(window(64, 2), 16000000)",
+    "watts_strogatz": "watts_strogatz(4000, 3998, 0.1)",
+    "with_self_loops": "with_self_loops(strict_causal(16000000))",
+}  # for each function whose effort is estimated; without the estimate it hangs or fills the memory
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            ("windw(4, 2)", r"column 1, 'windw\(4, 2\)': there is no builder 'windw'; did you mean 'window'\?"),
+            ("causal(4) | caussal(4)", "column 13, 'caussal.4.': .*did you mean 'causal'"),
+            ("qqqq(4)", "there is no builder 'qqqq'; 'gnn-attention graphs' lists the builders"),
+            ("causal", "'causal' is only a name, a builder is called"),
+            ("causal(4) + full(4)", r"column 1, 'causal\(4\) \+ full\(4\)': this operator is not one of graphs; allowed are"),
+            ("causal(4) * 2", "this operator is not one of graphs"),
+            ("causal(4) | 3", "column 13, '3': expected a graph here, got 3, an int"),
+            ("causal(4) < full(4)", "not part of the language of graphs; allowed are calls of builders"),
+            ("causal(4) and full(4)", "not part of the language"),
+            ("not causal(4)", "of operators with one operand there are ~ of a graph and - of a number"),
+            ("-causal(4)", "of operators with one operand"),
+            ("causal(+4)", "of operators with one operand"),
+            ("window(4, -True)", "of operators with one operand"),
+            ("3", "'3' is 3, an int, expected a graph such as 'window"),
+            ("perceiver(8, 2)", r"'perceiver\(8, 2\)' is a tuple, expected one of its graphs, by \[0\]"),
+            ("[causal(3)]", "is a list, expected a graph"),
+            ("causal(4).name", "not part of the language"),
+            (
+                "causal(4).mask()",
+                r"a graph has no method 'mask' here; there are .T, .rows\(start, stop\), .select\(batch, head\)",
+            ),
+            ("causal(4).T()", "a graph has no method 'T' here"),
+            ("causal(4).rows(3, 1)", r"rows\(3, 1\): expected 0 <= start <= stop <= num_dst = 4"),
+            ("causal(4).rows(1)", r"missing a required argument: 'stop'; expected rows\(start, stop\)"),
+            ("causal(4)[0]", "takes one graph of a builder that makes several"),
+            ("window(4)", r"missing a required argument: 'w'; expected window\(n, w, causal=True\)"),
+            ("window(4, 2, causl=False)", r"unexpected keyword argument 'causl'; expected window\(n, w, causal=True\)"),
+            ("window(4, -1)", r"column 1, 'window\(4, -1\)': w must be at least 0, got -1"),
+            ("full(4) | window(4, -1)", r"column 11, 'window\(4, -1\)': w must be at least 0"),
+            ("causal(True)", "must be an integer, got the bool True"),
+            ("causal(2.0)", "must be an integer, got 2.0"),
+            ("global_tokens(4, [9])", r"tokens must be positions in 0 \.\. 3, got 9"),
+            ("causal(4) | causal(5)", "column 1, .*must have the same nodes"),
+            ("causal(4) @ causal(5)", "graphs joined by @ must meet"),
+            ("cross(2, 3) ** 2", "only a square graph has powers"),
+            ("causal(*[3])", "arguments are written out"),
+            ("causal(n=3, n=4)", r"column 1, 'causal\(n=3, n=4\)': an argument is given twice"),
+            ("'\ud800' | full(3)", "not an expression .half a character"),
+            ("top_k(randn(3.5), 1)", "each of sizes must be an integer, got 3.5"),
+            ("top_k(randn(-3, 3), 1)", "each of sizes must be at least 0, got -3"),
+            ("top_k(tensor([[1], [1, 2]]), 1)", "tensor takes numbers in nested lists of equal lengths"),
+            ("top_k(tensor([causal(3)]), 1)", "tensor takes numbers in nested lists of equal lengths"),
+            ("causal(**{'n': 3})", "arguments are written out"),
+            ("causal(n=x)", "column 10, 'x': 'x' is only a name"),
+            ("causal(b'4')", "a bytes is no argument"),
+            ("causal(1j)", "a complex is no argument"),
+            ("causal(...)", "is no argument of a builder"),
+            ("causal(f'{4}')", "not part of the language"),
+            ("causal({4})", "not part of the language"),
+            ("documents([n for n in [1]])", "not part of the language"),
+            ("(lambda: 1)()", "only builders and the methods of graphs can be called"),
+            ("causal(4)(4)", "only builders and the methods of graphs can be called"),
+            ("(g := causal(4))", "not part of the language"),
+            ("documents([50 lengths])", "column 12, .*not an expression .*invalid syntax"),
+            ("causal(4) |", "not an expression"),
+            ("causal(4); causal(5)", "column 10, '; causal.5.': not an expression"),
+            ("import os", "not an expression"),
+            ("", "column 1, 'the end': not an expression"),
+            (" \n ", "not an expression"),
+            ("causal\0(3)", "not an expression"),
+            ("1or 2", "not part of the language"),
+            ("'ä' | full(3)", "column 1, \"'ä'\": expected a graph here"),
+            ("full(3) | cross(3, 'ä') | hidden(3)", "column 11, .*num_src must be an integer, got 'ä'"),
+        ],
+    )
+    def test_one_sentence_with_the_place(self, text, match):
+        with pytest.raises(ValueError, match=match) as refused:
+            parse(text)
+        assert "\n" not in str(refused.value)
+
+    def test_columns_count_characters_not_bytes(self):
+        with pytest.raises(ValueError, match="column 16, 'nonsense': "):
+            parse("cross(3, 'ää', nonsense)")
+
+    def test_nothing_else_is_reached(self):
+        cases = [
+            "__import__('os').system('true')",
+            "causal.__globals__",
+            "causal(4).__class__",
+            "causal(4).rule.__globals__",
+            "causal(4).__reduce__()",
+            "().__class__.__bases__[0].__subclasses__()",
+            "eval('1')",
+            "open('x')",
+            "''.join(['a'])",
+            "'{0.__class__}'.format(causal(3))",
+            "causal(4).select.__func__",
+            "causal(4).rows(0, 1).mask()",
+        ]
+        assert_refusals([(lambda text=text: parse(text), ValueError, "column") for text in cases])
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            ("9**9**9", "expected a graph here, got 9"),
+            ("causal(9**9**9)", "expected a graph here, got 9"),
+            ("causal(3)**9**9", "column 12, '9': expected a graph here"),
+            ("causal(3) ** 9999", r"the power of a graph is a number of hops in 0 \.\. 1024"),
+            ("causal(3) ** -1", "number of hops"),
+            ("causal(3) ** True", "number of hops"),
+            ("causal(3) ** 2.0", "number of hops"),
+            ("causal(99999999999)", "column 8, '99999999999': the numbers of an expression add up to at most 16777216"),
+            ("causal(" + "9" * 400 + ")", "add up to at most"),
+            ("causal(" + "9" * 5000 + ")", "not an expression"),
+            ("sinks(4, 1e999)", "add up to at most"),
+            ("sinks(4, -99999999)", "add up to at most"),
+            (f"documents([{', '.join(['9999999'] * 9)}])", "add up to at most"),
+            ("causal(9000) ** 2", r"\*\* lists the edges of its graphs, here of 81000000 pairs; at most 16777216"),
+            ("causal(9000) @ causal(9000)", "@ lists the edges of its graphs"),
+            ("cross(2, 9) @ causal(9000)", "@ lists the edges of its graphs"),
+            ("closure(causal(9000))", "closure lists the edges of its graphs"),
+            ("k_hop(k=2, graph=causal(9000))", "k_hop lists the edges of its graphs"),
+            ("randn(3000, 3000, 3000)", "randn would take too much time or memory here, take fewer tokens, edges, draws or hops"),
+            ("window(512, 2) ** 512", r"\*\* would take too much"),
+            ("window(64, 2) ** 1024", r"\*\* would take too much"),
+            (
+                "hypercube(62)",
+                "this has 4611686018427387904 tokens over all heads and samples, a graph can have at most 16777216",
+            ),
+            ("strong_product(full(9999), full(9999))", "this has 99980001 tokens"),
+            ("sparse_strided(64, 8, 999999)", "this has 63999936 tokens"),
+            ("~" * 70 + "causal(3)", "more than 64 brackets and operators inside one another"),
+            ("~" * 9000 + "causal(3)", "more than 64 brackets and operators inside one another"),
+            ("-" * 9000 + "3", "more than 64"),
+            ("(" * 4000 + ")" * 4000, "column"),
+            ("documents(" + "[" * 90 + "]" * 90 + ")", "more than 64"),
+            ("causal(3)" + ".T" * 4000, "more than 64"),
+            ("causal(3)|" * 900 + "causal(3)", "more than 64"),
+            ("causal(3)|" * 2000, "has 20000 characters, at most 10000 are read"),
+        ],
+        ids=lambda text: text[:24],
+    )
+    def test_size_has_limits(self, text, match):
+        start = time.perf_counter()
+        with pytest.raises(ValueError, match=match):
+            parse(text)
+        assert time.perf_counter() - start < 5
+
+    @pytest.mark.parametrize("name", sorted(_expression_budget.EFFORTS))
+    def test_what_grows_fast_is_refused_before_it_is_done(self, name):
+        start = time.perf_counter()
+        with pytest.raises(ValueError, match=f"{name} would take too much time or memory here"):
+            expressions.evaluate(TOO_MUCH[name])
+        assert time.perf_counter() - start < 5
+
+    def test_products_add_up(self, monkeypatch):
+        """One of two products is allowed, both together are not."""
+        monkeypatch.setattr(_expression_budget, "MOST", 2**19)
+        assert parse("full(200) @ full(200)") == full(200)
+        with pytest.raises(ValueError, match=r"column 1, .*@ would take too much"):
+            parse("full(200) @ full(200) @ full(200)")
+
+    def test_many_small_ones_are_too_much_together(self):
+        assert parse("expander(2000, 2)").num_dst == 2000
+        with pytest.raises(ValueError, match="expander would take too much"):
+            parse(" | ".join(["expander(2000, 2)"] * 60))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("window(4096, 8) @ window(4096, 8)", "full(1024) @ full(1024)", "closure(window(512, 2))", "window(64, 8) ** 64"),
+            *("erdos_renyi(1000, 0.1)", "expander(10000, 3)", "random_senders(10000, 8)", "bigbird(4096, 64)"),
+            *("k_hop(torus(32, 32), 3)", "quotient(causal(1024), 64)", "nearest(randn(1000, 3), 8)", "sinks(16000000, 4)"),
+        ],
+    )
+    def test_what_is_not_refused(self, text):
+        start = time.perf_counter()
+        parse(text)
+        assert time.perf_counter() - start < 5
+
+    def test_only_strings(self):
+        cases = [None, 3, b"causal(3)", causal(3)]
+        assert_refusals([(lambda text=text: parse(text), TypeError, "an expression is a string such as") for text in cases])
+
+    def test_a_builders_own_error_stays_the_cause(self):
+        with pytest.raises(ValueError, match="tokens must be positions") as refused:
+            parse("global_tokens(4, [9])")
+        assert isinstance(refused.value.__cause__, IndexError)
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20))
+    def test_any_text_is_a_graph_or_a_value_error(self, text):
+        try:
+            graph = parse(text)
+        except ValueError:
+            return
+        assert isinstance(graph, TokenGraph)
+
+    def test_every_operator_of_python_is_decided(self):
+        """A new operator of Python's would be refused; those allowed are the six of graphs."""
+        known = {*expressions.OPERATORS, ast.Pow}
+        assert {kind.__name__ for kind in known} == {"BitOr", "BitAnd", "Sub", "BitXor", "MatMult", "Pow"}
+        for sign in ("+", "*", "/", "//", "%", "<<", ">>"):
+            with pytest.raises(ValueError, match="not one of graphs"):
+                parse(f"causal(3) {sign} causal(3)")

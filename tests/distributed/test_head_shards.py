@@ -1,0 +1,311 @@
+"""Heads as shards: every form, option and gradient is that of one process, and checkpoints know no world size."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import ranks
+from support.refusals import assert_refusals
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+import gnn_attention as ga
+from gnn_attention import distributed, patterns, score_mods
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.distributed.head_parallel import HeadwiseParallel, heads_plan, shard_heads
+from gnn_attention.model import Config, LanguageModel
+from gnn_attention.rotary import Rotary
+
+TOKENS, WIDTH = 9, 8
+PLAIN = patterns.window(TOKENS, 4) - patterns.window(TOKENS, 1)  # token 0 hears nobody
+BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h), TOKENS, heads=4, name="reach h")
+BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src + b) % (h + 2) == 0, TOKENS, heads=4, batch=2)
+BY_HALF = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h < 2), TOKENS, heads=4, name="two heads hear nobody")
+SIZES = Config(vocabulary_size=40, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=3)
+
+
+def standard(**options: Any) -> ga.StandardHeads:
+    heads = ga.StandardHeads(WIDTH, 4, head_dim=6, value_dim=3, **options)
+    for parameter in heads.parameters():  # biases and norms too are worth a look
+        nn.init.normal_(parameter)
+    return heads
+
+
+def latent() -> ga.LatentHeads:
+    return ga.LatentHeads(WIDTH, 4, content_dim=3, rotary_dim=2, latent_dim=5, query_dim=6, bias=True)
+
+
+def layer(heads: nn.Module, *arguments: Any, **options: Any) -> ga.MessagePassingAttention:
+    return ga.MessagePassingAttention(heads, *arguments, **{"backend": "auto", **options})
+
+
+def relative() -> score_mods.RelativeBias:
+    mod = score_mods.RelativeBias(4, 2)
+    nn.init.normal_(mod.table)
+    return mod
+
+
+def chained() -> score_mods.chain:
+    return score_mods.chain(score_mods.softcap(2.0), relative())
+
+
+LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
+    "standard, biases": (lambda: layer(standard(bias=True)), PLAIN),
+    "standard, the walk": (lambda: layer(standard(bias=True), backend=None), PLAIN),
+    "standard, the reference": (lambda: layer(standard(bias=True), backend="reference"), PLAIN),
+    "2 groups": (lambda: layer(standard(bias=True, num_kv_heads=2)), PLAIN),
+    "1 group": (lambda: layer(standard(bias=True, num_kv_heads=1)), PLAIN),
+    "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
+    "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
+    "factored, the walk": (lambda: layer(ga.FactoredHeads.of(standard(bias=True)), backend=None), PLAIN),
+    "factored on the senders' side": (lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")), PLAIN),
+    "merged": (lambda: layer(ga.MergedHeads.of(standard(bias=True))), PLAIN),
+    "latent": (lambda: layer(latent()), PLAIN),
+    "alibi": (lambda: layer(standard(), score_mods.alibi(score_mods.alibi_slopes(4))), PLAIN),
+    "learned bias": (lambda: layer(standard(), relative()), PLAIN),
+    "learned bias, the walk": (lambda: layer(standard(), relative(), backend=None), PLAIN),
+    "chain": (lambda: layer(standard(), chained()), PLAIN),
+    "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative()), BY_HEAD),
+    "graphs by head and sample": (lambda: layer(standard()), BY_BOTH),
+    "learned bias, heads that hear nobody": (lambda: layer(standard(), relative(), backend="tiles"), BY_HALF),
+    "chain, heads that hear nobody": (lambda: layer(standard(), chained(), backend="tiles"), BY_HALF),
+    "dropout": (lambda: layer(standard(bias=True), relative(), dropout=0.4), PLAIN),
+    "dropout, the walk": (lambda: layer(standard(bias=True), dropout=0.4, backend=None), PLAIN),
+    "dropout, graphs by head": (lambda: layer(standard(), dropout=0.4), BY_HEAD),
+}
+
+
+def outcome(
+    layer: ga.MessagePassingAttention, graph: ga.TokenGraph, bias_heads: int | None
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Output, weights, gradients of the inputs and of the parameters; the same random numbers each time."""
+    torch.manual_seed(3)
+    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    listed = graph.heads is None
+    bias = torch.randn(bias_heads, graph.num_edges, requires_grad=True) if listed and bias_heads else None
+    y = layer(x, graph, bias, return_attention_weights=True) if listed else layer(x, graph)
+    outputs = [y[0], y[1][1]] if listed else [y]
+    loss = sum((out * torch.randn(out.shape)).sum() for out in outputs)
+    loss.backward()  # type: ignore[union-attr]
+    given = [x.grad] if bias is None else [x.grad, bias.grad]
+    return [out.detach() for out in (*outputs, *given)], {
+        name: whole(parameter.grad) for name, parameter in layer.named_parameters()
+    }
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def pair(name: str) -> tuple[ga.MessagePassingAttention, ga.MessagePassingAttention]:
+    """The same layer twice."""
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        layers.append(LAYERS[name][0]())
+    return layers[0], layers[1]
+
+
+def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, float]:
+    """The error of each case as a share of what is allowed; outputs, and gradients, share the largest number."""
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    mesh, errors = init_device_mesh("cpu", (world_size,)), {}
+    for number, name in enumerate(names):
+        one, many = pair(name)
+        shard_heads(many, mesh)
+        bias_heads = (None, 4, 1)[number % 3]
+        expected, found = outcome(one, LAYERS[name][1], bias_heads), outcome(many, LAYERS[name][1], bias_heads)
+        assert expected[1].keys() == found[1].keys()
+        outputs = ranks.share(found[0], expected[0])
+        errors[name] = max(outputs, ranks.share([*found[1].values()], [*expected[1].values()]))
+    return errors
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_layers_are_those_of_one_process(world_size: int) -> None:
+    for errors in ranks.run(world_size, compare_layers, list(LAYERS), deadline=30.0 * world_size):
+        assert not {name: error for name, error in errors.items() if not error <= 1}
+
+
+def outcome_of_own(layer: ga.MessagePassingAttention, seen: ga.TokenGraph, tokens: DeviceMesh | None) -> list[torch.Tensor]:
+    """Output and gradients of the whole, where every rank of ``tokens`` computes its own tokens."""
+    torch.manual_seed(3)
+    x, weights = torch.randn(2, TOKENS, WIDTH, requires_grad=True), torch.randn(2, TOKENS, WIDTH)
+    own = [x, weights] if tokens is None else [distributed.scatter(a, seen.partition, group=tokens) for a in (x, weights)]
+    y = layer(own[0], seen)
+    (y * own[1]).sum().backward()
+    gradients = [x.grad, *(whole(parameter.grad) for parameter in layer.parameters())]
+    if tokens is not None:
+        y = distributed.gather(y, seen.partition, group=tokens)
+        for gradient in gradients:
+            torch.distributed.all_reduce(gradient, group=tokens.get_group())
+    return [y.detach(), *gradients]
+
+
+def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[str, float]:
+    """Two ranks share the tokens, the others the heads: the error of each case as a share of what is allowed."""
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    mesh, errors = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("tokens", "heads")), {}
+    for name in names:
+        (one, many), graph = pair(name), LAYERS[name][1]
+        shard_heads(many, mesh["heads"])
+        mine = distributed.local(graph, "zigzag", mesh["tokens"])
+        expected, found = outcome_of_own(one, graph, None), outcome_of_own(many, mine, mesh["tokens"])
+        errors[name] = max(ranks.share(found[:1], expected[:1]), ranks.share(found[1:], expected[1:]))
+    return errors
+
+
+@pytest.mark.slow
+def test_tokens_and_heads_together_are_one_process() -> None:
+    names = ["2 groups", "norms and rotary", "learned bias", "graphs by head", "dropout", "dropout, graphs by head", "merged"]
+    names.append("learned bias, heads that hear nobody")
+    for errors in ranks.run(4, compare_with_tokens, names):
+        assert not {name: error for name, error in errors.items() if not error <= 1}
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[int]]]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    one, many = LanguageModel(SIZES), LanguageModel(SIZES)
+    for block in one.layers:
+        nn.init.normal_(block.score_mod.table)
+    many.load_state_dict(one.state_dict())
+    shard_heads(many, init_device_mesh("cpu", (world_size,)))
+    tokens, graph = torch.randint(40, (2, TOKENS)), patterns.window(TOKENS, 4)
+    for model in (one, many):
+        torch.manual_seed(2)
+        logits = model(tokens, graph)
+        (logits * torch.randn(logits.shape)).sum().backward()
+    pairs = [(one(tokens, graph), many(tokens, graph)), *zip(one.listen(tokens, graph), many.listen(tokens, graph), strict=True)]
+    cache = KeyValueCache(graph, SIZES.num_layers)
+    pairs.append((pairs[0][0], torch.cat([many.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)))
+    gradients = [(a.grad, whole(b.grad)) for a, b in zip(one.parameters(), many.parameters(), strict=True)]
+    sizes = {name: list(part.to_local().shape) for name, part in many.named_parameters() if isinstance(part, DTensor)}
+    outputs = max(ranks.share([found.detach()], [true.detach()]) for true, found in pairs)
+    return max(outputs, ranks.share([found for _, found in gradients], [true for true, _ in gradients])), sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_model_is_that_of_one_process_and_each_rank_holds_its_part(world_size: int) -> None:
+    for worst, sizes in ranks.run(world_size, compare_models):
+        assert worst <= 1
+        assert sizes["blocks.1.attention.heads.W_K"] == [4 // world_size, 16, 4]
+        assert sizes["blocks.0.mlp.0.weight"] == [32 // world_size, 16]
+        assert sizes["blocks.0.mlp.2.weight"] == [16, 32 // world_size]
+
+
+def checkpointed(rank: int, world_size: int, folder: str, what: str) -> dict[str, torch.Tensor]:
+    """Save a drawn model, or load it into another; the whole state of it."""
+    torch.manual_seed(1 if what == "save" else 2)
+    model = LanguageModel(SIZES)
+    shard_heads(model, init_device_mesh("cpu", (world_size,)))
+    state = get_model_state_dict(model)
+    if what == "save":
+        dcp.save(state, checkpoint_id=folder)
+    else:
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(model, state)
+    return {name: whole(part).clone() for name, part in model.state_dict().items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2), (2, 1)])
+def test_checkpoints_load_at_another_world_size(tmp_path: Path, saved: int, loaded: int) -> None:
+    state = ranks.run(saved, checkpointed, str(tmp_path), "save")[0]
+    for again in ranks.run(loaded, checkpointed, str(tmp_path), "load"):
+        assert state.keys() == again.keys() == LanguageModel(SIZES).state_dict().keys()
+        assert all(torch.equal(part, again[name]) for name, part in state.items())
+
+
+def test_a_plain_model_loads_what_shards_saved(tmp_path: Path) -> None:
+    state = ranks.run(2, checkpointed, str(tmp_path), "save")[0]
+    own = LanguageModel(SIZES).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no process group, says torch
+        dcp.load(own, checkpoint_id=str(tmp_path))
+    assert all(torch.equal(part, own[name]) for name, part in state.items())
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_heads_that_cannot_be_shared_out() -> None:
+    cases = [
+        (lambda: ga.StandardHeads(8, 4), 3, ValueError, r"num_heads must be a multiple of the 3 ranks that share them, got 4"),
+        (
+            lambda: ga.StandardHeads(12, 12, num_kv_heads=3),
+            2,
+            ValueError,
+            "groups of 4 query heads, one for each of 3 key/value heads, would be cut by 2 ranks of 6 heads",
+        ),
+        (lambda: ga.LazyHeads(4, 2), 2, TypeError, "heads that are shared out must have their parameters, got LazyHeads"),
+        (
+            lambda: ga.StandardHeads.from_arrays(*torch.randn(3, 4, 8, 2)),
+            2,
+            ValueError,
+            "heads without W_O are laid side by side",
+        ),
+    ]
+    assert_refusals(
+        [
+            (lambda heads=heads, count=count: heads_plan(nn.ModuleList([layer(heads())]), count), kind, message)
+            for heads, count, kind, message in cases
+        ]
+    )
+
+
+def test_groups_stay_whole_or_are_heard_by_several_ranks() -> None:
+    for kv_heads, count in ((8, 4), (4, 4), (2, 4), (1, 4), (2, 2), (1, 8)):
+        assert len(heads_plan(nn.ModuleList([layer(ga.StandardHeads(8, 8, num_kv_heads=kv_heads))]), count)) == 1
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    """What wrong calls say, in order."""
+    mesh, said = init_device_mesh("cpu", (world_size,)), []
+    done = layer(ga.StandardHeads(8, 4))
+    shard_heads(done, mesh)
+    x = torch.zeros(1, TOKENS, 8)
+    calls: list[Callable[[], Any]] = [
+        lambda: shard_heads(nn.Linear(2, 2), mesh),
+        lambda: shard_heads(layer(ga.StandardHeads(8, 4)), init_device_mesh("cpu", (world_size, 1))),
+        lambda: shard_heads(done, mesh),
+        lambda: parallelize_module(nn.Linear(2, 2), mesh, HeadwiseParallel()),
+        lambda: done(x, ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, TOKENS, heads=3)),
+        done.reset_parameters,
+    ]
+    for call in calls:
+        try:
+            call()
+        except (ValueError, TypeError, NotImplementedError) as refusal:
+            said.append(str(refusal))
+    assert done(x, PLAIN).shape == (1, TOKENS, 8)  # it serves the next valid call
+    return said
+
+
+def test_wrong_calls_say_so_on_every_rank() -> None:
+    for said in ranks.run(2, refused):
+        expected = (
+            "model has no MessagePassingAttention",
+            "mesh must have one axis, got 2",
+            "shared out already",
+            "HeadwiseParallel is for MessagePassingAttention, got Linear",
+            "differs by heads (3), but the layer has 4 over all ranks",
+            "cannot draw their weights anew",
+        )
+        assert len(said) == len(expected)
+        assert all(part in line for part, line in zip(expected, said, strict=True))

@@ -1,0 +1,290 @@
+"""Hierarchies: how far and how fast a message goes, what the levels add up to, kin, refusals."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
+from support.zoo.hierarchies import binary_ones, level_sizes, log2
+
+from gnn_attention import attend, patterns, score_mods
+
+each_n = pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 9, 31, 32, 33])
+
+
+def gaps(n):
+    return torch.arange(n)[:, None] - torch.arange(n)
+
+
+def kron(*factors):
+    product = torch.ones(1, 1)
+    for factor in factors:
+        product = torch.kron(product, factor)
+    return product.bool()
+
+
+class TestReach:
+    @each_n
+    def test_log_sparse_reaches_all_in_the_logarithm_and_not_before(self, n):
+        """The paper promises floor(log2 n) + 1 layers; one fewer is enough and none fewer is."""
+        graph, layers = patterns.log_sparse(n), log2(n)
+        assert graph**layers == patterns.causal(n)
+        assert graph ** (layers - 1) != patterns.causal(n)
+
+    @pytest.mark.parametrize("layers", range(7))
+    def test_a_message_takes_as_many_layers_as_its_distance_has_ones(self, layers):
+        ones = torch.tensor([[binary_ones(abs(gap)) for gap in row] for row in gaps(64).tolist()])
+        assert torch.equal((patterns.log_sparse(64) ** layers).mask(), (gaps(64) >= 0) & (ones <= layers))
+
+    @pytest.mark.parametrize("block", [1, 3])
+    @pytest.mark.parametrize("layers", range(1, 5))
+    def test_power_attention_covers_two_to_the_layers(self, block, layers):
+        """All blocks at a gap below 2^d, whole ones: complete and without a hole; the next gap is not complete yet."""
+        heard = (patterns.power_attention(48, block) ** layers).mask()
+        gap = torch.arange(48)[:, None] // block - torch.arange(48) // block
+        assert bool(heard[(gaps(48) >= 0) & (gap < 2**layers)].all())
+        assert not bool(heard[gap == 2 ** (layers + 1) - 1].any())
+
+    @pytest.mark.parametrize("n", [2, 4, 16, 64])
+    def test_butterfly_is_full_after_the_logarithm(self, n):
+        graph, layers = patterns.butterfly(n), log2(n)
+        assert (graph**layers).is_full()
+        assert not (graph ** (layers - 1)).is_full()
+
+    @pytest.mark.parametrize("order", list(permutations(range(3))))
+    @pytest.mark.parametrize("block", [1, 2])
+    def test_one_factor_of_each_level_connects_everyone_by_one_path(self, order, block):
+        first, second, third = (patterns.butterfly_factor(8 * block, level, block) for level in order)
+        assert (first @ second @ third).is_full()
+        walks = first.mask().long() @ second.mask().long() @ third.mask().long()
+        assert walks.unique().tolist() == [block**2]  # one path of blocks, through any token of the two blocks between
+
+    @pytest.mark.parametrize("k", [1, 2, 5])
+    @each_n
+    def test_two_layers_carry_a_token_over_the_tree(self, n, k):
+        """Up into its spans, and from a span to whoever hears it."""
+        causal = patterns.binary_partition(n, k) ** 2
+        assert torch.equal(causal.mask()[:n, :n], gaps(n) >= 0)
+        both = patterns.binary_partition(n, k, causal=False) ** 2
+        assert bool(both.mask()[:n, :n].all())
+
+    def test_longnet_crosses_its_segments_in_few_layers(self):
+        """Segments and dilations that grow alike: local chunks, and the first of each at the scale above."""
+        graph = patterns.longnet(64, [4, 16, 64], [1, 4, 16], causal=False)
+        assert graph.num_edges == 64 * 4 + 16 * 3 + 4 * 3
+        assert (graph**5).is_full()
+        assert not (graph**4).is_full()
+
+
+class TestButterfly:
+    @pytest.mark.parametrize("block", [1, 2])
+    @pytest.mark.parametrize("level", range(3))
+    def test_a_factor_is_a_kronecker_product(self, level, block):
+        """Two by two full blocks, 2^level apart: the factor of a fast Fourier transform."""
+        two, width = torch.ones(2, 2), torch.ones(block, block)
+        expected = kron(torch.eye(2 ** (2 - level)), two, torch.eye(2**level), width)
+        assert torch.equal(patterns.butterfly_factor(8 * block, level, block).mask(), expected)
+
+    def test_the_flat_butterfly_is_the_union_of_the_factors(self):
+        union = patterns.window(21, 1)
+        for level in range(5):
+            assert patterns.butterfly(21, levels=level) == union
+            union = union | patterns.butterfly_factor(21, level)
+        assert patterns.butterfly(21) == union == patterns.butterfly(21, levels=9)
+
+    def test_blocks_are_tokens_made_wide(self):
+        wide = kron(patterns.butterfly(8).mask().float(), torch.ones(3, 3))
+        assert torch.equal(patterns.butterfly(24, 3).mask(), wide)
+        assert torch.equal(patterns.butterfly(22, 3).mask(), wide[:22, :22])
+
+    def test_a_causal_butterfly_reaches_only_numbers_within(self):
+        """A message only ever sets digits: src & dst == src, whatever the depth."""
+        within = torch.tensor([[src & dst == src for src in range(16)] for dst in range(16)])
+        assert torch.equal(((patterns.butterfly(16) & patterns.causal(16)) ** 4).mask(), within)
+
+
+class TestBinaryPartition:
+    @each_n
+    def test_levels_halve(self, n):
+        graph = patterns.binary_partition(n)
+        assert graph.num_dst == sum(level_sizes(n))
+        assert level_sizes(n)[-1] == 1
+
+    @pytest.mark.parametrize("m", range(6))
+    def test_nodes_and_affiliated_edges_of_a_full_tree(self, m):
+        graph = patterns.binary_partition(2**m)
+        assert graph.num_dst == 2 ** (m + 1) - 1
+        assert int(graph.in_degree()[2**m :].sum()) == m * 2**m
+
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    @each_n
+    def test_every_token_is_heard_exactly_once_at_some_scale(self, n, k):
+        """What a token hears, opened up into tokens, is all before it and itself (all on both sides), each once."""
+        for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
+            mask = patterns.binary_partition(n, k, causal=causal).mask().long()
+            spans = mask[n:, :n]  # the tokens of each span
+            assert torch.equal(mask[:n, :n] + mask[:n, n:] @ spans, expected)
+
+    def test_a_token_hears_k_nodes_a_level(self):
+        for k in (1, 2, 3):
+            degree = patterns.binary_partition(256, k).in_degree()[:256]
+            assert int(degree.max()) <= 1 + k * 8
+            assert int(patterns.binary_partition(256, k, causal=False).in_degree()[:256].max()) <= 1 + 2 * k * 8
+
+    def test_near_context_is_fine_and_far_context_coarse(self):
+        """Token 12 of 16, two a level: tokens 11 and 10, then spans 8-9 and 6-7, then 4-5 (half of 4-7) and 0-3."""
+        graph = patterns.binary_partition(16, 2)
+        halves = {16 + index: (2 * index, 2 * index + 1) for index in range(8)}
+        heard = graph.edge_index[0, graph.edge_index[1] == 12].tolist()
+        assert heard == [10, 11, 12, 18, 19, 20, 24]
+        assert [halves[node] for node in heard[3:6]] == [(4, 5), (6, 7), (8, 9)]
+
+    def test_many_nodes_a_level_are_a_window(self):
+        assert torch.equal(patterns.binary_partition(9, 8).mask()[:9, :9], patterns.causal(9).mask())
+        assert not patterns.binary_partition(9, 8).mask()[:9, 9:].any()
+
+
+class TestKin:
+    @each_n
+    def test_power_attention_of_tokens_is_log_sparse(self, n):
+        assert patterns.power_attention(n) == patterns.log_sparse(n)
+        joined = patterns.log_sparse(n) | patterns.window(n, 3) | patterns.sinks(n, 2)
+        assert patterns.power_attention(n, 1, 3, 2) == joined
+        assert patterns.power_attention(n, 1, window=n) == patterns.causal(n)
+
+    @each_n
+    def test_both_sides_of_log_sparse(self, n):
+        assert patterns.log_sparse(n) | patterns.log_sparse(n).T == patterns.log_sparse(n, causal=False)
+
+    def test_one_dilated_segment(self):
+        assert patterns.longnet(17, [17], [1]) == patterns.causal(17)
+        assert patterns.longnet(17, [5], [1], causal=False) == patterns.documents([5, 5, 5, 2], causal=False)
+        every_third = patterns.longnet(18, [18], [3])
+        assert every_third == patterns.dilated(18, 18, 3) & (patterns.longnet(18, [18], [3], causal=False))
+        assert every_third.in_degree().tolist() == [i // 3 + 1 if i % 3 == 0 else 0 for i in range(18)]
+
+    def test_longnet_heads_take_turns(self):
+        """Heads as many as the dilation: the offsets differ, and together they hear every residue class."""
+        graph = patterns.longnet(12, [12], [3], heads=6)
+        assert graph.heads == 6
+        for head in range(6):
+            assert graph.select(0, head).in_degree().nonzero().flatten().tolist() == list(range(head % 3, 12, 3))
+        together = graph.select(0, 0) | graph.select(0, 1) | graph.select(0, 2)
+        assert together == patterns.dilated(12, 12, 3)
+        assert patterns.longnet(12, [12], [3]) == graph.select(0, 0)
+
+    def test_without_heads_the_offset_is_the_same_for_all_heads(self):
+        graph = patterns.longnet(12, [12], [3])
+        h = torch.arange(6).view(6, 1, 1)
+        mask = graph.rule(torch.zeros(1), h, torch.arange(12)[:, None], torch.arange(12)).expand(6, 12, 12)
+        assert all(torch.equal(mask[head], graph.mask()) for head in range(6))
+
+    def test_longnet_merges_as_a_multigraph(self):
+        """Outputs of the single pairs weighted by their softmax denominators = one softmax, edges of m pairs counted m times."""
+        pairs = [(4, 1), (8, 2), (16, 4)]
+        q, k, v = torch.randn(3, 1, 1, 16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        parts = [attend(q, k, v, patterns.longnet(16, [w], [r]), return_info=True) for w, r in pairs]
+        share = torch.stack([info.lse for _, info in parts]).softmax(0)
+        merged = sum(weight.unsqueeze(-1) * out for weight, (out, _) in zip(share, parts, strict=True))
+        times = sum(patterns.longnet(16, [w], [r]).mask().double() for w, r in pairs)
+        assert int(times.max()) == 3
+        union = patterns.longnet(16, [w for w, _ in pairs], [r for _, r in pairs])
+        assert torch.equal(union.mask(), times > 0)
+        together = attend(q, k, v, union, score_mod=score_mods.log_multiplicity(times.clamp(min=1)))
+        assert_exact(together, merged)
+
+    @pytest.mark.parametrize("block", [1, 2, 3])
+    @each_n
+    def test_levels_of_a_hierarchical_matrix_are_a_partition(self, n, block):
+        for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
+            levels = [patterns.h_matrix_level(n, block, level, causal=causal) for level in range(6)]
+            assert torch.equal(sum(level.mask().long() for level in levels), expected)
+
+    @pytest.mark.parametrize("level", [1, 2, 3])
+    def test_a_level_is_made_of_coarse_tokens(self, level):
+        """Level l of blocks of two is the level 1 of n / 2^l coarse tokens, in blocks of one: the averages suffice."""
+        size = 2 ** (level - 1)
+        coarse = patterns.h_matrix_level(64 // size, 2, 1, causal=False).mask()
+        assert torch.equal(
+            patterns.h_matrix_level(64, 2, level, causal=False).mask(), kron(coarse.float(), torch.ones(size, size))
+        )
+
+    def test_level_zero_is_the_block_tridiagonal_band(self):
+        band = kron(patterns.window(4, 2, causal=False).mask().float(), torch.ones(3, 3))
+        assert torch.equal(patterns.h_matrix_level(12, 3, 0, causal=False).mask(), band)
+
+    def test_long_arguments_are_not_spelt_out(self):
+        assert len(patterns.longnet(9, [4] * 40, [1] * 40).name) < 60
+
+
+class TestFibottention:
+    """Khaleghi Rahimian et al. 2024: distances from the Wythoff array, a row for each head."""
+
+    WYTHOFF = ((1, 2, 3, 5, 8, 13), (4, 7, 11, 18, 29), (6, 10, 16, 26, 42), (9, 15, 24, 39), (12, 20, 32, 52))  # A035513
+
+    @staticmethod
+    def distances(graph, head):
+        src, dst = graph.select(head=head).edge_index
+        return tuple((dst - src).abs().unique().tolist())
+
+    def test_rows_of_the_published_array(self):
+        graph = patterns.fibottention(120, 5, 60, 60)
+        for head, row in enumerate(self.WYTHOFF):
+            assert self.distances(graph, head)[: len(row)] == row
+
+    def test_every_distance_belongs_to_one_head(self):
+        """The Wythoff array holds every positive integer once."""
+        graph = patterns.fibottention(50, 30, 49, 49)
+        assert graph.mask().sum(0).tolist() == patterns.no_self(50).mask().int().tolist()
+
+    def test_windows_grow_from_head_to_head(self):
+        """w_i = 5, 15, 25: each row ends there, but keeps its first distance."""
+        graph = patterns.fibottention(75, 3)
+        assert [self.distances(graph, head) for head in range(3)] == [(1, 2, 3, 5), (4, 7, 11), (6, 10, 16)]
+        assert self.distances(patterns.fibottention(75, 5, 2, 2), 4) == (12,)
+
+    def test_modified_rows_begin_two_terms_earlier(self):
+        graph = patterns.fibottention(75, 3, modified=True)
+        assert [self.distances(graph, head) for head in range(3)] == [(0, 1, 2, 3, 5), (1, 3, 4, 7, 11), (2, 4, 6, 10, 16)]
+
+    def test_wrong_arguments(self):
+        for build, match in [
+            (lambda: patterns.fibottention(8, 0), "heads must be at least 1, got 0"),
+            (lambda: patterns.fibottention(8, 2, -1), "w_min must be at least 0, got -1"),
+            (lambda: patterns.fibottention(8, 2, 5, 4), "w_max must be at least 5, got 4"),
+        ]:
+            with pytest.raises(ValueError, match=match):
+                build()
+
+
+class TestRefusals:
+    def test_wrong_arguments(self):
+        assert_refusals(
+            [
+                (lambda: patterns.log_sparse(-1), ValueError, "n must be at least 0, got -1"),
+                (lambda: patterns.log_sparse(4.0), TypeError, "n must be an integer, got 4.0"),
+                (lambda: patterns.power_attention(True), TypeError, "n must be an integer, got the bool True"),
+                (lambda: patterns.power_attention(8, 0), ValueError, "block must be at least 1, got 0"),
+                (lambda: patterns.power_attention(8, 2, 0), ValueError, "window must be at least 1, got 0"),
+                (lambda: patterns.power_attention(8, 2, 1, -1), ValueError, "sinks must be at least 0, got -1"),
+                (lambda: patterns.butterfly(-2), ValueError, "n must be at least 0, got -2"),
+                (lambda: patterns.butterfly(8, 0), ValueError, "block must be at least 1, got 0"),
+                (lambda: patterns.butterfly(8, levels=-1), ValueError, "levels must be at least 0, got -1"),
+                (lambda: patterns.butterfly_factor(8, -1), ValueError, "level must be at least 0, got -1"),
+                (lambda: patterns.butterfly_factor(8, 0, 0), ValueError, "block must be at least 1, got 0"),
+                (lambda: patterns.binary_partition(-1), ValueError, "n must be at least 0, got -1"),
+                (lambda: patterns.binary_partition(8, 0), ValueError, "k must be at least 1, got 0"),
+                (lambda: patterns.longnet(8, [4], [0]), ValueError, "each of dilations must be at least 1, got 0"),
+                (lambda: patterns.longnet(8, [0], [1]), ValueError, "each of segments must be at least 1, got 0"),
+                (lambda: patterns.longnet(8, [4, 8], [1]), ValueError, "got 1 dilations for 2 segments"),
+                (lambda: patterns.longnet(8, [], []), ValueError, "a dilation for each segment length, got 0 dilations for 0"),
+                (lambda: patterns.longnet(8, 4, [1]), TypeError, r"segments must be a sequence of sizes, got 4; .* \[4\]"),
+                (lambda: patterns.longnet(8, [4], 1), TypeError, r"dilations must be a sequence of sizes, got 1; .* \[1\]"),
+                (lambda: patterns.longnet(8, [4], [1], heads=0), ValueError, "heads must be at least 1, got 0"),
+                (lambda: patterns.h_matrix_level(8, 0, 1), ValueError, "block must be at least 1, got 0"),
+                (lambda: patterns.h_matrix_level(8, 2, -1), ValueError, "level must be at least 0, got -1"),
+            ]
+        )

@@ -1,0 +1,137 @@
+"""Theorems of ``patterns.trees``."""
+
+import math
+from itertools import accumulate, chain
+
+from support.zoo.row import Row, never, once, triangle
+
+from gnn_attention import patterns
+
+
+def parents(n: int) -> list[int]:
+    """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0 and 4, 5 on 1)."""
+    return [-1 if i < 2 else i // 2 - 1 for i in range(n)]
+
+
+def depth(i: int) -> int:
+    """How many tokens of that forest stand above token i: 0 for the tokens 0 and 1, 1 for 2 to 5, 2 for 6 to 13."""
+    return math.floor(math.log2(i + 2)) - 1
+
+
+def ancestors(n: int, i: int) -> list[int]:
+    """The path from i to its root, i first."""
+    path = [i]
+    while parents(n)[path[-1]] >= 0:
+        path.append(parents(n)[path[-1]])
+    return path
+
+
+def drafted(n: int, i: int) -> list[int]:
+    """A prompt of ``n // 2`` tokens, the rest such a forest below it: the tokens before i on its path."""
+    prompt = n // 2
+    return [*range(prompt), *(prompt + token for token in ancestors(n, i - prompt))] if i >= prompt else [*range(i + 1)]
+
+
+PATHS = {0: [0], 1: [0, 1], 2: [0, 2], 3: [0, 1, 3], 4: [0, 2, 4]}  # a prompt, two answers, one of them empty, and on from both
+
+
+def segments(n: int) -> list[range]:
+    sizes = [n // 4, n // 4, 0, n // 4, n - 3 * (n // 4)]
+    return [range(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def segment(n: int, i: int) -> int:
+    return next(k for k, tokens in enumerate(segments(n)) if i in tokens)
+
+
+def conversation(n: int, i: int) -> list[int]:
+    """The whole sequence that the segment of token i ends, cut off after i."""
+    sequence = list(chain.from_iterable(segments(n)[k] for k in PATHS[segment(n, i)]))
+    return sequence[: sequence.index(i) + 1]
+
+
+DOCUMENTS: dict[int, list[list[int]]] = {
+    0: [],
+    1: [[]],
+    2: [[2], [1, 0]],
+    5: [[1], [2, 0]],
+    17: [[3, 0, 2], [], [1, 4], [2]],
+}
+
+
+def circles(n: int) -> list[list[int]]:
+    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: who is in one hears all."""
+    token = iter(range(tokens(n)))
+    found = [[next(token)]]
+    for section in DOCUMENTS[n]:
+        inner = [next(token)]
+        found[0].append(inner[0])
+        found.append(inner)
+        for words in section:
+            sentence = [next(token) for _ in range(1 + words)]
+            inner.append(sentence[0])
+            found.append(sentence)
+    return found
+
+
+def tokens(n: int) -> int:
+    return 1 + sum(1 + len(section) + sum(section) for section in DOCUMENTS[n])
+
+
+ROWS = [
+    Row(
+        "tree",
+        lambda n: patterns.tree(parents(n)),
+        lambda n, i, j: j in ancestors(n, i),
+        lambda n: sum(len(ancestors(n, i)) for i in range(n)),
+        lambda n, i: depth(i) + 1,
+        layers=never,
+    ),
+    Row(
+        "tree, heard by its ancestors",
+        lambda n: patterns.tree(parents(n), causal=False),
+        lambda n, i, j: j in ancestors(n, i) or i in ancestors(n, j),
+        lambda n: 2 * sum(len(ancestors(n, i)) for i in range(n)) - n,
+        lambda n, i: len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1,
+        causal=False,
+        symmetric=True,
+        layers=never,
+    ),
+    Row(
+        "tree_decoding",
+        lambda n: patterns.tree_decoding(n // 2, parents(n - n // 2)),
+        lambda n, i, j: j in drafted(n, i),
+        lambda n: triangle(n // 2) + sum(n // 2 + 1 + depth(i) for i in range(n - n // 2)),
+        lambda n, i: i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1,
+        layers=lambda n: once(n) if n <= 2 else None,
+    ),
+    Row(
+        "prefix_tree",
+        lambda n: patterns.prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]),
+        lambda n, i, j: j in conversation(n, i),
+        lambda n: 3 * triangle(n // 4) + 3 * (n // 4) ** 2 + triangle(n - 3 * (n // 4)) + (n - 3 * (n // 4)) * (n // 4),
+        lambda n, i: i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4),
+        layers=lambda n: once(n) if n < 4 else None,
+    ),
+    Row(
+        "family",
+        lambda n: patterns.family(parents(n)),
+        lambda n, i, j: j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i // 2 - 1),
+        lambda n: n + 2 * (n // 2) + 2 * max(n - 2, 0),
+        lambda n, i: 1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n),
+        causal=False,
+        symmetric=True,
+        layers=lambda n: {0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[n],  # up from the deepest token of one tree, across, down the other
+    ),
+    Row(
+        "hierarchical_document",
+        lambda n: patterns.hierarchical_document(DOCUMENTS[n]),
+        lambda n, i, j: any(i in circle and j in circle for circle in circles(n)),
+        lambda n: sum(len(circle) ** 2 for circle in circles(n)) - len(circles(n)) + 1,
+        lambda n, i: 1 + sum(len(circle) - 1 for circle in circles(n) if i in circle),
+        causal=False,
+        symmetric=True,
+        nodes=lambda n: (tokens(n), tokens(n)),
+        layers=lambda n: {0: 0, 1: 1, 2: 5, 17: 5}[n],
+    ),
+]

@@ -1,0 +1,210 @@
+"""What is said of GPUs: from the newest record and the sources as they are, in three words; and README says just that."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gnn_attention import verify
+from gnn_attention.__main__ import main
+from gnn_attention.verify import record
+from gnn_attention.verify.record import COMPILED, RECORDS, UNTESTED, VERIFIED
+from gnn_attention.verify.report import Report, Result
+
+README = Path(__file__).parents[2] / "README.md"
+ENVIRONMENT = {
+    "device": "NVIDIA H200",
+    "cuda": "13.0",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "commit": "0123456789abcdef",
+    "date": "2026-12-01T10:00:00+00:00",
+}
+RESULTS = (
+    Result("attend", "triton", "bfloat16", "a", passed=True, output=1.25, gradient=2.5, error=1e-3, unit=8e-4),
+    Result("attend", "triton", "bfloat16", "b", passed=True, output=0.5),
+    Result("attend", "flex", "float64", "a", passed=False, skipped="flex: no float64"),
+)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package of two kernels, whose hashes the record below holds."""
+    (tmp_path / "package" / "backends" / "gpu" / "kernels").mkdir(parents=True)
+    (tmp_path / "package" / "backends" / "gpu" / "kernels" / "rows.py").write_text("one\n", encoding="utf-8")
+    (tmp_path / "package" / "backends" / "gpu" / "csr.py").write_text("two\n", encoding="utf-8")
+    (tmp_path / "package" / "graph.py").write_text("no kernel\n", encoding="utf-8")
+    return tmp_path / "package"
+
+
+def kept(folder, package, results=RESULTS, not_started=0, name="2026-12-01-nvidia-h200.json", **changed):
+    """A record in a folder of records."""
+    environment = {**ENVIRONMENT, "sources": record.sources(package), **changed}
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(Report(results, environment, not_started).to_json(), encoding="utf-8")
+    return folder
+
+
+def words(status):
+    """The two words of a status, which its sentence repeats."""
+    assert all(f"**{word}**" in status.sentence for word in (status.kernels, status.library))
+    return status.kernels, status.library
+
+
+def test_sources_are_the_kernels_by_their_sha256(package):
+    """As sha256sum gives it; what is no kernel is not among them."""
+    found = record.sources(package)
+    assert list(found) == ["backends/gpu/csr.py", "backends/gpu/kernels/rows.py"]
+    assert found["backends/gpu/kernels/rows.py"] == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
+
+
+def test_every_kernel_of_the_package_is_hashed():
+    """Whatever the Triton backend imports of backends, and no module that only chooses among them."""
+    loaded = imported_by("backends.triton")
+    expected = {name for name in loaded if name.startswith("backends/")}
+    assert {"backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/dropout.py", "backends/merge_lse.py"} <= expected
+    assert {name for name in expected if Path(name).name not in record.CHOICE} <= record.sources().keys()
+    assert {Path(name).name for name in record.sources()}.isdisjoint(record.CHOICE)
+
+
+def imported_by(module, found=None):
+    """The files of the package that a module imports, directly or not, by their places; imports in functions are seen too."""
+    found = set() if found is None else found
+    here = Path(record.__file__).parent.parent
+    for name in re.findall(
+        r"^ *from gnn_attention\.([\w.]+) import ([\w, ]+)", source_of(here, module).read_text(), re.MULTILINE
+    ):
+        for part in (name[0], *(f"{name[0]}.{part.strip()}" for part in name[1].split(","))):
+            file = source_of(here, part)
+            if file.exists() and file.relative_to(here).as_posix() not in found:
+                found.add(file.relative_to(here).as_posix())
+                imported_by(part, found)
+    return found
+
+
+def source_of(here, module):
+    """The file of a module, which need not be there."""
+    file = here.joinpath(*module.split("."))
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+
+
+def test_without_a_record_it_is_untested(tmp_path):
+    """The kernels are interpreted and compiled, and no number is named."""
+    found = verify.status(tmp_path / "nowhere")
+    assert words(found) == (COMPILED, UNTESTED)
+    assert record.readme(tmp_path / "nowhere") == str(found)
+    assert "no machine with one has run it yet" in str(found)
+
+
+def test_a_record_with_the_hashes_of_today_verifies(tmp_path, package):
+    """It is named, with device, versions and counts."""
+    found = verify.status(kept(tmp_path / "records", package), package)
+    assert words(found) == (VERIFIED, VERIFIED)
+    for told in (
+        "NVIDIA H200",
+        "2026-12-01",
+        "0123456789ab",
+        "torch 2.11.0",
+        "triton 3.6.0",
+        "2 checks",
+        "0 failed",
+        "1 skipped",
+    ):
+        assert told in str(found)
+    assert "`tests/records/2026-12-01-nvidia-h200.json`" in str(found)
+
+
+@pytest.mark.parametrize("name", ["backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/gpu/kernels/new.py"])
+def test_other_hashes_are_said(tmp_path, package, name):
+    """A changed or a new kernel: when and at which commit the last verification was."""
+    folder = kept(tmp_path / "records", package)
+    (package / name).write_text("changed\n", encoding="utf-8")
+    found = verify.status(folder, package)
+    assert words(found) == (COMPILED, UNTESTED)
+    assert "kernels changed since the last GPU verification (2026-12-01, 0123456789ab)" in str(found)
+
+
+def test_a_selection_of_checks_does_not_verify(tmp_path, package):
+    """Only every check does."""
+    assert words(verify.status(kept(tmp_path / "all", package, selection="all"), package)) == (VERIFIED, VERIFIED)
+    found = verify.status(kept(tmp_path / "pairs", package, selection="pairs"), package)
+    assert words(found) == (COMPILED, UNTESTED)
+    assert "was of some checks, not --all" in str(found)
+
+
+def test_what_is_no_kernel_may_change(tmp_path, package):
+    """The record still stands."""
+    folder = kept(tmp_path / "records", package)
+    (package / "graph.py").write_text("changed\n", encoding="utf-8")
+    assert verify.status(folder, package).kernels == VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("results", "not_started"),
+    [((*RESULTS, replace(RESULTS[0], name="c", passed=False)), 0), (RESULTS, 7), (RESULTS[2:], 0)],
+    ids=["one failed", "some not started", "nothing ran"],
+)
+def test_a_record_that_does_not_stand_verifies_nothing(tmp_path, package, results, not_started):
+    """A failure, an end before the end, skipped checks alone."""
+    found = verify.status(kept(tmp_path / "records", package, results, not_started), package)
+    assert words(found) == (COMPILED, UNTESTED)
+    assert "does not stand" in str(found)
+
+
+def test_the_newest_record_counts(tmp_path, package):
+    """By its date, not by its name; records of CPUs and of benchmarks are none."""
+    folder = kept(tmp_path / "records", package)
+    kept(folder, package, name="a-later.json", date="2026-12-02T00:00:00+00:00", device="NVIDIA B200")
+    kept(folder, package, name="z-cpu.json", date="2027-01-01T00:00:00+00:00", cuda=None)
+    (folder / "2027-02-01-bench.json").write_text(json.dumps({"runs": []}), encoding="utf-8")
+    file, report = record.newest(folder)
+    assert file.name == "a-later.json"
+    assert report.results == RESULTS
+
+
+def test_the_table_holds_what_the_record_holds(tmp_path, package):
+    """By backend and dtype: how many ran, failed, were skipped, and the worst errors."""
+    text = record.readme(kept(tmp_path / "records", package), package)
+    assert "| triton | bfloat16 | 2 | 0 | 0 | 1.25 | 2.50 |" in text
+    assert "| flex | float64 | 0 | 0 | 1 | - | - |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_readme_says_of_gpus_what_the_newest_record_says():
+    """To the word, and no word besides: every number in its table is in a record."""
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert " ".join(record.readme().split()) in text
+    assert text.count(f"**{UNTESTED}**") == record.readme().count(f"**{UNTESTED}**")
+    assert text.count(f"**{VERIFIED}**") == record.readme().count(f"**{VERIFIED}**")
+
+
+def test_every_record_of_a_gpu_is_whole():
+    """Where it was made, from which sources, by which commands, and every case."""
+    for file in RECORDS.glob("*.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if "results" in found and found.get("environment", {}).get("cuda"):
+            for word in (
+                "device",
+                "driver",
+                "cuda",
+                "torch",
+                "triton",
+                "python",
+                "numpy",
+                "commit",
+                "dirty",
+                "sources",
+                "runs",
+                "seed",
+            ):
+                assert word in found["environment"], f"{file.name}: {word}"
+            assert found["summary"]["checks"] == len(found["results"])
+            assert file.name == record.file_name(found["environment"])
+
+
+def test_the_command_says_it(capsys):
+    """And runs nothing."""
+    assert main(["verify", "--status"]) == 0
+    assert capsys.readouterr().out.strip() == str(verify.status())
