@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own, since a kernel is made for one mode."""
+"""The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own (a kernel is made for one mode)."""
 
 import os
 import subprocess
