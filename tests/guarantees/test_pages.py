@@ -6,7 +6,7 @@ import pytest
 from support.extras import needs
 
 from gnn_attention import explorer
-from gnn_attention.draw import _axes
+from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw import pictures as draw
 from gnn_attention.explorer import _html
 from tests.guarantees import pages, surfaces
@@ -97,7 +97,7 @@ PICTURES = ("mask: title", "mask: labels", "arcs: labels", "degrees: title", "gr
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_mathematics_in_a_picture_is_seen(name, monkeypatch):
-    for module in (_axes, surfaces.draw._layouts):
+    for module in (_axes, _node_layouts):
         monkeypatch.setattr(module, "AS_IT_IS", {})
     assert found_in(name, ["costs $5 or $6"])
 
