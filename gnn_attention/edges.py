@@ -58,7 +58,7 @@ def softmax(
 
     Returns the weights and ``lse [..., dst]``, the logarithm of that sum. A receiver without in-edges, or whose logits are
     all -inf, has weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) is one more logit in every
-    sum, without a weight of its own; a receiver without in-edges has none either (DESIGN section 2.2).
+    sum, without a weight of its own; a receiver without in-edges has none either (docs/guide.md, semantics 2).
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -104,7 +104,7 @@ def add_sinks(
     """A result with one more logit for each head in its softmax, without a value: ``lse' = log(e^lse + e^sink)``.
 
     The output shrinks by ``e^(lse - lse')``. A receiver without in-edges, which is not ``heard`` (broadcastable to lse), keeps 0
-    and -inf (DESIGN section 2.2).
+    and -inf (docs/guide.md, semantics 2).
 
     >>> heard = torch.tensor([True, False])
     >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1), heard)

@@ -120,7 +120,7 @@ def test_what_needs_transformers_is_there_with_it():
 
 
 def test_the_contract_is_there():
-    """The fixed names of DESIGN section 3 that this foundation promises."""
+    """The names that README, guide and notebooks promise."""
     for dotted in PROMISED:
         thing = ga
         for part in dotted.split("."):

@@ -1,92 +1,143 @@
-"""The README tells the truth: its code runs, its numbers hold, its two commands are there."""
+"""What a reader is given: the code in it runs, its links lead somewhere, and its generated pages are current."""
 
 import doctest
-import json
+import importlib.util
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 from support.extras import needs
 
-import gnn_attention as ga
-from gnn_attention import bench
-from gnn_attention.model import TRAINED
-from gnn_attention.verify.cases import GRAPHS
-from tests import guarantees
-
-README = Path(__file__).parent.parent / "README.md"
-TEXT = README.read_text(encoding="utf-8")
-RECORDS = README.parent / "tests" / "records"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PACKAGE = ROOT / "gnn_attention"
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
-def test_its_code_runs():
-    """Every line after >>> prints what it says."""
+def text_of(path):
+    """A file's text."""
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def make():
+    """``docs/make.py``."""
+    spec = importlib.util.spec_from_file_location("docs_make", ROOT / "docs" / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- code
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in text_of(page)], ids=lambda path: path.name)
+def test_code_runs(page):
+    """Every line after >>> prints what the page says."""
     needs("transformers")
     with torch.random.fork_rng():
-        found = doctest.testfile(str(README), module_relative=False, encoding="utf-8")
-    assert found.attempted > 15
+        found = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert found.attempted > 10
     assert found.failed == 0
 
 
-def test_it_is_short_and_holds_two_commands():
-    """Under 230 lines; .ci/run reads the commands from here."""
-    assert len(TEXT.splitlines()) < 230
-    (block,) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-    install_and_verify, test = block.splitlines()
-    assert install_and_verify == 'pip install "torch==2.13.*" -e . && gnn-attention verify'
-    assert test == 'pip install -e ".[test]" && pytest -n auto'
+def test_commands_for_ci():
+    """The scripts in .ci read two commands from the README: to install and verify, and to test."""
+    read = subprocess.run(["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second = read.stdout.splitlines()
+    assert first.startswith("pip install ")
+    assert first.endswith(" && gnn-attention verify")
+    assert second.startswith("pip install ")
+    assert second.endswith(" && pytest -n auto")
 
 
-def test_its_numbers_hold():
-    """Graphs and builders are counted, the model is weighed."""
-    assert f"{len(GRAPHS)} graphs" in TEXT
-    assert f"holds {len(ga.patterns.__all__)} builders" in TEXT
-    model, _ = ga.model.load_trained()
-    parameters = sum(p.numel() for p in model.parameters())
-    induction, previous = ga.model.induction_scores(model).max(), ga.model.previous_token_scores(model)[0].max()
-    assert f"induction score of {induction:.2f}" in TEXT
-    assert f"previous-token head of {previous:.2f}" in TEXT
-    assert f"{parameters / 1e3:.0f} k parameters, {TRAINED.stat().st_size / 1e6:.1f} MB" in TEXT
+def test_readme_is_short():
+    """A page to begin with; everything else is in docs/."""
+    assert len(text_of(README).splitlines()) < 150
 
 
-def test_its_benchmark_is_the_newest_record():
-    """The table and the targets are what the record says, and the text names the record."""
-    newest = max(RECORDS.glob("*-bench-attention.json"))
-    record = json.loads(newest.read_text(encoding="utf-8"))
-    assert bench.table.table(record, only=bench.table.README) in TEXT
-    assert bench.table.kept_targets(record) in " ".join(TEXT.split())
-    assert f"`tests/records/{newest.name}`" in TEXT
+# ---- links
 
 
-def test_its_training_is_the_newest_record():
-    """What it says of training on long windows."""
-    newest = max(RECORDS.glob("*-bench-training.json"))
-    record = json.loads(newest.read_text(encoding="utf-8"))
-    auto, peer = record["runs"]
-    recipe, step = record["recipe"], auto["seconds"] / record["recipe"]["steps"]
-    told = (
-        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`, {record['faster']:.1f} times faster "
-        f"and {record['smaller']:.1f} times smaller than with SDPA and a mask "
-        f"({step:.1f} s and {auto['peak_memory_mb'] / 1e3:.1f} GB a step), no loss apart by more than 0.0001"
-    )
-    assert record["apart"] < 1e-4
-    assert peer["method"] == "SDPA mask"
-    assert told in " ".join(TEXT.split())
-    assert f"`tests/records/{newest.name}`" in TEXT
+def anchors(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_its_guarantees_are_the_newest_record():
-    """Every row, as it was measured."""
-    assert guarantees.record.readme(RECORDS) in TEXT
-    found = guarantees.record.newest(RECORDS)
-    if found is not None:
-        file, measured = found
-        assert f"`tests/records/{file.name}`" in TEXT
-        assert [result.name for result in measured.results] == list(guarantees.GUARANTEES)
-        assert all(result.full for result in measured.results)
+def broken_links(page):
+    """Relative links to files or headings that do not exist."""
+    for target in LINK.findall(re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)):
+        if not re.match(r"[a-z]+:", target):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                yield target
 
 
-def test_its_files_exist():
-    """Every path it names."""
-    for path in re.findall(r"`((?:notebooks|tests)/[\w./]+)`", TEXT):
-        assert (README.parent / path).exists(), path
+@each_page
+def test_links_lead_somewhere(page):
+    """Files and headings exist."""
+    assert list(broken_links(page)) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    """A missing file and a missing heading; addresses of the web are not followed."""
+    page = tmp_path / "page.md"
+    page.write_text("# One, two\n[a](page.md#one-two) [b](#one) [c](none.md) [d](https://example.org/none)")
+    assert list(broken_links(page)) == ["#one", "none.md"]
+
+
+# ---- pages that are made
+
+
+def test_pages_are_current(make):
+    """Otherwise: python docs/make.py."""
+    assert [name for name, written in make.PAGES.items() if not make.is_current(name, written())] == []
+
+
+def test_code_of_docs(make):
+    """The examples in docs/make.py."""
+    assert doctest.testmod(make) == (0, 2)
+
+
+@pytest.mark.parametrize("names", [("bar", "figures"), ("threshold", "guarantees")])
+def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path, names):
+    """Records of both forms are read, and one that does not hold is not shown as if it did."""
+    threshold, key = names
+    row = f'"name": "F1", "promise": "p", "{threshold}": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
+    (tmp_path / f"2000-01-01-{key}.json").write_text(f'{{"environment": {{}}, "{key}": [{{{row}}}]}}')
+    monkeypatch.setattr(make, "RECORDS", tmp_path)
+    assert "| F1 | p | none | **fails**: in part (1 cases): 2 of 9 |" in make.guarantees()
+
+
+def test_sources_name_every_claim_that_is_cited(make):
+    """Every id in the package has a row, and every row is shown somewhere."""
+    rows = make.ROW.findall(text_of(ROOT / "docs" / "sources.md"))
+    cited = set().union(*(make.cited(path) for path in PACKAGE.rglob("*.py")))
+    assert {source for source, _ in rows} >= cited
+    assert [source for source, _ in rows if not any(make.shown(source))] == []
+
+
+# ---- the map
+
+
+def test_architecture_names_every_package():
+    """Whatever stands in the package has its place on the map."""
+    targets = {Path(target).parts[1] for target in LINK.findall(text_of(ROOT / "ARCHITECTURE.md")) if "gnn_attention/" in target}
+    entries = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert entries - targets <= {"__init__.py", "__main__.py", "figures"}  # figures moves to tests/guarantees
+
+
+def test_groups_hold_what_the_extras_hold():
+    """Who works on the package gets the same tools from ``--group`` and from the extras."""
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    assert groups["test"] == extras["test"]
+    assert groups["docs"] == extras["notebooks"]
+    assert set(groups["lint"]) < set(extras["dev"])

@@ -11,7 +11,7 @@ __all__ = ["GLOSSARY", "VIEWS", "Term"]
 class Term:
     """One part of attention: its name here, TransformerLens' hook, and its name in each view (None: the view has no word).
 
-    Sources: DESIGN section 1; TransformerLens, ``HookedTransformer``; seeds S4.1 and S4.17 for the views. Attention is a soft
+    Sources: docs/guide.md; TransformerLens, ``HookedTransformer``; seeds S4.1 and S4.17 for the views. Attention is a soft
     ``search``, the ``routing`` of information between residual streams, two coupled ``transforms``, or a ``message exchange``.
 
     >>> [term.message_exchange for term in GLOSSARY][:3]

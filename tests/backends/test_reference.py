@@ -102,7 +102,7 @@ def test_reference_refuses_with_the_estimate(monkeypatch):
 
 @pytest.mark.slow
 def test_reference_stays_below_two_gigabytes_at_causal_2048():
-    """DESIGN section 2.9: forward and backward, 8 heads of 64, measured as the peak of the process in a fresh one."""
+    """Semantics 9 in docs/guide.md: forward and backward, 8 heads of 64, as the peak of a fresh process."""
     import subprocess
     import sys
 

@@ -208,7 +208,7 @@ def test_passes_what_is_clean(name):
     ),
 )
 def test_our_layer_is_exact_on_every_backend(way, form, graph):
-    """A non-edge carries nothing, not even a NaN: DESIGN section 2, rule 3, from outside."""
+    """A non-edge carries nothing, not even a NaN: docs/guide.md, semantics 3, from outside."""
     layer = MessagePassingAttention(form(StandardHeads(WIDTH, 2, bias=True)), backend=way)
     verdict = audit(layer, graph, (T, WIDTH))
     assert verdict.exact, verdict

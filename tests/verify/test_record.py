@@ -1,4 +1,4 @@
-"""What is said of GPUs: from the newest record and the sources as they are, in three words; and README says just that."""
+"""What is said of GPUs: from the newest record and the sources as they are, in three words; docs/guarantees.md says just that."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from gnn_attention.verify import record
 from gnn_attention.verify.record import COMPILED, RECORDS, UNTESTED, VERIFIED
 from gnn_attention.verify.report import Report, Result
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 ENVIRONMENT = {
     "device": "NVIDIA H200",
     "cuda": "13.0",
@@ -172,9 +172,9 @@ def test_the_table_holds_what_the_record_holds(tmp_path, package):
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
-def test_readme_says_of_gpus_what_the_newest_record_says():
+def test_the_page_says_of_gpus_what_the_newest_record_says():
     """To the word, and no word besides: every number in its table is in a record."""
-    text = " ".join(README.read_text(encoding="utf-8").split())
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert " ".join(record.readme().split()) in text
     assert text.count(f"**{UNTESTED}**") == record.readme().count(f"**{UNTESTED}**")
     assert text.count(f"**{VERIFIED}**") == record.readme().count(f"**{VERIFIED}**")

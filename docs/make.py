@@ -1,0 +1,296 @@
+"""Write the pages of docs/ that are made from the code and from the records of measurements.
+
+    python docs/make.py          # write them
+    python docs/make.py --check  # exit code 1 if one of them is not what would be written
+
+``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest records in
+``tests/records``. In ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gnn_attention import list_backends
+from gnn_attention.verify import record as gpu
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+RECORDS = ROOT / "tests" / "records"
+MADE = "<!-- Made by docs/make.py: change the code or the record, then run it. -->"
+Record = dict[str, Any]
+
+
+def newest(pattern: str) -> Path:
+    """The newest record whose name, which begins with its date, fits."""
+    return max(RECORDS.glob(pattern))
+
+
+def read(path: Path) -> Record:
+    """A record."""
+    found: Record = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(table(["a", "b"], [["1", "x|y"]]))
+    | a | b |
+    |---|---|
+    | 1 | x\\|y |
+    """
+    lines = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([first, "|" + "---|" * len(head), *others])
+
+
+def page(title: str, *parts: str) -> str:
+    """A page: the note that it is made, its title, and its parts as paragraphs."""
+    return "\n\n".join([MADE, f"# {title}", *parts]) + "\n"
+
+
+def link(path: Path, text: str = "") -> str:
+    """A link to a file of the repository, from a page in docs/."""
+    target = Path(os.path.relpath(path, DOCS)).as_posix()
+    return f"[{text or '`' + path.name + '`'}]({target})"
+
+
+# ---- backends
+
+
+def backends() -> str:
+    """What each backend supports on the machine where the page is made."""
+    rows = [[f"`{name}`", text] for name, text in list_backends().items()]
+    return page(
+        "Backends",
+        '`attend(..., backend="auto")` takes the cheapest that supports the call; `ga.explain(graph, heads, dim)` prints the '
+        "estimate of each. A backend that is named never falls back to another: where it does not support a call it raises "
+        "`RefusalError` with the reason. `ga.list_backends()` gives this table for your machine.",
+        table(["backend", "what it supports"], rows),
+        f"The table is {link(ROOT / 'gnn_attention' / 'backends' / '__init__.py', '`gnn_attention/backends`')}; "
+        "how to add a row is in [CONTRIBUTING.md](../CONTRIBUTING.md#a-backend).",
+    )
+
+
+# ---- guarantees
+
+
+def guarantees() -> str:
+    """Each guarantee with its threshold and what was measured, then what is verified on a GPU."""
+    path = max([*RECORDS.glob("*-guarantees.json"), *RECORDS.glob("*-figures.json")])
+    record = read(path)
+    found = record["guarantees"] if "guarantees" in record else record["figures"]
+    rows = [[one["name"], one["promise"], threshold(one), measured(one)] for one in found]
+    return page(
+        "Guarantees",
+        f"What the library promises, each with its threshold, measured with {versions(record['environment'])} "
+        f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them (an hour or two), "
+        "`python -m tests.guarantees F4` one.",
+        table(["", "promise", "threshold", "measured"], rows),
+        "## On a GPU",
+        gpu.readme(),
+    )
+
+
+def threshold(one: Record) -> str:
+    """What must be measured for a guarantee to hold."""
+    return str(one["threshold"] if "threshold" in one else one["bar"])
+
+
+def measured(one: Record) -> str:
+    """What was measured, with a warning where that is not enough or not all of it."""
+    part = "" if one["full"] else f"in part ({one['count']:,} cases): "
+    return f"{part}{one['value']}" if one["holds"] else f"**fails**: {part}{one['value']}"
+
+
+def versions(environment: Record) -> str:
+    """The versions that a record names, of what decides its numbers."""
+    names = ("python", "torch", "torch_geometric", "transformers", "triton")
+    return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
+
+
+# ---- benchmarks
+
+PASSES = ("forward", "both")
+UNITS = {"seconds": (1e3, ""), "memory_mb": (1.0, ""), "roofline": (100.0, " %")}
+
+
+def benchmarks() -> str:
+    """Every workload beside its peers, the targets that are missed, and training on long windows."""
+    path, training = newest("*-bench-attention.json"), newest("*-bench-training.json")
+    record = read(path)
+    return page(
+        "Benchmarks",
+        f"{record['processor']}, {record['cores']} cores, {record['memory_gib']} GiB; {versions(record['versions'])}; "
+        f"8 heads of 64, float32 ({link(path)}, {record['date'][:10]}). `gnn-attention bench` prints a short table for your "
+        "machine, `python -m benchmarks` in a checkout measures all of this.",
+        '`4x / 5x` is forward / forward and backward: how many times the time, then the memory, of `backend="auto"` a peer '
+        "takes. Medians of interleaved runs; a dash was not run; the roofline is the share of what the machine can do.",
+        against_peers(record),
+        *targets(record),
+        "## Training",
+        trained(read(training), training),
+        "## On a GPU",
+        "Not measured yet.",
+    )
+
+
+def against_peers(record: Record) -> str:
+    """A row for each workload: what auto needs, and each peer in units of it."""
+    cases = {(c["workload"], c["method"], c["pass"]): c for c in record["cases"] if c["allocator"] == "default"}
+    peers = list(dict.fromkeys(c["method"] for c in record["cases"] if not c["ours"]))
+    shown = [w for w in record["workloads"] if w["allocator"] == "default" and not w["workload"].startswith("x-")]
+    head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{peer}: time, memory" for peer in peers)]
+    return table(head, ([*own(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown))
+
+
+def own(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
+    """Title and edges of a workload, and what ``backend="auto"`` needs for it."""
+    yield workload["title"]
+    yield f"{workload['edges']:,}" if "edges" in workload else "-"
+    ours = [cases.get((workload["workload"], "auto", which)) for which in PASSES]
+    for name, (factor, unit) in UNITS.items():
+        numbers = [rounded(case[name] * factor) + unit if case and case.get(name) is not None else "-" for case in ours]
+        yield " / ".join(numbers)
+
+
+def peer_cell(cases: dict[tuple[str, str, str], Record], workload: str, peer: str) -> str:
+    """``24x / 21x, 13x / 2x``: time, then memory; or why there is no number."""
+    theirs = [cases.get((workload, peer, which)) for which in PASSES]
+    ours = [cases.get((workload, "auto", which)) for which in PASSES]
+    if not any(theirs):
+        return "-"
+    times = [times_of(case) for case in theirs]
+    if not any(time.endswith("x") for time in times):
+        return " / ".join(dict.fromkeys(times))
+    return f"{' / '.join(times)}, {' / '.join(memory_of(*pair) for pair in zip(ours, theirs, strict=True))}"
+
+
+def times_of(case: Record | None) -> str:
+    """How many times the time of auto, or why it was not measured."""
+    if case is None:
+        return "-"
+    if case["status"] != "measured":
+        return str(case["status"]).removesuffix(" by estimate")
+    return "-" if case.get("ratio") is None else f"{rounded(case['ratio'])}x"
+
+
+def memory_of(ours: Record | None, theirs: Record | None) -> str:
+    """How many times the memory of auto."""
+    if ours is None or theirs is None or any(case["status"] != "measured" for case in (ours, theirs)):
+        return "-"
+    return f"{rounded(theirs['memory_mb'] / max(ours['memory_mb'], 1.0))}x"
+
+
+def targets(record: Record) -> Iterator[str]:
+    """How many targets are met, and each that is not."""
+    tried = [row for row in record["targets"] if row["met"] is not None]
+    missed = [row for row in tried if not row["met"]]
+    yield "## Targets"
+    yield f"{len(tried) - len(missed)} of {len(tried)} are met. Missed:"
+    titles = {w["workload"]: w["title"] for w in record["workloads"]}
+    rows = ([titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"] for r in missed)
+    yield table(["workload", "pass", "target", "measured"], rows)
+
+
+def trained(record: Record, path: Path) -> str:
+    """The shipped architecture on long windows, beside SDPA with a mask."""
+    recipe, (ours, _) = record["recipe"], record["runs"]
+    return (
+        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: {record['faster']:.1f} times faster "
+        f"and {record['smaller']:.1f} times smaller than SDPA with a mask ({ours['seconds'] / recipe['steps']:.1f} s and "
+        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} ({link(path)})."
+    )
+
+
+def rounded(value: float) -> str:
+    """Two digits or whole numbers: differences below that are noise.
+
+    >>> rounded(0.0123), rounded(1.234), rounded(34.5)
+    ('0.012', '1.2', '34')
+    """
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+# ---- sources
+
+ROW = re.compile(r"^\| (S\d\.\d+) \| (.*?) \| .*\|$", re.MULTILINE)
+CITED = re.compile(r"\bS(\d)\.(\d+)(?: to S(\d)\.(\d+))?")
+
+
+def sources() -> str:
+    """The page as it is, the last column of its tables written anew."""
+    text = (DOCS / "sources.md").read_text(encoding="utf-8")
+    return ROW.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(shown(row[1]))} |", text)
+
+
+def shown(source: str) -> Iterator[str]:
+    """Where a claim is shown: its test, the notebooks that carry its id, and the modules that cite it."""
+    yield from (
+        f"{link(path, '`' + name + '`')}" for name, path in tests() if name.startswith(f"test_{source.replace('.', '_')}_")
+    )
+    for path in sorted((ROOT / "notebooks").glob("*.py")):
+        if source in cited(path):
+            yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
+    for path in sorted((ROOT / "gnn_attention").rglob("*.py")):
+        if source in cited(path):
+            yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
+
+
+@cache
+def tests() -> tuple[tuple[str, Path], ...]:
+    """(name, file) of every test that is named after a claim."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    named = re.compile(r"^def (test_S\d_\d+_\w+)", re.MULTILINE)
+    return tuple((name, path) for path in files for name in named.findall(path.read_text(encoding="utf-8")))
+
+
+@cache
+def cited(path: Path) -> frozenset[str]:
+    """The ids of the claims that a file cites, those inside a range ("S0.4 to S0.6") too."""
+    found = set()
+    for text, first, _, last in CITED.findall(path.read_text(encoding="utf-8")):
+        found |= {f"S{text}.{number}" for number in range(int(first), int(last or first) + 1)}
+    return frozenset(found)
+
+
+# ---- writing
+
+PAGES: dict[str, Callable[[], str]] = {
+    "backends.md": backends,
+    "guarantees.md": guarantees,
+    "benchmarks.md": benchmarks,
+    "sources.md": sources,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or say which would change."""
+    parser = argparse.ArgumentParser(description="Write the pages of docs/ that are made from code and records.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page would change")
+    check = parser.parse_args(arguments).check
+    changed = [name for name, make in PAGES.items() if not is_current(name, make())]
+    for name in changed:
+        print(f"docs/{name} is not current: run python docs/make.py" if check else f"wrote docs/{name}")
+        if not check:
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
+    return 1 if check and changed else 0
+
+
+def is_current(name: str, text: str) -> bool:
+    """True if the page on disk holds this text."""
+    path = DOCS / name
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
