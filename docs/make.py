@@ -125,7 +125,7 @@ UNITS = {"seconds": (1e3, ""), "memory_mb": (1.0, ""), "roofline": (100.0, " %")
 
 
 def benchmarks() -> str:
-    """Every workload beside its peers, the targets that are missed, and training on long windows."""
+    """Every workload next to its peers, the targets that are missed, and training on long windows."""
     path, training = newest("*-bench-attention.json"), newest("*-bench-training.json")
     record = read(path)
     return page(
@@ -203,7 +203,7 @@ def targets(record: Record) -> Iterator[str]:
 
 
 def trained(record: Record, path: Path) -> str:
-    """The shipped architecture on long windows, beside SDPA with a mask."""
+    """The shipped architecture on long windows, next to SDPA with a mask."""
     recipe, (ours, _) = record["recipe"], record["runs"]
     return (
         f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: {record['faster']:.1f} times faster "
