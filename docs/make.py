@@ -86,10 +86,9 @@ def backends() -> str:
 
 def guarantees() -> str:
     """Each guarantee with its threshold and what was measured, then what is verified on a GPU."""
-    path = max([*RECORDS.glob("*-guarantees.json"), *RECORDS.glob("*-figures.json")])
+    path = max(RECORDS.glob("*-guarantees.json"))
     record = read(path)
-    found = record["guarantees"] if "guarantees" in record else record["figures"]
-    rows = [[one["name"], one["promise"], threshold(one), measured(one)] for one in found]
+    rows = [[one["name"], one["promise"], one["bar"], measured(one)] for one in record["guarantees"]]
     return page(
         "Guarantees",
         f"What the library promises, each with its threshold, measured with {versions(record['environment'])} "
@@ -99,11 +98,6 @@ def guarantees() -> str:
         "## On a GPU",
         gpu.readme(),
     )
-
-
-def threshold(one: Record) -> str:
-    """What must be measured for a guarantee to hold."""
-    return str(one["threshold"] if "threshold" in one else one["bar"])
 
 
 def measured(one: Record) -> str:

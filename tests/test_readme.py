@@ -106,12 +106,10 @@ def test_code_of_docs(make):
     assert doctest.testmod(make) == (0, 2)
 
 
-@pytest.mark.parametrize("names", [("bar", "figures"), ("threshold", "guarantees")])
-def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path, names):
-    """Records of both forms are read, and one that does not hold is not shown as if it did."""
-    threshold, key = names
-    row = f'"name": "F1", "promise": "p", "{threshold}": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
-    (tmp_path / f"2000-01-01-{key}.json").write_text(f'{{"environment": {{}}, "{key}": [{{{row}}}]}}')
+def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
+    """What does not hold is not shown as if it did."""
+    row = f'"name": "F1", "promise": "p", "bar": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
+    (tmp_path / "2000-01-01-guarantees.json").write_text(f'{{"environment": {{}}, "guarantees": [{{{row}}}]}}')
     monkeypatch.setattr(make, "RECORDS", tmp_path)
     assert "| F1 | p | none | **fails**: in part (1 cases): 2 of 9 |" in make.guarantees()
 
@@ -131,7 +129,7 @@ def test_architecture_names_every_package():
     """Whatever stands in the package has its place on the map."""
     targets = {Path(target).parts[1] for target in LINK.findall(text_of(ROOT / "ARCHITECTURE.md")) if "gnn_attention/" in target}
     entries = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert entries - targets <= {"__init__.py", "__main__.py", "figures"}  # figures moves to tests/guarantees
+    assert entries - targets <= {"__init__.py", "__main__.py"}
 
 
 def test_groups_hold_what_the_extras_hold():
