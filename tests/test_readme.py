@@ -108,7 +108,7 @@ def test_code_of_docs(make):
 
 def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
     """What does not hold is not shown as if it did."""
-    row = f'"name": "F1", "promise": "p", "bar": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
+    row = '"name": "F1", "promise": "p", "bar": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
     (tmp_path / "2000-01-01-guarantees.json").write_text(f'{{"environment": {{}}, "guarantees": [{{{row}}}]}}')
     monkeypatch.setattr(make, "RECORDS", tmp_path)
     assert "| F1 | p | none | **fails**: in part (1 cases): 2 of 9 |" in make.guarantees()

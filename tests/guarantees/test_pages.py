@@ -9,7 +9,7 @@ from gnn_attention import explorer
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw import pictures as draw
 from gnn_attention.explorer import _html
-from tests.guarantees import pages, surfaces
+from tests.guarantees import pages
 from tests.guarantees.documents import html_document, svg_document
 from tests.guarantees.hostile_texts import TEXTS
 from tests.guarantees.surfaces import SURFACES
