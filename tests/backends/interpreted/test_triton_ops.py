@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
 from gnn_attention import patterns
+from gnn_attention.backends import dispatch
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.gpu import ops
 from gnn_attention.backends.gpu.formats import Problem
@@ -172,4 +173,4 @@ def test_auto_never_takes_it_on_a_cpu(device):
         pytest.skip("on a GPU it may")
     for graph in (patterns.window(400, 8), patterns.random_senders(600, 4), GRAPH):
         q, k = (torch.zeros(1, 1, tokens, 4) for tokens in (graph.num_dst, graph.num_src))
-        assert not ga.choosing.choose(Call.checked(q, k, k, graph)).name.startswith("triton")
+        assert not dispatch.choose(Call.checked(q, k, k, graph)).name.startswith("triton")
