@@ -144,7 +144,7 @@ def list_backends() -> dict[str, str]:
     >>> [name for name in sorted(list_backends()) if "-" not in name]
     ['dense', 'flex', 'mixed', 'reference', 'rows', 'split', 'tiles', 'triton', 'varlen']
     """
-    return {name: backend.supports for name, backend in BACKENDS.items()}
+    return {name: f"{backend.supports}; {backend.capabilities.limits()}" for name, backend in BACKENDS.items()}
 
 
 def _checked_positions(edges: Tensor, count: int) -> Tensor:

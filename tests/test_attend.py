@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, Backend, dense, flex
+from gnn_attention.backends import BACKENDS, Backend, dense, flex, support_matrix
+from gnn_attention.backends.call import Call
 from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
@@ -506,6 +507,22 @@ def test_the_table_of_backends():
     """Each with its name and what it supports."""
     assert {"dense", "mixed", "reference", "rows", "tiles"} <= set(ga.list_backends()) == set(BACKENDS)
     assert all(name == backend.name and backend.supports for name, backend in BACKENDS.items())
+    assert ga.list_backends()["mixed"].endswith("no score_mod, bias, dropout, second derivative")
+    assert ga.list_backends()["flex"].endswith("sink_logits on cuda only; lse on cuda only; backward pass on cuda only")
+
+
+def test_the_support_matrix():
+    """A row for each backend, a column for each option, from the same declarations as the refusals."""
+    head, line, *rows = (row.strip("| ").split(" | ") for row in support_matrix().splitlines())
+    assert set(line) == {"---"}
+    assert [row[0] for row in rows] == [f"`{name}`" for name in BACKENDS]
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert found["`varlen`"]["devices"] == "cuda"
+    assert found["`varlen`"]["dtypes"] == "float16, bfloat16"
+    assert (found["`flex`"]["lse"], found["`flex`"]["bias"], found["`rows`"]["bias"]) == ("cuda only", "no", "yes")
+    call = Call.checked(*qkv(), patterns.causal(9), score_mod=score_mods.softcap(1.0))
+    refused = {f"`{name}`" for name, backend in BACKENDS.items() if "no score_mod" in (backend.refusal(call) or "")}
+    assert refused == {name for name, row in found.items() if row["score_mod"] == "no" and row["devices"] == "all"}
 
 
 @pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])

@@ -23,11 +23,11 @@ from gnn_attention._support import memory
 from gnn_attention._support.double_backward import twice_differentiable
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, kept
-
-__all__ = ["COMFORTABLE", "bytes_needed", "refusal", "run"]
 
 SMALL_MASK = 2**18  # pairs up to which the mask is kept in the dtype of q
 DEVICES_OF_FLASH = ("cuda",)
@@ -247,3 +247,13 @@ def _hears(call: Call, marked: Tensor) -> Tensor:
         return marked.cumsum(-1) > 0
     mask = graph.mask(marked.device).to(torch.float32)
     return (mask @ marked.to(torch.float32).unsqueeze(-1)).squeeze(-1) > 0
+
+
+BACKEND = Backend(
+    "dense",
+    run,
+    "SDPA on full and causal graphs without a mask, else time and memory of dst x src",
+    refusal,
+    bytes_needed,
+    capabilities=Capabilities(varying_graphs=True, cached=True, instead="backend='auto'"),
+)

@@ -32,10 +32,10 @@ from gnn_attention._support.custom_op import operator
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
+from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.score_mods import ScoreMod, alibi, chain
-
-__all__ = ["bytes_needed", "refusal", "run"]
 
 MOST_KERNELS = 128  # of one process: beyond, somebody compiles in a loop, and every one is kept
 MOST_BYTES = 4 * 2**30  # of lists and table
@@ -61,13 +61,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def refusal(call: Call) -> str | None:
-    """Why FlexAttention cannot hold this call, and what to do, or None."""
-    if call.bias is not None:
-        return "FlexAttention has no per-edge bias; give it as a score_mod, or take backend='dense'"
-    if call.dropout:
-        return "FlexAttention has no dropout; use dropout=0.0, or take backend='dense'"
-    if call.q.dtype not in DTYPES:
-        return f"FlexAttention computes in float32, bfloat16 and float16, got {call.q.dtype}; convert q, k and v"
+    """Why FlexAttention does not support a call in which its capabilities find nothing, or None."""
     if call.q.is_meta:
         return None
     reason = _refusal_of_transforms(call) or _refusal_of_device(call)
@@ -100,20 +94,9 @@ def _refusal_of_device(call: Call) -> str | None:
     device = call.q.device.type
     if device == "cuda":
         return None if _has_triton() else "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
-    if device != "cpu":
-        return f"FlexAttention runs on cpu and cuda here, q is on {device}; move q, k and v, or take backend='dense'"
-    if call.with_lse or call.sink_logits is not None:
-        what = "return_info needs" if call.with_lse else "sink_logits need"
-        return f"{what} lse, which FlexAttention does not return on a CPU; take backend='dense', or CUDA"
-    if torch.is_grad_enabled() and _wants_gradients(call):
-        return "FlexAttention has no backward pass on a CPU; use torch.no_grad(), take backend='dense', or CUDA"
+    if torch.is_grad_enabled() and call.score_mod is not None and _asked_once(call).requires_grad:
+        return f"it has no backward pass on cpu, and the score_mod has parameters; {REMEDIES['backward']}, or use backend='dense'"
     return _cpu_cannot_compile()
-
-
-def _wants_gradients(call: Call) -> bool:
-    if any(x.requires_grad for x in (call.q, call.k, call.v)):
-        return True
-    return call.score_mod is not None and _asked_once(call).requires_grad
 
 
 def _asked_once(call: Call) -> Tensor:
@@ -346,3 +329,25 @@ def _attention(
         return flex_attention(q, k, v, mod, mask, **options), None
     out, aux = flex_attention(q, k, v, mod, mask, return_aux=AuxRequest(lse=True), **options)
     return out, aux.lse
+
+
+BACKEND = Backend(
+    "flex",
+    run,
+    "FlexAttention, compiled: for score_mods and masks of structure",
+    refusal,
+    bytes_needed,
+    compiled=True,
+    recomputes=True,
+    capabilities=Capabilities(
+        devices=("cpu", "cuda", "meta"),
+        dtypes=DTYPES,
+        bias=False,
+        dropout=False,
+        sink_logits="cuda",
+        lse="cuda",
+        backward="cuda",
+        double_backward=False,
+        varying_graphs=True,
+    ),
+)

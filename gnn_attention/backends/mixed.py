@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.planner import mixed_work, packed_plan
 from gnn_attention.graph import kept
-
-__all__ = ["bytes_needed", "refusal", "run"]
 
 MOST_EDGES = 2**28  # that a list holds within some GiB
 
@@ -24,10 +24,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def refusal(call: Call) -> str | None:
-    """It holds plain calls and sinks alone."""
-    for name, given in (("a score_mod", call.score_mod), ("a bias", call.bias), ("dropout", call.dropout or None)):
-        if given is not None:
-            return f"{name} is not held by both kinds of pieces; use backend='tiles' or 'rows'"
+    """Why the list of the other edges does not fit, or None."""
     edges_left: int = kept(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None
@@ -43,3 +40,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     return attention_op.attention(
         call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale, call.sink_logits
     )
+
+
+BACKEND = Backend(
+    "mixed",
+    run,
+    "tiles where they are well filled, rows for all other edges",
+    refusal,
+    bytes_needed,
+    recomputes=True,
+    capabilities=Capabilities(
+        score_mod=False, bias=False, dropout=False, double_backward=False, cached=True, instead="backend='tiles' or 'rows'"
+    ),
+)

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.graph import TokenGraph, kept
-
-__all__ = ["bytes_needed", "refusal", "run"]
 
 MEMORY_LIMIT = 2 * 2**30
 # Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are large so that their
@@ -117,3 +117,13 @@ def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
             start, count = row, 0
         count += degree
     return [*chunks, (start, graph.num_dst, count)]
+
+
+BACKEND = Backend(
+    "reference",
+    run,
+    "edge by edge in float64, or float32 where there is no better, within 2 GiB: the oracle",
+    refusal,
+    bytes_needed,
+    capabilities=Capabilities(cached=True, instead="backend='auto'"),
+)

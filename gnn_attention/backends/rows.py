@@ -16,12 +16,12 @@ from gnn_attention import edges
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.backends.plan.planner import packed_plan
-
-__all__ = ["bytes_needed", "refusal", "run"]
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
 MOST_EDGES = 2**31 - 1  # that int32 can number
@@ -103,3 +103,14 @@ def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tenso
     weights, lse = csr_ops.softmax(logits, listed, call.sink_logits)
     weights = call.dropped(weights, listed[2].long(), listed[1].long())
     return csr_ops.incoming(weights, v, listed).to(call.q.dtype), lse
+
+
+BACKEND = Backend(
+    "rows",
+    run,
+    "edge by edge in time and memory of the edges: for irregular graphs",
+    refusal,
+    bytes_needed,
+    recomputes=True,
+    capabilities=Capabilities(double_backward=False, cached=True),
+)

@@ -8,14 +8,15 @@ after the merge. Which kernel takes a part is a matter of estimates: those of ``
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 import torch
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dense, flex, merge_lse, rows, tiles, triton, varlen
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu.devices import device_of
 from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates
@@ -23,16 +24,7 @@ from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
 from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["Plan", "bytes_needed", "planned", "refusal", "run"]
-
-KERNELS: dict[str, ModuleType] = {
-    "dense": dense,
-    "varlen": varlen,
-    "triton": triton,
-    "flex": flex,
-    "tiles": tiles,
-    "rows": rows,
-}
+KERNELS: dict[str, Backend] = {module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)}
 JOINED = {"tiles", "rows", "flex", "triton"}  # which take many parts in one call as well as one by one
 DENSE_BYTES = 2**30  # of logits that are written out for a part
 
@@ -191,3 +183,14 @@ def _by_time(graph: TokenGraph) -> tuple[str, ...]:
         "rows": WORK["rows"](graph),
     }  # logits written out
     return tuple(sorted(work, key=lambda name: costs().seconds(work[name], heads=8)))
+
+
+BACKEND = Backend(
+    "split",
+    run,
+    "each part of the graph on the kernel for it, joined by log-sum-exp, with the options that these support",
+    refusal,
+    bytes_needed,
+    recomputes=True,
+    capabilities=Capabilities(double_backward=False),
+)

@@ -14,14 +14,14 @@ from gnn_attention import edges
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.plan import Packed, unpacked
 from gnn_attention.backends.plan.planner import mask_bytes, packed_plan
 from gnn_attention.graph import kept
-
-__all__ = ["bytes_needed", "refusal", "run"]
 
 MASK_LIMIT = 2**32  # bytes
 
@@ -71,3 +71,14 @@ def _hears(call: Call, marked: Tensor, plan: Packed) -> Tensor:
     marks = marked.to(torch.float32).unsqueeze(-1)
     mean, _ = attention_op.attention(marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
     return mean.squeeze(-1) > 0
+
+
+BACKEND = Backend(
+    "tiles",
+    run,
+    "dense kernels on the tiles that hold edges: for structured and block-sparse graphs",
+    refusal,
+    bytes_needed,
+    recomputes=True,
+    capabilities=Capabilities(double_backward=False, cached=True),
+)

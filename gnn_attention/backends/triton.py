@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import ops, tiles
 from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, packed_rows
 from gnn_attention.backends.gpu.devices import device_of
@@ -25,8 +28,6 @@ from gnn_attention.backends.gpu.row_windows import windows_of
 from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers, reason_against
 from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.graph import TokenGraph, kept
-
-__all__ = ["FORMS", "bytes_needed", "form_name", "refusal", "run"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = {"rows": 512, "windows": 256, "tiles": 256}  # channels of a head; wider than halves, windows and tiles hold half as many
@@ -135,13 +136,9 @@ def _widest(form: str, dtype: torch.dtype) -> int:
 
 
 def _unfit(call: Call) -> str | None:
-    """Machine and tensors."""
+    """What is not installed."""
     if not INSTALLED:
         return "it needs Triton, which is not installed; it comes with torch for CUDA on Linux: pip install triton"
-    if call.q.device.type != "cuda" and not (INTERPRETED and call.q.device.type == "cpu"):
-        return f"it runs on CUDA, got {call.q.device}; for a trial on a CPU set TRITON_INTERPRET=1 before Python starts"
-    if call.q.dtype not in DTYPES:
-        return f"it holds float16, bfloat16, float32 and float64, got {call.q.dtype}"
     return None
 
 
@@ -158,3 +155,31 @@ def _too_much(call: Call, form: str) -> str | None:
         needed = bytes_of(call.graph, has_edge_numbers(call)) / 2**30
         return f"its {form} would need about {needed:.0f} GiB for {call.graph.num_edges} edges, they hold at most {MOST_EDGES}"
     return None
+
+
+CAPABILITIES = Capabilities(
+    devices=("cuda", "cpu") if INTERPRETED else ("cuda",),
+    dtypes=DTYPES,
+    double_backward=False,
+    instead="backend='tiles' (for a trial on a CPU set TRITON_INTERPRET=1 before Python starts)",
+)
+BACKEND = Backend(
+    "triton",
+    run,
+    "kernels of this library, in the form that suits the graph; score_mods of this library alone",
+    refusal,
+    bytes_needed,
+    compiled=True,
+    recomputes=True,
+    capabilities=CAPABILITIES,
+)
+FORM_BACKENDS = tuple(
+    replace(
+        BACKEND,
+        name=f"triton-{form}",
+        run=partial(run, form=form),
+        supports=f"as triton, in the form {form} for every graph",
+        refusal=partial(refusal, form=form),
+    )
+    for form in FORMS
+)

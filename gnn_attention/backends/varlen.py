@@ -10,14 +10,12 @@ import torch
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.decompose import packing
 from gnn_attention.graph import TokenGraph, kept
-
-__all__ = ["bytes_needed", "refusal", "run"]
-
-DEVICES = ("cuda",)
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -27,14 +25,9 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def refusal(call: Call) -> str | None:
-    """It holds plain calls and sinks, of packed documents with one window, in half types on CUDA."""
-    if call.q.device.type not in DEVICES:
-        return f"variable-length flash attention runs on CUDA, q is on {call.q.device}; move q, k and v, or use backend='tiles'"
+    """Why the sizes or the graph are unsupported, or torch has no such kernel; or None."""
     if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
-    for name, given in (("a score_mod", call.score_mod), ("a bias", call.bias), ("dropout", call.dropout or None)):
-        if given is not None:
-            return f"variable-length flash attention has no place for {name}; use backend='flex' or 'triton'"
     return _refusal_of_sizes(call) or _refusal_of_graph(call.graph)
 
 
@@ -45,8 +38,6 @@ def bytes_needed(call: Call) -> int:
 
 
 def _refusal_of_sizes(call: Call) -> str | None:
-    if call.q.dtype not in flash_varlen.DTYPES:
-        return f"variable-length flash attention computes in float16 and bfloat16, got {call.q.dtype}; convert q, k and v"
     if 0 in (*call.q.shape, *call.v.shape):
         return f"it needs samples, heads, tokens and channels, got q {list(call.q.shape)} and v {list(call.v.shape)}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
@@ -72,3 +63,23 @@ def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, in
     found = packing(graph)
     assert found is not None
     return found.cu_seqlens.to(device), found.max_seqlen, *found.window
+
+
+BACKEND = Backend(
+    "varlen",
+    run,
+    "packed documents with one window for all: torch's variable-length flash attention",
+    refusal,
+    bytes_needed,
+    recomputes=True,
+    capabilities=Capabilities(
+        devices=("cuda",),
+        dtypes=flash_varlen.DTYPES,
+        score_mod=False,
+        bias=False,
+        dropout=False,
+        double_backward=False,
+        varying_graphs=True,
+        instead="backend='tiles' or 'triton'",
+    ),
+)

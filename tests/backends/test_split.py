@@ -10,7 +10,7 @@ from support.verify_cases import check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, rows, split, tiles
+from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, split
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.gpu.roofline import Sizes
 from gnn_attention.backends.plan.decompose import parts
@@ -222,7 +222,7 @@ def test_halves_are_rounded_once_on_a_cpu(dtype):
 
 def test_a_part_that_no_backend_holds_is_named(monkeypatch):
     """An explicit backend never falls back."""
-    monkeypatch.setattr(split, "KERNELS", {"flex": flex})
+    monkeypatch.setattr(split, "KERNELS", {"flex": flex.BACKEND})
     monkeypatch.setattr(split, "_order", lambda call: ("flex",))
     graph = SHAPES["window and sinks"]
     with pytest.raises(RefusalError, match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64"):
@@ -282,8 +282,8 @@ def test_on_a_cpu_the_cost_model_decides():
 
 def test_the_kernels_are_those_of_the_table():
     """Under the same names."""
-    for name, module in split.KERNELS.items():
-        assert BACKENDS[name].run is module.run
-    assert {dense, tiles, rows} <= set(split.KERNELS.values())
+    for name, backend in split.KERNELS.items():
+        assert BACKENDS[name] is backend
+    assert {"dense", "tiles", "rows"} <= set(split.KERNELS)
     call = checked(SHAPES["longformer"])
     assert split.bytes_needed(replace(call, q=call.q.float())) < split.bytes_needed(call)

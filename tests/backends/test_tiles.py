@@ -205,10 +205,10 @@ def test_the_plan_of_each_head_is_worked_out_once(monkeypatch):
     [
         (
             {"score_mod": score_mods.softcap(1.0)},
-            "a score_mod is not held by both .*; use backend='tiles' or 'rows'",
+            "it has no score_mod; leave score_mod out, or use backend='tiles' or 'rows'",
         ),
-        ({"bias": torch.zeros(24)}, "a bias is not held"),
-        ({"dropout": 0.5}, "dropout is not held"),
+        ({"bias": torch.zeros(24)}, "it has no bias"),
+        ({"dropout": 0.5}, "it has no dropout"),
     ],
 )
 def test_mixed_refuses_by_name_what_it_does_not_hold(options, reason):

@@ -28,23 +28,31 @@ def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
     return Call.checked(q, k, k, graph, **options)
 
 
+def on_devices(monkeypatch, *devices):
+    """As if its kernels ran there."""
+    supported = dataclasses.replace(triton.CAPABILITIES, devices=devices)
+    for backend in (triton.BACKEND, *triton.FORM_BACKENDS):
+        monkeypatch.setitem(BACKENDS, backend.name, dataclasses.replace(backend, capabilities=supported))
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
     """As if Python had been started with TRITON_INTERPRET=1: refusals alone, nothing runs."""
-    monkeypatch.setattr(triton, "INTERPRETED", True)
+    on_devices(monkeypatch, "cuda", "cpu")
     monkeypatch.setattr(triton, "INSTALLED", True)
 
 
 def test_tensors_on_a_cpu_are_refused(monkeypatch):
-    """By name, with what to do; and without Triton that is said first."""
-    monkeypatch.setattr(triton, "INTERPRETED", False)
+    """By name, with what to do; and so is a machine without Triton."""
+    on_devices(monkeypatch, "cuda")
     monkeypatch.setattr(triton, "INSTALLED", True)
     q = torch.zeros(1, 1, 6, 4)
     for name in ("triton", "triton-rows", "triton-windows", "triton-tiles"):
         with pytest.raises(
-            NotImplementedError, match=f"{name}.*runs on CUDA, got cpu.*set TRITON_INTERPRET=1 before Python starts"
+            NotImplementedError, match=f"{name}.*runs on cuda, q is on cpu.*set TRITON_INTERPRET=1 before Python starts"
         ):
             ga.attend(q, q, q, GRAPH, backend=name)
+    on_devices(monkeypatch, "cpu")
     monkeypatch.setattr(triton, "INSTALLED", False)
     with pytest.raises(NotImplementedError, match=r"needs Triton, which is not installed.*pip install triton"):
         ga.attend(q, q, q, GRAPH, backend="triton")
@@ -58,7 +66,7 @@ REFUSED = {
     "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not hold a second softcap"),
     "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not hold the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
-    "a dtype": ({"dtype": torch.float8_e4m3fn}, "holds float16, bfloat16, float32 and float64, got torch.float8_e4m3fn"),
+    "a dtype": ({"dtype": torch.float8_e4m3fn}, "computes in float16, bfloat16, float32, float64, q is float8_e4m3fn"),
     "a width": ({"width": 513}, "rows hold heads of at most 512 channels of torch.float32, got 513"),
 }
 

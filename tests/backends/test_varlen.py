@@ -1,5 +1,7 @@
 """The backend of packed documents: on a CPU with the formula in the place of the kernel; what it does not hold it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -23,7 +25,9 @@ GRAPHS = {
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """As if it were a GPU, in float64."""
-    monkeypatch.setattr(varlen, "DEVICES", ("cpu",))
+    supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
+    for table in (BACKENDS, split.KERNELS):
+        monkeypatch.setitem(table, "varlen", replace(varlen.BACKEND, capabilities=supported))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
@@ -81,7 +85,7 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
 
 def test_on_a_cpu_it_is_refused():
     """By name, with what to do."""
-    with pytest.raises(RefusalError, match=r"'varlen' cannot hold .*runs on CUDA, q is on cpu; .*use backend='tiles'"):
+    with pytest.raises(RefusalError, match=r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"):
         ga.attend(*qkv(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 
 
@@ -89,9 +93,9 @@ def test_on_a_cpu_it_is_refused():
 @pytest.mark.parametrize(
     ("graph", "options", "message"),
     [
-        ("documents", {"score_mod": score_mods.softcap(1.0)}, "no place for a score_mod"),
-        ("documents", {"bias": torch.zeros(52, dtype=torch.float64)}, "no place for a bias"),
-        ("documents", {"dropout": 0.5}, "no place for dropout"),
+        ("documents", {"score_mod": score_mods.softcap(1.0)}, "has no score_mod; leave score_mod out"),
+        ("documents", {"bias": torch.zeros(52, dtype=torch.float64)}, "has no bias"),
+        ("documents", {"dropout": 0.5}, "has no dropout; give dropout=0.0"),
         (patterns.strict_causal(14), {}, "no packing of documents with one window"),
         (patterns.dilated(14, 3, 2), {}, "no packing of documents with one window"),
         (ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 14, heads=4), {}, "no packing of documents"),
@@ -109,7 +113,7 @@ def test_what_it_does_not_hold(graph, options, message):
 def test_sizes_types_and_versions(monkeypatch):
     """Half types, 256 channels (one for the gradient of lse), a torch that has it, something to do."""
     graph = GRAPHS["documents"]
-    with pytest.raises(RefusalError, match=r"float16 and bfloat16, got torch\.float32"):
+    with pytest.raises(RefusalError, match="in float64, q is float32; convert"):
         ga.attend(*qkv(dtype=torch.float32), graph, backend="varlen")
     wide = qkv(dim=256, value_dim=256)
     assert ga.attend(*wide, graph, backend="varlen").shape == (2, 4, 14, 256)

@@ -1,0 +1,110 @@
+"""What each backend supports, as data: one function makes the reason of a refusal from it, another the support matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gnn_attention.backends.call import Call
+
+Support = bool | str  # everywhere, nowhere, or on this type of device alone
+OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Which calls a backend computes; each option is True, False, or the type of device that alone supports it.
+
+    ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by sample or head is
+    taken whole; others are given one plain graph at a time. ``cached``: a call of the same shapes, dtypes and options is
+    supported too, so that the answer is cached with the graph. ``instead`` names what to use for other calls.
+    """
+
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    score_mod: Support = True
+    bias: Support = True
+    dropout: Support = True
+    sink_logits: Support = True
+    lse: Support = True
+    backward: Support = True
+    double_backward: Support = True
+    varying_graphs: bool = False
+    cached: bool = False
+    instead: str = "backend='dense'"
+
+    def limits(self) -> str:
+        """The unsupported options, devices and dtypes in words.
+
+        >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
+        ('every option', 'on cuda; no bias; lse on cuda only')
+        """
+        found = [f"on {_devices(self)}"] if self.devices else []
+        found += [f"in {_dtypes(self)}"] if self.dtypes else []
+        missing = [_spoken(option) for option in OPTIONS if getattr(self, option) is False]
+        found += [f"no {', '.join(missing)}"] if missing else []
+        found += [f"{_spoken(option)} on {getattr(self, option)} only" for option in OPTIONS if _is_partial(self, option)]
+        return "; ".join(found) or "every option"
+
+
+def unsupported_reason(supported: Capabilities, call: Call) -> str | None:
+    """Why the call is unsupported, with what to do, or None.
+
+    Second derivatives are not looked for: whether one is taken shows only in a backward pass, which refuses it.
+    """
+    q, instead = call.q, supported.instead
+    if supported.devices and q.device.type not in supported.devices:
+        return f"it runs on {_devices(supported)}, q is on {q.device}; move q, k and v, or use {instead}"
+    if supported.dtypes and q.dtype not in supported.dtypes:
+        return f"it computes in {_dtypes(supported)}, q is {_dtype(q.dtype)}; convert q, k and v, or use {instead}"
+    for option in _options(call):
+        support = getattr(supported, option)
+        if support is False or (support is not True and q.device.type not in (support, "meta")):
+            where = f" on {q.device.type}" if support else ""
+            return f"it has no {_spoken(option)}{where}; {REMEDIES[option]}, or use {instead}"
+    return None
+
+
+REMEDIES = {
+    "score_mod": "leave score_mod out",
+    "bias": "leave bias out",
+    "dropout": "give dropout=0.0",
+    "sink_logits": "leave sink_logits out",
+    "lse": "give return_info=False",
+    "backward": "call it under torch.no_grad()",
+}
+
+
+def _options(call: Call) -> list[str]:
+    """The options that a call uses."""
+    used = {
+        "score_mod": call.score_mod is not None,
+        "bias": call.bias is not None,
+        "dropout": bool(call.dropout),
+        "sink_logits": call.sink_logits is not None,
+        "lse": call.with_lse,
+        "backward": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
+    }
+    return [option for option, wanted in used.items() if wanted]
+
+
+def _is_partial(supported: Capabilities, option: str) -> bool:
+    return isinstance(getattr(supported, option), str)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _devices(supported: Capabilities) -> str:
+    return " and ".join(device for device in supported.devices if device != "meta")  # which has shapes alone
+
+
+def _dtypes(supported: Capabilities) -> str:
+    return ", ".join(map(_dtype, supported.dtypes))
+
+
+def _spoken(option: str) -> str:
+    """An option as a sentence names it."""
+    return {"backward": "backward pass", "double_backward": "second derivative"}.get(option, option)
