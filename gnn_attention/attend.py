@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +9,19 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges as arithmetic
-from gnn_attention._support import checks
+from gnn_attention._support import checks, memory
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import Call, joined
+from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
+WHOLE = Capabilities(varying_graphs=True)
 EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are asked for
 
 
@@ -74,12 +75,23 @@ def attend(
 
 def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
-    chosen = _chosen(backend, call)
-    with _without_autocast(call.q.device):
+    runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
+    chosen = Backend("ranks", runner, capabilities=WHOLE) if runner is not None else _chosen(backend, call)
+    device = call.q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return _run(chosen, call)
+    with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
+        return _run(chosen, call)
+
+
+def _run(chosen: Backend, call: Call) -> tuple[Tensor, Any]:
+    """Samples and heads of a graph that differs by them are split here, so that a backend is given plain graphs."""
+    if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
-    if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
-        _check_result(chosen, result, call)
-    return result
+        if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
+            _check_result(chosen, result, call)
+        return result
+    return joined([[_run(chosen, part) for part in row] for row in call.parts()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,13 +178,6 @@ def _check_result(backend: Backend, result: object, call: Call) -> None:
         raise ValueError(f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave {shapes}")
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, products keep the dtype of their factors."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
 
@@ -190,11 +195,26 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 
 
 def _chosen(backend: str | Backend, call: Call) -> Backend:
-    runner = call.graph.runner(backend)
-    if runner is not None:
-        return Backend("ranks", runner)
-    if backend == "auto":
-        return choose(call)
+    """The backend of a call. The answer is cached with the graph where calls of the same form have the same one."""
+    key = None
+    if call.form is not None and type(backend) is str:
+        key = (backend, call.form)
+        name = call.graph._memo.get(key)
+        if name is not None:
+            return BACKENDS[name]
+    chosen = choose(call) if backend == "auto" else _supporting(backend, call)
+    if key is not None and _is_lasting(chosen, call):
+        call.graph._memo[key] = chosen.name
+    return chosen
+
+
+def _is_lasting(chosen: Backend, call: Call) -> bool:
+    """Whether every call of this form is supported. Of much memory that is looked up each time."""
+    needed = chosen.bytes_needed(call) if chosen.bytes_needed is not None else 0
+    return chosen.capabilities.cached and BACKENDS.get(chosen.name) is chosen and needed <= memory.WORTH_ASKING
+
+
+def _supporting(backend: str | Backend, call: Call) -> Backend:
     backend = checked_backend(backend)
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
     reason = backend.refusal(call)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -15,8 +16,6 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import ScoreMod
-
-__all__ = ["Call", "made_of", "one_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +41,7 @@ class Call:
     first_sample: int = 0
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
+    form: tuple[Any, ...] | None = field(default=None, init=False)  # shapes, dtypes, devices and options, where checked
 
     @classmethod
     def checked(
@@ -58,22 +58,31 @@ class Call:
         with_lse: bool = False,
     ) -> Call:
         """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
-        _check_tensors(q, k, v)
-        _check_graph(graph, q, k)
-        scale, dropout = _checked_scale(scale, q), checks.probability("dropout", dropout)
-        return cls(
-            q=_for_positive_scale(q, scale),
+        key = _key(q, k, v, graph, scale, dropout)
+        number = None if key is None else graph._memo.get(key)
+        if number is None:
+            _check_tensors(q, k, v)
+            _check_graph(graph, q, k)
+            number, dropout = _checked_scale(scale, q), checks.probability("dropout", dropout)
+            if key is not None:
+                graph._memo[key] = number
+        call = cls(
+            q=q if number > 0 else _for_positive_scale(q, number),
             k=k,
             v=v,
             graph=graph,
-            scale=abs(scale) or 1.0,
-            score_mod=score_mods.checked(score_mod),
-            bias=_checked_bias(bias, graph, q),
-            sink_logits=_checked_sinks(sink_logits, q),
+            scale=abs(number) or 1.0,
+            score_mod=None if score_mod is None else score_mods.checked(score_mod),
+            bias=None if bias is None else _checked_bias(bias, graph, q),
+            sink_logits=None if sink_logits is None else _checked_sinks(sink_logits, q),
             dropout=dropout,
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
         )
+        if key is not None:
+            form = key, with_lse, score_mod is None, bias is None, sink_logits is None
+            object.__setattr__(call, "form", form)
+        return call
 
     def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """``score [B, Hq, ...]`` after the score_mod, at local dst and src.
@@ -103,16 +112,12 @@ class Call:
         """No score_mod, bias or dropout."""
         return self.score_mod is None and self.bias is None and not self.dropout
 
-    def by_graph(self, run: Callable[[Call], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """``run`` on the call, or where the graph differs by sample or head on each of them apart, with the results joined."""
+    def parts(self) -> list[list[Call]]:
+        """A call for each sample and head by which the graph differs, each on a plain graph; :func:`joined` undoes it."""
         graph, (batch, heads) = self.graph, self.q.shape[:2]
-        if graph.batch is None and graph.heads is None:
-            return run(self)
         samples = [None] if graph.batch is None else range(batch)
         numbers = [None] if graph.heads is None else range(heads)
-        rows = [[run(self._part(b, h)) for h in numbers] for b in samples]
-        out, lse = (torch.cat([torch.cat([part[i] for part in row], 1) for row in rows], 0) for i in (0, 1))
-        return out, lse
+        return [[self._part(b, h) for h in numbers] for b in samples]
 
     def _part(self, b: int | None, h: int | None) -> Call:
         """One sample, one head or both, on its own graph, with the key/value head that serves it."""
@@ -129,6 +134,15 @@ class Call:
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
+
+
+def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
+    """The result of a call from those of its parts; lse None where a part has none."""
+    out = torch.cat([torch.cat([out for out, _ in row], 1) for row in rows], 0)
+    found = [[lse for _, lse in row if lse is not None] for row in rows]
+    if any(len(lses) < len(row) for lses, row in zip(found, rows, strict=True)):
+        return out, None
+    return out, torch.cat([torch.cat(lses, 1) for lses in found], 0)
 
 
 def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
@@ -152,6 +166,15 @@ def _keep_parts(graph: TokenGraph) -> bool:
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
     graph._parts[:] = parts
     return True
+
+
+def _key(q: Any, k: Any, v: Any, graph: Any, scale: Any, dropout: Any) -> tuple[Any, ...] | None:
+    """What the checks look at, by which they are cached with the graph; None for what must be checked each time."""
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or type(graph) is not TokenGraph:
+        return None
+    if type(dropout) is not float or not (scale is None or type(scale) is float):
+        return None
+    return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, dropout
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -199,7 +222,7 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
 
 def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
     """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN of -inf."""
-    return q if scale > 0 else -q if scale < 0 else q * 0.0
+    return -q if scale < 0 else q * 0.0
 
 
 def _checked_scores(changed: object, score: Tensor) -> Tensor:
@@ -215,10 +238,8 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
     return changed.to(score.dtype).expand(score.shape)
 
 
-def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor | None:
+def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     """``bias`` as ``[B or 1, Hq or 1, E]``."""
-    if bias is None:
-        return None
     _check_float("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
     graph.edges_on(torch.device("cpu"))  # refused by name where there is no single list of edges
@@ -230,9 +251,7 @@ def _checked_bias(bias: Tensor | None, graph: TokenGraph, q: Tensor) -> Tensor |
     return bias.view(shape).expand(-1, -1, count)
 
 
-def _checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
-    if sink_logits is None:
-        return None
+def _checked_sinks(sink_logits: Tensor, q: Tensor) -> Tensor:
     _check_float("sink_logits", sink_logits, "[Hq]")
     _check_device("sink_logits", sink_logits, q)
     if tuple(sink_logits.shape) != (q.shape[1],):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -29,7 +30,7 @@ from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, kept
 
-SMALL_MASK = 2**18  # pairs up to which the mask is kept in the dtype of q
+SMALL_MASK = 2**18  # pairs up to which the mask is cached in the dtype of q
 DEVICES_OF_FLASH = ("cuda",)
 COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
@@ -39,9 +40,10 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if _tells_lse(call):
         return _with_lse(call)
     if _plain(call) and nonfinite.may_ask(call.q):
-        out = _run_plain(call)
-        if _leaked_nothing(call, out):
-            return _deaf_are_silent(call, out), None
+        form: _Form = kept(_form_of, call.graph)
+        out = _run_plain(call, form)
+        if _leaked_nothing(call, form, out):
+            return _zero_empty_rows(call, form, out), None
     elif nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
@@ -69,51 +71,65 @@ def _plain(call: Call) -> bool:
     return call.is_plain and call.sink_logits is None and not call.with_lse
 
 
+class _Form(NamedTuple):
+    """What SDPA can be spared: ``full`` and ``causal`` graphs need no mask, the others perhaps no care for isolated rows."""
+
+    full: bool
+    causal: bool
+    has_empty_rows: bool
+
+
+def _form_of(graph: TokenGraph) -> _Form:
+    full = graph.is_full()
+    causal = not full and graph.is_causal()
+    return _Form(full, causal, not full and not causal and graph.has_deaf_rows)
+
+
 def _needs_no_mask(graph: TokenGraph) -> bool:
-    return graph.is_full() or graph.is_causal()
+    form = kept(_form_of, graph)
+    return bool(form.full or form.causal)
 
 
 def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     if _plain(call):
-        return _deaf_are_silent(call, _run_plain(call)), None
+        form: _Form = kept(_form_of, call.graph)
+        return _zero_empty_rows(call, form, _run_plain(call, form)), None
     return _formula(call, call.graph.mask(call.q.device))
 
 
 # -- SDPA -------------------------------------------------------------------------------------------------------------
 
 
-def _run_plain(call: Call) -> Tensor:
-    graph = call.graph
-    if _needs_no_mask(graph):
-        return _sdpa(call, None, is_causal=not graph.is_full())
-    return _sdpa(call, _openly(graph, call.q.dtype, call.q.device), is_causal=False)
+def _run_plain(call: Call, form: _Form) -> Tensor:
+    if form.full or form.causal:
+        return _sdpa(call, None, is_causal=form.causal)
+    return _sdpa(call, _opened_mask(call.graph, call.q.dtype, call.q.device), is_causal=False)
 
 
-def _leaked_nothing(call: Call, out: Tensor) -> bool:
+def _leaked_nothing(call: Call, form: _Form, out: Tensor) -> bool:
     """True if no token that is not finite reached anyone who does not hear it, nor will its gradient, and none was lost.
 
     Whoever hears a v that is not finite holds it: in a full or causal graph the last receiver does. A row of logits that are all
     NaN becomes 0 in the kernel for CPUs (untested on a GPU, whose kernels read as if it were NaN), so that there q and k are
     looked at, too; and for gradients, where they are multiplied by weights 0.
     """
-    graph, on_cuda = call.graph, out.is_cuda
-    if on_cuda and graph.is_full():
+    on_cuda = out.is_cuda
+    if on_cuda and form.full:
         return True
-    told = out[:, :, -1:] if _needs_no_mask(graph) else out
+    shown = out[:, :, -1:] if form.full or form.causal else out
     if on_cuda and not out.requires_grad:
-        return nonfinite.surely_finite(told)
-    return nonfinite.surely_finite(told, call.q, call.k)
+        return nonfinite.surely_finite(shown)
+    return nonfinite.surely_finite(shown, call.q, call.k)
 
 
-def _deaf_are_silent(call: Call, out: Tensor) -> Tensor:
-    """Exactly 0 for receivers that hear nobody, whose row of the mask was opened."""
-    if _needs_no_mask(call.graph) or not call.graph.has_deaf_rows:
+def _zero_empty_rows(call: Call, form: _Form, out: Tensor) -> Tensor:
+    if not form.has_empty_rows:
         return out
     return out.masked_fill(~call.graph.mask(out.device).any(-1, keepdim=True), 0.0)
 
 
-def _openly(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask as SDPA is given it: open for receivers that hear nobody; of a small graph as the kernel wants it, kept."""
+def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask for SDPA, which an isolated row would make NaN: all True there; of a small graph in the dtype of q, cached."""
     small = graph.num_dst * graph.num_src <= SMALL_MASK
     mask: Tensor = kept(_opened, graph, dtype if small else torch.bool, device)
     return mask
@@ -130,18 +146,16 @@ def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
-    kernel = partial(
-        functional.scaled_dot_product_attention,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
-    )
-    return twice_differentiable(kernel, partial(_unfused, kernel), *map(_dense_channels, (call.q, call.k, call.v)))
+    q, k, v = _adjacent_channels(call.q), _adjacent_channels(call.k), _adjacent_channels(call.v)
+    options = {"attn_mask": mask, "is_causal": is_causal, "scale": call.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return functional.scaled_dot_product_attention(q, k, v, **options)
+    kernel = partial(functional.scaled_dot_product_attention, **options)
+    return twice_differentiable(kernel, partial(_unfused, kernel), q, k, v)
 
 
-def _dense_channels(x: Tensor) -> Tensor:
-    """Channels side by side: of others SDPA has no fused kernel, and would make all weights."""
+def _adjacent_channels(x: Tensor) -> Tensor:
+    """Of others SDPA has no fused kernel, and would make all weights."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

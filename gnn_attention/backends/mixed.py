@@ -5,13 +5,12 @@ Both parts are pieces of one plan, merged by log-sum-exp inside one operator wit
 
 from __future__ import annotations
 
-from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
-from gnn_attention.backends.plan.planner import mixed_work, packed_plan
+from gnn_attention.backends.plan.planner import mixed_work
 from gnn_attention.graph import kept
 
 MOST_EDGES = 2**28  # that a list holds within some GiB
@@ -19,8 +18,7 @@ MOST_EDGES = 2**28  # that a list holds within some GiB
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    out, lse = call.by_graph(_run)
-    return (out, lse) if call.sink_logits is None else (out, edges.sinks_alone(lse, call.sink_logits, call.heard))
+    return attention_op.along_plan(call, "mixed")
 
 
 def refusal(call: Call) -> str | None:
@@ -34,12 +32,6 @@ def refusal(call: Call) -> str | None:
 def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: what one call of a kernel takes."""
     return 2**27
-
-
-def _run(call: Call) -> tuple[Tensor, Tensor]:
-    return attention_op.attention(
-        call.q, call.k, call.v, packed_plan("mixed", call.graph, call.q.device), call.scale, call.sink_logits
-    )
 
 
 BACKEND = Backend(

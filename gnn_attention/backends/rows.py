@@ -21,7 +21,6 @@ from gnn_attention.backends.call import Call
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
-from gnn_attention.backends.plan.planner import packed_plan
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
 MOST_EDGES = 2**31 - 1  # that int32 can number
@@ -30,10 +29,7 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
-    if call.sink_logits is None or not call.is_plain:
-        return out, lse
-    return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
+    return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
 def refusal(call: Call) -> str | None:
@@ -53,12 +49,6 @@ def bytes_needed(call: Call) -> int:
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
     rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * wide
     return count * (40 + 2 * wide * at_once) + 2 * rows
-
-
-def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
-    return attention_op.attention(
-        call.q, call.k, call.v, packed_plan("rows", call.graph, call.q.device), call.scale, call.sink_logits
-    )
 
 
 # -- written out ------------------------------------------------------------------------------------------------------

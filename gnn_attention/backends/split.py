@@ -47,7 +47,7 @@ class Plan:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    return replace(call, with_lse=True).by_graph(_run)
+    return _run(replace(call, with_lse=True))
 
 
 def refusal(call: Call) -> str | None:
@@ -84,14 +84,19 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     if not found:
         return _nothing_heard(call)
     if len(found) == 1:
-        out, lse = KERNELS[found[0][1]].run(call)
-        return out, lse
+        return _with_lse(found[0][1], call)
     wide = _in_dtype_of_parts(call)
-    results = [KERNELS[name].run(_cut(wide, part)) for part, name in found]
+    results = [_with_lse(name, _cut(wide, part)) for part, name in found]
     out, lse = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     if call.sink_logits is not None:
         out, lse = edges.add_sinks(out, lse, call.sink_logits, call.heard)
     return out.to(call.q.dtype), lse
+
+
+def _with_lse(name: str, call: Call) -> tuple[Tensor, Tensor]:
+    out, lse = KERNELS[name].run(call)
+    assert lse is not None
+    return out, lse
 
 
 def _in_dtype_of_parts(call: Call) -> Call:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention import edges
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
@@ -28,10 +27,7 @@ MASK_LIMIT = 2**32  # bytes
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
-    out, lse = call.by_graph(_run_plain if call.is_plain else _run_written_out)
-    if call.sink_logits is None or not call.is_plain:
-        return out, lse
-    return out, edges.sinks_alone(lse, call.sink_logits, call.heard)
+    return attention_op.along_plan(call, "tiles") if call.is_plain else _run_written_out(call)
 
 
 def refusal(call: Call) -> str | None:
@@ -48,12 +44,6 @@ def refusal(call: Call) -> str | None:
 def bytes_needed(call: Call) -> int:
     """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out logits."""
     return 2**26 if call.is_plain else 2**28
-
-
-def _run_plain(call: Call) -> tuple[Tensor, Tensor]:
-    return attention_op.attention(
-        call.q, call.k, call.v, packed_plan("tiles", call.graph, call.q.device), call.scale, call.sink_logits
-    )
 
 
 def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:

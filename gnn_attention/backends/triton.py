@@ -38,7 +38,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def run(call: Call, form: str | None = None) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64; in this form, or the best."""
-    out, lse = call.by_graph(partial(_run_plain, form=form))
+    out, lse = _run_plain(call, form)
     if call.sink_logits is None:
         return out, lse
     return edges.add_sinks(out, lse, call.sink_logits, kept(_heard, call.graph, call.q.device)[0])

@@ -5,7 +5,7 @@ import torch
 from support.bounds import assert_exact, assert_sum
 from support.plans import tokens
 
-from gnn_attention.backends.cpu.token_groups import add, put, take
+from gnn_attention.backends.cpu.dense_blocks import add, put, take
 from gnn_attention.backends.plan.plan import Gathered, Strided
 
 BATCH, HEADS, TOKENS, DIM = 3, 2, 23, 4

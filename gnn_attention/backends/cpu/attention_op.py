@@ -17,12 +17,39 @@ from gnn_attention import edges
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
+from gnn_attention.backends.call import Call
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
-
-__all__ = ["attention"]
+from gnn_attention.backends.plan.planner import packed_plan, plan_on
+from gnn_attention.graph import kept
 
 NARROW = 16  # senders: the numbers of a vector in the kernel for CPUs
+
+
+def along_plan(call: Call, kind: str) -> tuple[Tensor, Tensor]:
+    """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``.
+
+    Without a gradient to come, and where nothing traces or transforms the program, the operator has nothing to add.
+    """
+    q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
+    if _is_eager(q, k, v) and (sinks is None or not (sinks.requires_grad and torch.is_grad_enabled())):
+        plan = kept(plan_on, call.graph, kind, q.device)
+        batch = q.new_zeros(q.shape[0], 0) if sinks is None else sinks.expand(q.shape[0], -1)
+        out, lse = _attend(q, k, v, batch, plan, call.scale)
+    else:
+        out, lse = attention(q, k, v, packed_plan(kind, call.graph, q.device), call.scale, sinks)
+    return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.heard))
+
+
+def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True for plain tensors with numbers whose derivative nothing needs, outside of compilers, transforms and modes."""
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or q.is_meta:
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return not modes and not transformed and torch._C._get_tracing_state() is None
 
 
 def attention(
@@ -46,7 +73,10 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass; ``sinks`` is ``[B, Hq]``, or ``[B, 0]`` for none."""
-    plan = unpacked(tensors, numbers)
+    return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
     out, lse = _forward(q, k, v, plan, scale, sinks)
     if _carried_all(q, k, v, lse, plan):
         return out, lse
@@ -71,7 +101,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The operator of the backward pass: the gradients of q, k and v, token-major in memory, and of the sinks."""
     plan = unpacked(tensors, numbers)
-    if _visits_non_edges(plan) and not nonfinite.surely_finite(q, k, v):
+    if plan.visits_non_edges and not nonfinite.surely_finite(q, k, v):
         q, k, v = nonfinite.cleaned(q, k, v)
         spoiled = nonfinite.spoiled(lse)
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
@@ -88,23 +118,25 @@ def _run_backward(
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    sinks = q.new_zeros(q.shape[0], 0) if sinks is None else sinks
-    wide = edges.accumulation_dtype(q.dtype)
-    unfinished = bool(sinks.shape[1]) or any(not piece.fresh for piece in plan.pieces)  # what is to change is not rounded before
+    wide = torch.promote_types(q.dtype, torch.float32)
+    # the dtype of sums until all pieces are merged and sinks are added
+    unfinished = (sinks is not None and bool(sinks.shape[1])) or not plan.all_fresh
     out = _token_major(q, v.shape[3], wide if unfinished else q.dtype)
     lse = _token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
         out.zero_()
         lse.fill_(-torch.inf)
-    dense = any(not isinstance(piece, Edges) for piece in plan.pieces)
-    own = (x.to(wide) if unfinished else _taken(x) for x in (q, k, v))
-    wide_q, wide_k, wide_v = _same_width(max(q.shape[3], v.shape[3]), *own) if dense else (q, k, v)
+    ends = [q, k, v]
+    if plan.has_blocks:
+        if unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
+            ends = [q.to(wide), k.to(wide), v.to(wide)]  # a CPU has no arithmetic for float16
+        ends = _same_width(max(q.shape[3], v.shape[3]), *ends)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             csr.forward(q, k, v, piece, scale, out, lse)
         else:
-            dense_blocks.forward(wide_q, wide_k, wide_v, piece, scale, out, lse)
-    if sinks.shape[1]:
+            dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
+    if sinks is not None and sinks.shape[1]:
         _add_sinks(out, lse, sinks.to(wide).unsqueeze(-1))
     return out.to(q.dtype), lse
 
@@ -148,8 +180,11 @@ def _token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
     """As dense kernels read them: each token's channels in a row of its own, with 0 up to ``width``, alike for q, k and v."""
-    padded = (x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3])) for x in tensors)
-    return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in padded]
+    ends = []
+    for x in tensors:
+        x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
+        ends.append(x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous())
+    return ends
 
 
 def _taken(x: Tensor) -> Tensor:
@@ -175,17 +210,13 @@ def _carried_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bo
     Elsewhere a q or k that is not finite shows in lse. For a logit of +inf that kernel tells lse +inf, and in halves an output
     that is finite, where all weights are NaN.
     """
-    if all(isinstance(piece, Edges) for piece in plan.pieces):
+    if not plan.has_blocks:
         return True
-    if any(not isinstance(piece, Edges) and piece.src.size < NARROW for piece in plan.pieces):
+    if plan.narrowest < NARROW:
         return nonfinite.surely_finite(q, k, v)
-    if not _visits_non_edges(plan):
+    if not plan.visits_non_edges:
         return not bool((lse == torch.inf).any())
     return not bool(nonfinite.spoiled(lse).any()) and nonfinite.surely_finite(v)
-
-
-def _visits_non_edges(plan: Plan) -> bool:
-    return any(not isinstance(piece, Edges) and (piece.causal or piece.masks is not None) for piece in plan.pieces)
 
 
 def _hears(marked: Tensor, q: Tensor, plan: Plan) -> Tensor:

@@ -38,7 +38,7 @@ def forward(
     """Write ``out`` and ``lse`` of the softmax over ``edges``; merge with what they hold unless ``edges.fresh``.
 
     Merging is that of :func:`gnn_attention.edges.merge`: exact over disjoint sets of edges. A receiver without in-edges gets
-    0 and -inf. The arithmetic is in the dtype of :func:`accumulation_dtype`, whatever those of q and out.
+    0 and -inf. The arithmetic is in the dtype of lse, whatever those of q and out.
     """
     slices = q.shape[0] * q.shape[1]
     if not edges.src.numel() or not slices:
@@ -46,7 +46,7 @@ def forward(
             out.zero_()
             lse.fill_(-torch.inf)
     elif folding.worth_folding(edges, slices):
-        work = Head(folding.folded(edges, slices, k.shape[0] * k.shape[1]), accumulation_dtype(q.dtype))
+        work = Head(folding.folded(edges, slices, k.shape[0] * k.shape[1]), lse.dtype)
         _forward_head(work, q, work.staged("k", k), work.staged("v", v), scale, out, lse)
     else:
         _forward_heads(q, k, v, edges, scale, out, lse)
@@ -90,11 +90,11 @@ def backward(
 
 
 def _forward_heads(q: Tensor, k: Tensor, v: Tensor, edges: Edges, scale: float, out: Tensor, lse: Tensor) -> None:
-    work, group = Head(edges, accumulation_dtype(q.dtype)), q.shape[1] // k.shape[1]
+    work, group = Head(edges, lse.dtype), q.shape[1] // k.shape[1]
     for sample in range(q.shape[0]):
         for head in range(q.shape[1]):
             if head % group == 0:
-                key, value = (work.staged(name, x[sample, head // group]) for name, x in (("k", k), ("v", v)))
+                key, value = work.staged("k", k[sample, head // group]), work.staged("v", v[sample, head // group])
             _forward_head(work, q[sample, head], key, value, scale, out[sample, head], lse[sample, head])
 
 
@@ -138,8 +138,8 @@ def _shift(work: Head, logits: Tensor) -> Tensor | float:
 
 def _all_small(logits: Tensor) -> bool:
     """Whether exp of all of them is far from both ends of float32 (what is not finite is not small)."""
-    low, high = (float(end) for end in logits.aminmax())
-    return low >= -REACH and high <= REACH
+    low, high = logits.aminmax()
+    return low.item() >= -REACH and high.item() <= REACH
 
 
 def _zeroed(matrix: Tensor) -> Tensor:

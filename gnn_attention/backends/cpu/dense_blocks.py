@@ -9,16 +9,14 @@ All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contigu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.cpu.token_groups import add, put, take
-from gnn_attention.backends.plan.plan import Masks, Rectangles
-
-__all__ = ["backward", "forward"]
+from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
 BYTES_AT_ONCE = 2**25  # of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
 LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
@@ -109,12 +107,14 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:
     """Calls of the kernel: some groups of one sample at a time, or one group of all samples, whichever takes fewer calls."""
+    samples: Iterable[int | None]
     batch, row = q.shape[0], q.shape[3] * q.element_size()
     size = row * (piece.dst.size * q.shape[1] + 2 * piece.src.size * k.shape[1])
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
-        yield from ((None, part) for part in piece.parts(1))
+        samples, most = (None,), 1
     else:
-        yield from ((sample, part) for sample in range(batch) for part in piece.parts(max(1, BYTES_AT_ONCE // size)))
+        samples, most = range(batch), max(1, BYTES_AT_ONCE // size)
+    return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
@@ -155,3 +155,66 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
     if causal:
         logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf)
     return logits if mask is None else logits + mask.to(wide)
+
+
+# -- groups of tokens inside [B, H, T, D]: without a copy where they are strided, gathered where they are not -------------
+
+
+def take(x: Tensor, sample: int | None, groups: Groups) -> Float[Tensor, "groups heads size dim"]:
+    """The tokens of each group of one sample; with ``sample=None`` those of the only group, in every sample."""
+    if sample is None:
+        return _of_all(x, groups)
+    if isinstance(groups, Strided):
+        return _strided(x[sample], groups)
+    rows = x[sample].transpose(0, 1).index_select(0, groups.index.flatten())
+    return rows.view(*groups.index.shape, *rows.shape[1:]).transpose(1, 2)
+
+
+def put(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "groups heads size dim"]) -> None:
+    """Write the groups' tokens, which must not overlap."""
+    if isinstance(groups, Strided):
+        take(x, sample, groups).copy_(value)
+    elif sample is None:
+        x.index_copy_(2, groups.index[0], value.to(x.dtype))
+    else:
+        x[sample].transpose(0, 1).index_copy_(0, groups.index.flatten(), _as_rows(value).to(x.dtype))
+
+
+def add(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "groups heads size dim"]) -> None:
+    """Add to the groups' tokens, which may overlap."""
+    if isinstance(groups, Gathered):
+        index, rows = groups.index.flatten(), value.to(x.dtype)
+        if sample is None:
+            x.index_add_(2, index, rows)
+        else:
+            x[sample].transpose(0, 1).index_add_(0, index, _as_rows(rows))
+    elif groups.count == 1 or groups.stride >= groups.size:
+        take(x, sample, groups).add_(value)
+    elif groups.stride == 0:
+        take(x, sample, groups.part(0, 1)).add_(value.sum(0, keepdim=True))
+    else:
+        _add_in_strips(x, sample, groups, value)
+
+
+def _of_all(x: Tensor, groups: Groups) -> Tensor:
+    if isinstance(groups, Gathered):
+        return x.index_select(2, groups.index[0])
+    return x[:, :, groups.start : groups.start + groups.size]
+
+
+def _strided(x: Float[Tensor, "heads tokens dim"], groups: Strided) -> Tensor:
+    head, token, channel = x.stride()
+    shape = (groups.count, x.shape[0], groups.size, x.shape[2])
+    return x.as_strided(shape, (groups.stride * token, head, token, channel), x.storage_offset() + groups.start * token)
+
+
+def _as_rows(value: Float[Tensor, "groups heads size dim"]) -> Float[Tensor, "tokens heads dim"]:
+    return value.transpose(1, 2).flatten(0, 1)
+
+
+def _add_in_strips(x: Tensor, sample: int | None, groups: Strided, value: Tensor) -> None:
+    """Overlapping groups, a strip of ``stride`` tokens of each at a time: strips of one turn do not overlap."""
+    for offset in range(0, groups.size, groups.stride):
+        size = min(groups.stride, groups.size - offset)
+        strip = Strided(groups.start + offset, groups.stride, groups.count, size)
+        take(x, sample, strip).add_(value[:, :, offset : offset + size])

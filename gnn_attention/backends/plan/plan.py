@@ -10,6 +10,7 @@ programs hold the graph itself and never an object that could grow stale.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -156,6 +157,26 @@ class Plan:
 
     pieces: tuple[Piece, ...]
     complete: bool
+
+    @functools.cached_property
+    def all_fresh(self) -> bool:
+        """No receiver is in two pieces: nothing is to be merged."""
+        return all(piece.fresh for piece in self.pieces)
+
+    @functools.cached_property
+    def has_blocks(self) -> bool:
+        """Not all pieces are lists of edges."""
+        return any(isinstance(piece, Rectangles) for piece in self.pieces)
+
+    @functools.cached_property
+    def visits_non_edges(self) -> bool:
+        """Some piece has a mask."""
+        return any(isinstance(piece, Rectangles) and (piece.causal or piece.masks is not None) for piece in self.pieces)
+
+    @functools.cached_property
+    def narrowest(self) -> int:
+        """The fewest senders of a rectangle."""
+        return min(piece.src.size for piece in self.pieces if isinstance(piece, Rectangles))
 
 
 # -- as tensors and integers ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
-from gnn_attention.backends.plan.plan import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed
+from gnn_attention.backends.plan.plan import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed, unpacked
 from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 from gnn_attention.backends.plan.tile_masks import tile_boxes
 from gnn_attention.graph import TokenGraph, kept
@@ -73,6 +73,11 @@ def mask_bytes(graph: TokenGraph) -> int:
         return len(partial.row) * BLOCK**2
     pieces = cover(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
+
+
+def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
+    """One of ``PLANS`` with its tensors on a device."""
+    return unpacked(*packed_plan(kind, graph, device))
 
 
 def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:

@@ -1,0 +1,66 @@
+"""How far a call travels: own functions and modules that the second call of ``attend`` and of the layer passes through."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import patterns
+
+PACKAGE = os.path.dirname(ga.__file__)
+MOST_MODULES, MOST_FUNCTIONS, MOST_FUNCTIONS_OF_THE_LAYER = 8, 35, 30
+TOKENS = 1024
+
+
+def visited(run):
+    """The own functions, as (file, name), of a call after the first, which plans."""
+    run()
+    found = set()
+
+    def note(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            found.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def edge_list():
+    ends = torch.randint(0, TOKENS, (2, 4000), generator=torch.Generator().manual_seed(0))
+    return ga.convert.from_edge_index(ends, TOKENS, TOKENS, coalesce=True)
+
+
+CALLS = {
+    "tiles": (patterns.window(TOKENS, 64), "tiles"),
+    "auto": (patterns.window(TOKENS, 64), "auto"),
+    "rows": (edge_list(), "rows"),
+    "dense": (patterns.window(34, 5), "auto"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_attend(name):
+    graph, backend = CALLS[name]
+    q, k, v = torch.randn(3, 1, 8, graph.num_dst, 64)
+    found = visited(lambda: ga.attend(q, k, v, graph, backend=backend))
+    assert (PACKAGE + "/attend.py", "attend") in found
+    assert len({file for file, _ in found}) <= MOST_MODULES
+    assert len(found) <= MOST_FUNCTIONS, sorted(found)
+
+
+@pytest.mark.parametrize("graph", [edge_list(), patterns.window(TOKENS, 8)], ids=["edge list", "window"])
+@torch.no_grad()
+def test_the_layer(graph):
+    """Edge by edge: message, aggregate and update."""
+    layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8))
+    found = visited(lambda: layer(torch.randn(TOKENS, 64), graph))
+    assert {"message", "update"} <= {name.split(".")[-1] for _, name in found}
+    assert len({file for file, _ in found}) <= MOST_MODULES
+    assert len(found) <= MOST_FUNCTIONS_OF_THE_LAYER, sorted(found)
