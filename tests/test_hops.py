@@ -1,7 +1,7 @@
 """How far a call travels: own functions and modules that the second call of ``attend`` and of the layer passes through."""
 
-import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import torch
 import gnn_attention as ga
 from gnn_attention import patterns
 
-PACKAGE = os.path.dirname(ga.__file__)
+PACKAGE = str(Path(ga.__file__).parent)
 MOST_MODULES, MOST_FUNCTIONS, MOST_FUNCTIONS_OF_THE_LAYER = 8, 35, 30
 TOKENS = 1024
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -147,7 +147,12 @@ def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tens
 
 def _sdpa(call: Call, mask: Tensor | None, is_causal: bool) -> Tensor:
     q, k, v = _adjacent_channels(call.q), _adjacent_channels(call.k), _adjacent_channels(call.v)
-    options = {"attn_mask": mask, "is_causal": is_causal, "scale": call.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {
+        "attn_mask": mask,
+        "is_causal": is_causal,
+        "scale": call.scale,
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return functional.scaled_dot_product_attention(q, k, v, **options)
     kernel = partial(functional.scaled_dot_product_attention, **options)
