@@ -14,14 +14,12 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.backends.call import Call, joined
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-WHOLE = Capabilities(varying_graphs=True)
 EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are asked for
 
 
@@ -76,7 +74,7 @@ def attend(
 def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    chosen = Backend("ranks", runner, capabilities=WHOLE) if runner is not None else _chosen(backend, call)
+    chosen = Backend("ranks", runner) if runner is not None else _chosen(backend, call)
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return _run(chosen, call)

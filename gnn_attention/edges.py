@@ -16,6 +16,8 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head", "sinks_alone", "softmax", "weights_from_lse"]
 
+REACH = 8.0  # of logits: exp(+-8) is far from both ends of float32, and the exponent has few roundings
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype for sums: float64 stays, everything else becomes float32.
@@ -67,22 +69,50 @@ def softmax(
     check.edges("logits", logits, dst, num_dst)
     if sink_logits is not None:
         check.sinks(sink_logits, logits)
+    heard = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
+    mass, top, total = _masses(logits, dst, num_dst, sink_logits)
+    nothing = (total == 0) | ~heard
+    total = total.masked_fill(nothing, 1.0)
+    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
+    return mass / total.gather(-1, dst.expand(logits.shape)), lse
+
+
+def weights_of(logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int) -> Float[Tensor, "... edges"]:
+    """The weights of :func:`softmax` alone, for edges of a graph, which fit: nothing is checked."""
+    if _all_small(logits):
+        mass = logits.exp()
+        return mass / mass.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, mass).index_select(-1, dst)
+    mass, _, total = _masses(logits, dst, num_dst, None)
+    return mass / total.masked_fill(total == 0, 1.0).gather(-1, dst.expand(logits.shape))
+
+
+def _all_small(logits: Tensor) -> bool:
+    """Whether exp of all is far from both ends of float32, so that none is shifted; False where numbers cannot be looked at."""
+    seen_by_others = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if seen_by_others or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor:
+        return False
+    if logits.device.type != "cpu" or not logits.numel():
+        return False
+    low, high = logits.detach().aminmax()
+    return low.item() >= -REACH and high.item() <= REACH
+
+
+def _masses(
+    logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None
+) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"], Float[Tensor, "... dst"]]:
+    """``exp(logit - top)`` of every edge, the sums of these, and ``top``: the largest logit of a receiver, unless it is small."""
     index = dst.expand(logits.shape)
     top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
     top = top.scatter_reduce(-1, index, logits.detach(), "amax")
-    heard = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
     if sink_logits is not None:
         sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
         top = torch.maximum(top, sink.detach())
-    top = top.masked_fill(top == -torch.inf, 0.0)
+    top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)  # alike, whatever other receivers attend to
     mass = (logits - top.gather(-1, index)).exp()
     total = torch.zeros_like(top).scatter_add(-1, index, mass)
     if sink_logits is not None:
         total = total + (sink - top).exp()
-    nothing = (total == 0) | ~heard
-    total = total.masked_fill(nothing, 1.0)
-    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
-    return mass / total.gather(-1, index), lse
+    return mass, top, total
 
 
 def weights_from_lse(

@@ -47,8 +47,8 @@ class Backend:
     """A way to compute attention: ``run(call) -> (out, lse or None)``.
 
     ``capabilities`` say which devices, dtypes and options are supported. ``refusal`` is given for what they cannot say, such
-    as memory: ``refusal(call) -> reason or None``; of the finished object it answers for both. A graph that differs by sample
-    or head comes as one call for each of them, unless the capabilities have ``varying_graphs``. An object of this class can be
+    as memory: ``refusal(call) -> reason or None``; of the finished object it answers for both. Without ``varying_graphs`` among
+    the capabilities a graph that differs by sample or head comes as one call for each of them. An object of this class can be
     passed to ``attend(..., backend=...)`` and to ``verify.run(backends=[...])``, to try and check a backend of one's own.
     ``compiled`` says that a first call takes seconds: on a CPU, ``verify`` leaves it out unless it is named.
     ``recomputes`` says that gradients come from weights recomputed from lse, as in every fused kernel: ``verify`` then compares

@@ -17,7 +17,7 @@ class Capabilities:
     """Which calls a backend computes; each option is True, False, or the type of device that alone supports it.
 
     ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by sample or head is
-    taken whole; others are given one plain graph at a time. ``cached``: a call of the same shapes, dtypes and options is
+    taken whole; without, one plain graph comes at a time. ``cached``: a call of the same shapes, dtypes and options is
     supported too, so that the answer is cached with the graph. ``instead`` names what to use for other calls.
     """
 
@@ -30,7 +30,7 @@ class Capabilities:
     lse: Support = True
     backward: Support = True
     double_backward: Support = True
-    varying_graphs: bool = False
+    varying_graphs: bool = True
     cached: bool = False
     instead: str = "backend='dense'"
 

@@ -274,5 +274,5 @@ BACKEND = Backend(
     "SDPA on full and causal graphs without a mask, else time and memory of dst x src",
     refusal,
     bytes_needed,
-    capabilities=Capabilities(varying_graphs=True, cached=True, instead="backend='auto'"),
+    capabilities=Capabilities(cached=True, instead="backend='auto'"),
 )

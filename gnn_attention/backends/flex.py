@@ -348,6 +348,5 @@ BACKEND = Backend(
         lse="cuda",
         backward="cuda",
         double_backward=False,
-        varying_graphs=True,
     ),
 )

@@ -42,6 +42,12 @@ BACKEND = Backend(
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(
-        score_mod=False, bias=False, dropout=False, double_backward=False, cached=True, instead="backend='tiles' or 'rows'"
+        score_mod=False,
+        bias=False,
+        dropout=False,
+        double_backward=False,
+        varying_graphs=False,
+        cached=True,
+        instead="backend='tiles' or 'rows'",
     ),
 )

@@ -125,5 +125,5 @@ BACKEND = Backend(
     "edge by edge in float64, or float32 where there is no better, within 2 GiB: the oracle",
     refusal,
     bytes_needed,
-    capabilities=Capabilities(cached=True, instead="backend='auto'"),
+    capabilities=Capabilities(varying_graphs=False, cached=True, instead="backend='auto'"),
 )

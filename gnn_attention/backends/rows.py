@@ -102,5 +102,5 @@ BACKEND = Backend(
     refusal,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False, cached=True),
+    capabilities=Capabilities(double_backward=False, varying_graphs=False, cached=True),
 )

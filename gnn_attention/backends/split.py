@@ -197,5 +197,5 @@ BACKEND = Backend(
     refusal,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False),
+    capabilities=Capabilities(double_backward=False, varying_graphs=False),
 )

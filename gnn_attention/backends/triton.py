@@ -161,6 +161,7 @@ CAPABILITIES = Capabilities(
     devices=("cuda", "cpu") if INTERPRETED else ("cuda",),
     dtypes=DTYPES,
     double_backward=False,
+    varying_graphs=False,
     instead="backend='tiles' (for a trial on a CPU set TRITON_INTERPRET=1 before Python starts)",
 )
 BACKEND = Backend(

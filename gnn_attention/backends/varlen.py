@@ -79,7 +79,6 @@ BACKEND = Backend(
         bias=False,
         dropout=False,
         double_backward=False,
-        varying_graphs=True,
         instead="backend='tiles' or 'triton'",
     ),
 )

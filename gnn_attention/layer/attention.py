@@ -113,10 +113,11 @@ class MessagePassingAttention(MessagePassing):
             ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit; NotImplementedError: the walk
                 (backend None) over a graph that differs by head or sample.
         """
-        x_src, x_dst = _pair(x)
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else _pair(x)
         g = _one_graph(g, edge_index)
         graph = self._as_graph(g, x_src, x_dst)
-        shard = getattr(self.heads, "shard", None)  # the heads of this rank, where they are spread over several
+        # the heads of this rank, where they are spread over several
+        shard = getattr(self.heads, "shard", None) if torch.compiler.is_compiling() else self.heads.__dict__.get("shard")
         if shard is not None:
             graph, bias = shard.graph(graph), shard.bias(bias)
         if isinstance(self.heads, LazyHeads):
@@ -124,8 +125,12 @@ class MessagePassingAttention(MessagePassing):
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
-        q = self.heads.receive(x_dst, graph.positions("dst", x_dst.shape[-2], x_dst.device))
-        k, v = self.heads.send(x_src, graph.positions("src", x_src.shape[-2], x_src.device))
+        at_dst, at_src = None, None  # the positions 0, 1, ...
+        if type(graph) is not TokenGraph or graph.dst_offset or graph.src_offset:
+            at_dst = graph.positions("dst", x_dst.shape[-2], x_dst.device)
+            at_src = graph.positions("src", x_src.shape[-2], x_src.device)
+        q = self.heads.receive(x_dst, at_dst)
+        k, v = self.heads.send(x_src, at_src)
         score_mod, q = (self.score_mod, q) if shard is None else shard.entered(self.score_mod, q)
         wants_weights = isinstance(return_attention_weights, bool)
         dropout = self.dropout if self.training else 0.0
@@ -156,25 +161,50 @@ class MessagePassingAttention(MessagePassing):
                 f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
                 "use backend='auto', without hooks and explainers, which need the walk"
             )
-        wide, num_heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
-        q, k, v = (edges.per_query_head(x.to(wide), num_heads).transpose(1, 2) for x in (call.q, call.k, call.v))
-        if not batched:
-            q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        q, k, v = self._nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
-        alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
-        return self.propagate(edge_index, size=size, v=v, alpha=self._dropped(alpha, edge_index, call)), alpha
+        if self._scores_are_watched():
+            alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
+        else:  # the same, without what torch_geometric does for hooks
+            src, dst = edge_index
+            alpha = self.edge_update(q.index_select(-3, dst), k.index_select(-3, src), dst, src, size[1], call)
+        dropped = self._dropped(alpha, edge_index, call) if call.dropout else alpha
+        return self.propagate(edge_index, size=size, v=v, alpha=dropped), alpha
+
+    def _scores_are_watched(self) -> bool:
+        """True where ``edge_update`` is hooked, explained, of a subclass, or part of a compiled program."""
+        hooked = self._edge_update_forward_pre_hooks or self._edge_update_forward_hooks or self.explain
+        own = type(self).edge_update is MessagePassingAttention.edge_update
+        return bool(hooked) or not own or torch.compiler.is_compiling()
+
+    @staticmethod
+    def _nodes(call: Call, batched: bool) -> list[Tensor]:
+        """q, k and v as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
+        wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[1]
+        nodes = []
+        for x in (call.q, call.k, call.v):
+            x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)
+            x = x.to(wide).transpose(1, 2)
+            nodes.append(x if batched else x.squeeze(0))
+        return nodes
 
     def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object) -> Tensor:
         """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
-        logits = edges.logit(q_i, k_j, self.heads.scale)
-        logits = self._modified(logits, index, edge_index_j, call)
-        weights, _ = edges.softmax(logits.mT, index, size_i)
-        return weights.mT
+        assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
+        logits = (q_i * k_j).sum(-1) * call.scale
+        if call.score_mod is not None or call.bias is not None:
+            logits = self._modified(logits, index, edge_index_j, call)
+        return edges.weights_of(logits.mT, index, size_i).mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
         return alpha.unsqueeze(-1) * v_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        """The sum over the in-edges of every receiver ``index``, for each head."""
+        total = inputs.new_zeros(*inputs.shape[:-3], dim_size, *inputs.shape[-2:])
+        return total.index_add(-3, index, inputs)
 
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
@@ -196,11 +226,8 @@ class MessagePassingAttention(MessagePassing):
             or self._edge_update_forward_hooks
         )
 
-    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: object) -> Tensor:
+    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: Call) -> Tensor:
         """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
-        assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
-        if call.score_mod is None and call.bias is None:
-            return logits
         score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
         score = score if call.bias is None else score + call.bias.to(score.dtype)
         return score.mT.reshape(logits.shape)
