@@ -146,7 +146,7 @@ def add_sinks(
     check.heard(heard, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1)
     nothing = ~heard | ((lse == -torch.inf) & (sinks == -torch.inf))
-    share, _, lse = _shares(lse, sinks.expand(lse.shape), nothing)
+    share, _, lse = shares(lse, sinks.expand(lse.shape), nothing)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
 
 
@@ -180,11 +180,11 @@ def merge(
     check.result("out_b", out_b, "lse_b", lse_b)
     check.alike("out_b", out_b, "out_a", out_a)
     nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)  # there logaddexp has no derivative
-    share_a, share_b, lse = _shares(lse_a, lse_b, nothing)
+    share_a, share_b, lse = shares(lse_a, lse_b, nothing)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 
 
-def _shares(a: Tensor, b: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def shares(a: Tensor, b: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``e^a`` and ``e^b`` as shares of their sum, and the logarithm of that; 0, 0 and -inf where there is ``nothing``.
 
     They sum to 1 but for a rounding: ``e^(a - log(e^a + e^b))`` would have the rounding of a large logarithm. A softmax, whose

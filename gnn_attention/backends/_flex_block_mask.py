@@ -15,6 +15,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph.kernel_formats import tile_list
 from gnn_attention.graph.regions.quadtree import Boxes, cells
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
@@ -98,13 +99,7 @@ def _kinds(parts: Tiles) -> tuple[Bool[Tensor, "batch heads rows columns"], Bool
 def _lists(full: Tensor, some: Tensor, backward: bool) -> list[Tensor]:
     """The partial and the full ones of each row; for a backward pass, which a CPU has not, those of each column too."""
     sides = [some, full, some.mT, full.mT] if backward else [some, full]
-    return [part for side in sides for part in _listed(side)]
-
-
-def _listed(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """How many are chosen in each row, and their columns, chosen ones first."""
-    columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
-    return chosen.sum(-1).to(torch.int32), columns.to(torch.int32)
+    return [part for side in sides for part in tile_list(side)]
 
 
 def _compact(lists: list[Tensor]) -> list[Tensor]:

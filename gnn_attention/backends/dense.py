@@ -27,6 +27,7 @@ from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.capabilities import Capabilities
+from gnn_attention.backends.cpu.dense_blocks_eager import row_softmax
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, kept
 
@@ -203,11 +204,13 @@ def _formula(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
     call = call if call.graph.num_edges else replace(call, score_mod=None)  # there is nothing that it could be told
     wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     q, k, v = (edges.per_query_head(x.to(wide), heads) for x in (call.q, call.k, call.v))
-    weights, lse = _softmax(_logits(call, q, k, mask), call.sink_logits)
-    nobody = ~mask.any(-1)
+    sinks = None
+    if call.sink_logits is not None:
+        sinks = torch.where(mask.any(-1, keepdim=True), call.sink_logits.to(wide).view(-1, 1, 1), -torch.inf)
+    weights, lse = row_softmax(_logits(call, q, k, mask), sinks)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src)
-    return (weights @ v).to(call.q.dtype), lse.masked_fill(nobody, -torch.inf)
+    return (weights @ v).to(call.q.dtype), lse
 
 
 def _logits(call: Call, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
@@ -232,21 +235,6 @@ def _ends(call: Call, mask: Tensor) -> tuple[Tensor, Tensor]:
     anywhere = pairs.reshape(-1, pairs.shape[-1]).any(0).to(torch.uint8).argmax()
     some_edge = torch.where(pairs.any(-1), pairs.to(torch.uint8).argmax(-1), anywhere)[..., None, None]
     return torch.where(mask, dst, some_edge // graph.num_src), torch.where(mask, src, some_edge % graph.num_src)
-
-
-def _softmax(logits: Tensor, sink_logits: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax over the last axis with an optional sink; a row that is -inf throughout has weights 0 and lse -inf."""
-    columns = [logits, logits.new_full((*logits.shape[:-1], 1), -torch.inf)]
-    if sink_logits is not None:
-        columns[1] = sink_logits.to(logits.dtype).view(1, -1, 1, 1).expand_as(columns[1])
-    extended = torch.cat(columns, dim=-1)
-    top = extended.detach().amax(-1, keepdim=True)
-    mass = (extended - top.masked_fill(top == -torch.inf, 0.0)).exp()
-    total = mass.sum(-1, keepdim=True)
-    nothing = total == 0
-    total = total.masked_fill(nothing, 1.0)
-    lse = (total.log() + top).masked_fill(nothing, -torch.inf)
-    return (mass / total)[..., :-1], lse.squeeze(-1)
 
 
 def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:

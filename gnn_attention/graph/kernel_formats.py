@@ -75,14 +75,14 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     full = (kinds == FULL_TILE) & ~cut
     some = (kinds == PARTIAL) | ((kinds == FULL_TILE) & cut)
     lengths = (graph.num_dst, graph.num_src)
-    lists = (*_tile_list(some), *_tile_list(full))
+    lists = (*tile_list(some), *tile_list(full))
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=graph.rule, seq_lengths=lengths)
 
 
 MOST_TILES = 2**28
 
 
-def _tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
+def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
     """FlexAttention's form of a table of tiles: how many in each row, and their columns, chosen ones first."""
     number = chosen.sum(-1).to(torch.int32)
     columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -143,9 +143,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
 
 def _add_sinks(out: Tensor, lse: Tensor, sinks: Float[Tensor, "batch heads 1"]) -> None:
     """One more logit in every softmax that has any, without a value, in place: ``out / (1 + e^(sink - lse))``."""
-    silent = lse == -torch.inf
-    out.mul_((lse - sinks).sigmoid_().masked_fill_(silent, 0.0).unsqueeze(-1))
-    torch.logaddexp(lse, sinks, out=lse).masked_fill_(silent, -torch.inf)
+    share, _, total = edges.shares(lse, sinks.expand(lse.shape), lse == -torch.inf)
+    out.mul_(share.unsqueeze(-1))
+    lse.copy_(total)
 
 
 def _sinks_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.cpu import head_batching as folding
 from gnn_attention.backends.cpu.csr_primitives import Head, row_maxima, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import Edges
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edges import accumulation_dtype, shares
 
 __all__ = ["backward", "forward"]
 
@@ -117,10 +117,9 @@ def _forward_head(work: Head, q: Tensor, key: Tensor, value: Tensor, scale: floa
 
 def _merge(out: Tensor, lse: Tensor, sums: Tensor, share: Tensor, found: Tensor) -> None:
     """``out`` and ``lse`` joined with ``sums * share`` and ``found``, as in ``edges.merge``, in place."""
-    nothing = (lse == -torch.inf) & (found == -torch.inf)
-    before, now = ((a - b).sigmoid_().masked_fill_(nothing, 0.0) for a, b in ((lse, found), (found, lse)))
-    torch.addcmul(out * before.unsqueeze(-1), sums, now.mul_(share).unsqueeze(-1), out=out)
-    torch.logaddexp(lse, found, out=lse)
+    before, now, total = shares(lse, found, (lse == -torch.inf) & (found == -torch.inf))
+    torch.addcmul(out * before.unsqueeze(-1), sums, (now * share).unsqueeze(-1), out=out)
+    lse.copy_(total)
 
 
 def _shift(work: Head, logits: Tensor) -> Tensor | float:

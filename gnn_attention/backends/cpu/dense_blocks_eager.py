@@ -83,7 +83,7 @@ def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
     if call.bias is not None:
         position = _positions(call.graph, dst, mask)
         logits = logits + call.bias.to(wide)[..., position]
-    weights, lse = _softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
+    weights, lse = row_softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
     out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
     return out.flatten(2, 3), lse.flatten(2, 3)
 
@@ -96,8 +96,11 @@ def _sinks(call: Call, mask: Tensor) -> Float[Tensor, "heads groups receivers on
     return torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
 
 
-def _softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights and lse; a row that is -inf throughout has weights 0 and lse -inf. The column of sinks has no weight of its own."""
+def row_softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and lse over the last axis; a row that is -inf throughout has weights 0 and lse -inf.
+
+    The column of sinks has no weight of its own.
+    """
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)

@@ -12,6 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.gpu.formats import ROWS, Packed, packed
+from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, kept
 
 __all__ = ["MOST_EDGES", "Rows", "Side", "bytes_of", "order_of", "packed_rows", "receivers", "rows_of", "senders"]
@@ -138,8 +139,7 @@ def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
     """In a tuple, since a compiler takes only one bare tensor of :func:`kept` for a constant."""
     src, dst = graph.edge_index.to(device)
-    key = dst * graph.num_src + src
-    return (None if bool((key[1:] > key[:-1]).all()) else key.sort().indices,)
+    return (order_by_receiver(src, dst, graph.num_src),)
 
 
 def _out_edges(graph: TokenGraph, device: torch.device) -> Tensor:
@@ -152,9 +152,7 @@ def _packed(graph: TokenGraph, device: torch.device, for_edges: bool) -> Packed:
 
 
 def _pointers(index: Tensor, count: int) -> Tensor:
-    """Where the entries of each of ``count`` rows begin, and where the last ends."""
-    ends = torch.bincount(index, minlength=count).cumsum(0)
-    return _narrowed(torch.cat([ends.new_zeros(1), ends]), index.numel() + STEP)
+    return _narrowed(pointers(index, count), index.numel() + STEP)
 
 
 def _narrowed(index: Tensor, end: int) -> Tensor:

@@ -39,22 +39,24 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:
     """The edges ``src -> dst`` by receiver, then sender; and where each stood before."""
-    key = dst.long() * num_src + src
-    order = torch.arange(len(key), device=key.device) if _increasing(key) else key.sort().indices
+    found = order_by_receiver(src, dst, num_src)
+    order = torch.arange(len(src), device=src.device) if found is None else found
     src, dst = src[order].int(), dst[order].int()
     out_position = src.sort(stable=True).indices
-    ptr, out_ptr = _pointers(dst, num_dst), _pointers(src, num_src)
+    ptr, out_ptr = pointers(dst, num_dst).int(), pointers(src, num_src).int()
     return Edges(ptr, src, dst, out_ptr, dst[out_position], out_position.int()), order
 
 
-def _increasing(key: Tensor) -> bool:
-    return bool((key[1:] > key[:-1]).all())
+def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
+    """The order of edges by receiver, then sender; None if they stand in it."""
+    key = dst.long() * num_src + src
+    return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
 
-def _pointers(index: Tensor, count: int) -> Tensor:
+def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
     """Where the entries of each of ``count`` rows begin, and where the last ends."""
     ends = torch.bincount(index, minlength=count).cumsum(0)
-    return torch.cat([ends.new_zeros(1), ends]).int()
+    return torch.cat([ends.new_zeros(1), ends])
 
 
 def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
