@@ -19,8 +19,6 @@ from gnn_attention.graph.kernel_formats import tile_list
 from gnn_attention.graph.regions.quadtree import Boxes, cells
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
-__all__ = ["DST_OFFSET", "SRC_OFFSET", "Plan", "block_of", "heard", "plan", "plan_bytes"]
-
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
 WORD = 32  # pairs in an integer of the table
 BLOCKS = {"cpu": 64, "cuda": 128}  # tokens on the side of a tile, measured on a CPU; what the kernels for CUDA are tuned for

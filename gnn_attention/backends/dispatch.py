@@ -24,8 +24,6 @@ from gnn_attention.backends.gpu.workload import counted
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["DeviceExplanation", "Explanation", "choose", "explain"]
-
 SMALL = 128 * 128  # pairs up to which nobody beats one dense call
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 WORTH_A_SPLIT = 0.9  # of the time of the next best must a split take: its parts are worked out by going through the graph

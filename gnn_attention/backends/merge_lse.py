@@ -21,8 +21,6 @@ from torch.nn import functional
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.edges import accumulation_dtype
 
-__all__ = ["merged"]
-
 Result = tuple[Tensor, Tensor]
 
 

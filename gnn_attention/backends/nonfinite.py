@@ -13,8 +13,6 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 
-__all__ = ["cleaned", "may_ask", "not_finite", "poisoned", "spoiled", "surely_finite"]
-
 
 def surely_finite(*tensors: Tensor) -> bool:
     """One pass over each: a sum is finite only if everything is. A GPU is asked once for all; where nobody may ask, no."""

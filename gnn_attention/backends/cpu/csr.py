@@ -20,8 +20,6 @@ from gnn_attention.backends.cpu.csr_primitives import Head, row_maxima, row_sums
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edges import accumulation_dtype, shares
 
-__all__ = ["backward", "forward"]
-
 REACH = 8.0  # exp(+-8) is far from both ends of float32, and the exponent has few roundings
 
 

@@ -30,8 +30,6 @@ from gnn_attention.backends.cpu import head_batching as folding
 from gnn_attention.backends.cpu.csr_primitives import Head, row_maxima, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import Edges
 
-__all__ = ["by_edge", "incoming", "outgoing", "products", "softmax", "tensors_of", "total"]
-
 
 def tensors_of(edges: Edges) -> list[Tensor]:
     """A list of edges as the operators take it."""

@@ -16,8 +16,6 @@ from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 
-__all__ = ["Head", "matrix_of", "pieces_of", "row_maxima", "row_sums", "sampled_products", "weighted_sums"]
-
 LONGEST = 64  # rows that are added one after the other
 
 Pieces = tuple[Int[Tensor, " pieces_and_one"], Int[Tensor, " rows_and_one"]]

@@ -20,8 +20,6 @@ from gnn_attention.backends.call import Call
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["formula"]
-
 LOGITS_AT_ONCE = 2**25  # bytes
 MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
 

@@ -16,8 +16,6 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.backends.plan.plan import Edges
 
-__all__ = ["flat", "folded", "worth_folding"]
-
 MOST_EDGES = 10**5  # of all heads together; above, one head at a time is as fast and takes less memory
 MOST_KEPT = 4  # folded lists kept for each list of edges
 _kept: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictionary()  # by the list's own tensor

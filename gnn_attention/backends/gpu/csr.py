@@ -15,8 +15,6 @@ from gnn_attention.backends.gpu.formats import ROWS, Packed, packed
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["MOST_EDGES", "Rows", "Side", "bytes_of", "order_of", "packed_rows", "receivers", "rows_of", "senders"]
-
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
 CHUNK = 1024  # edges, the least that are worth a program of their own

@@ -19,8 +19,6 @@ import torch
 from gnn_attention._support import atomic_files, json_files
 from gnn_attention.backends.cost_model import is_positive, path_of_costs
 
-__all__ = ["CONSTANTS", "PRESETS", "Device", "device_of", "named", "path_of_devices", "save_device"]
-
 
 @dataclass(frozen=True)
 class Device:

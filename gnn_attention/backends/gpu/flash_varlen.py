@@ -17,8 +17,6 @@ from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import nonfinite
 
-__all__ = ["DTYPES", "WIDEST", "Sequences", "attention", "available"]
-
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
 EIGHT = 8

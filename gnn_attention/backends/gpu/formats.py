@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gnn_attention._support.shapes import Float, Int, Tensor
 
-__all__ = ["ROWS", "TILES", "WINDOWS", "Kernels", "Packed", "Problem", "packed", "unpacked"]
-
 ROWS, WINDOWS, TILES = 0, 1, 2
 Packed = tuple[list[Tensor], list[int]]
 Form = TypeVar("Form")

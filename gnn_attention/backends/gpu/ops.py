@@ -20,8 +20,6 @@ from gnn_attention.backends.gpu.row_windows import Windows
 from gnn_attention.backends.gpu.tiles import Tiles
 from gnn_attention.edges import accumulation_dtype
 
-__all__ = ["attention"]
-
 FORM_TYPES: dict[int, Any] = {ROWS: Rows, WINDOWS: Windows, TILES: Tiles}
 
 

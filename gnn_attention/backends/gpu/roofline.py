@@ -21,8 +21,6 @@ from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["FORMS", "Estimate", "Form", "Sizes", "estimate_forms", "estimates", "form_of"]
-
 FORMS = ("rows", "windows", "tiles")
 HALF = (torch.float16, torch.bfloat16)
 TILE, LARGE_TILE = 64, 128

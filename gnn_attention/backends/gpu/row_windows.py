@@ -16,8 +16,6 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["SIZES", "Numbers", "Windows", "heaviest_first", "numbers_of", "windows_of"]
-
 WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 SIZES = tuple(WORDS)  # receivers of a window
 MOST = 2**31 - 2**16  # that int32 can number, also where the last step of a program runs over the last entry

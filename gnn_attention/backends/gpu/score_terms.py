@@ -19,8 +19,6 @@ from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias, softcap
 
-__all__ = ["Added", "added_to", "added_to_edges", "has_edge_numbers", "reason_against"]
-
 ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
 
 

@@ -20,8 +20,6 @@ from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
-__all__ = ["SIDE", "SIZES", "Tiles", "refusal", "tiles_of"]
-
 SIDE = 64  # tokens on the side of a tile: bits of a word
 SIZES = (64, 128)  # own tokens of a block
 MOST = 2**20  # partial tiles: 512 bytes each, and as many again of the transpose

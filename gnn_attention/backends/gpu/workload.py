@@ -22,8 +22,6 @@ from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import Tiles, tiles
 
-__all__ = ["HEIGHTS", "Counts", "counted", "packing"]
-
 HEIGHTS = (16, 32, 64)  # receivers of a window
 MOST_EDGES = 2**19  # of a list that are looked at
 MOST_TILES = 1024  # partial tiles of a rule that are looked into

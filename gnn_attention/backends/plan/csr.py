@@ -11,8 +11,6 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, kept
 
-__all__ = ["edges_of", "order_of", "sorted_edges"]
-
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
     """The edges of a plain graph on a device, by receiver, then sender; worked out once.

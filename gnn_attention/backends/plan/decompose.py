@@ -20,8 +20,6 @@ from gnn_attention.graph import TokenGraph, kept, rules
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["WHOLE", "Part", "packing", "parts", "positions"]
-
 BLOCK = 64  # tokens on the side of a tile of a list of edges
 LEAST_FILL = {"list": 0.25, "rule": 1 / 32}  # of a tile that is not left to a list of edges; corners of windows are no strays
 LEAST_SHARE = 1 / 64  # of the edges: what must be on either side, for two kernels to be better than one

@@ -20,8 +20,6 @@ from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
-__all__ = ["number_of_rectangles", "rectangles"]
-
 ALONE = 2**15  # pairs from which a rectangle is worth a call of the kernel of its own, more than a copy of its senders
 
 

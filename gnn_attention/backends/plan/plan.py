@@ -18,8 +18,6 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 
-__all__ = ["Edges", "Gathered", "Masks", "Packed", "Piece", "Plan", "Rectangles", "Strided", "packed", "unpacked"]
-
 
 @dataclass(frozen=True)
 class Strided:

@@ -22,8 +22,6 @@ from gnn_attention.graph import TokenGraph, kept
 from gnn_attention.graph.kernel_formats import to_varlen
 from gnn_attention.graph.regions.quadtree import CELLS, cover
 
-__all__ = ["PLANS", "WORK", "mask_bytes", "mixed_plan", "packed_plan", "rows_plan", "tiles_plan", "whole_rows_plan"]
-
 BLOCK = 64  # tokens on the side of a tile
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
 LONG = 512  # tokens of full tiles in a row that are worth a rectangle of their own, to be merged with the rest of the row

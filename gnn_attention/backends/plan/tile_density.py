@@ -13,8 +13,6 @@ from gnn_attention.graph.regions import counting
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
-__all__ = ["Runs", "cells_at", "divided", "left_over"]
-
 
 @dataclass(frozen=True, eq=False)
 class Runs:

@@ -14,8 +14,6 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cells, cover, profile
 
-__all__ = ["classes", "edges_in_tiles", "masks_of_tiles", "packed_bits", "tile_boxes"]
-
 Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
 
