@@ -22,6 +22,7 @@ cli __main__
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
 ALLOWED_INSIDE = {
     "networkx",
+    "tokenizers",
     "torch_geometric",
     "torch_geometric.data",
     "torch.nn.attention.flex_attention",

@@ -1,7 +1,8 @@
-"""A vocabulary is an ordered list of merges: start from single bytes and join the most frequent pair, again and again.
+"""Byte-pair encoding: an ordered list of merges over UTF-8 bytes, run by the package ``tokenizers``.
 
-Byte-pair encoding of Sennrich, Haddow and Birch (2016, arXiv 1508.07909), over utf-8 bytes instead of characters: all
-256 bytes are pieces from the start, so no text is unknown and every text comes back exactly.
+All 256 bytes are pieces from the start, so that no text is unknown and every text comes back exactly. Only
+:meth:`BytePair.encode` and :meth:`BytePair.learn` need ``tokenizers``: a saved model loads, and its tokens are
+decoded, without it. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from heapq import heapify, heappop, heappush
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain
 from typing import Any, SupportsIndex
 
 from gnn_attention._support import json_files
@@ -26,30 +25,35 @@ Pair = tuple[bytes, bytes]
 
 _BYTES = tuple(bytes([value]) for value in range(256))
 
-# No merge crosses a word, and no word is long: so a word's spelling can be cached, and encoding takes linear time even
-# for a text that is one run of letters. Each character is a letter, digit or underscore (\w), white (\s), or neither.
-_WORD = re.compile(
-    r"""
-      [ ]? [^\W\d_]{1,32}           # letters, with the space before them
-    | [ ]? (?: [^\w\s] | _ ){1,4}   # punctuation, likewise
-    | \d{1,2}                       # digits
-    | \n                            # the end of a line
-    | [ ]{1,32} (?= [ ][^\s\d] )    # an indentation, less the space that the next word takes
-    | [^\S\n]{1,32}                 # other white space
-    """,
-    re.VERBOSE,
+# tokenizers writes a byte as a printable character: itself where it is one in Latin-1, else the next free from U+0100.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [value for value in range(256) if value not in _PRINTABLE]
+_BYTE_OF = {chr(value): value for value in _PRINTABLE} | {chr(256 + i): value for i, value in enumerate(_OTHERS)}
+_CHAR_OF = {value: char for char, value in _BYTE_OF.items()}
+
+# No merge crosses a word, and no word is long: encoding takes linear time even for a text that is one run of letters.
+_LETTER, _SPACE = r"\p{L}\p{Nl}\p{No}", r"\x09-\x0d\x1c-\x20\x{85}\p{Z}"
+_WORDS = (
+    rf" ?[{_LETTER}]{{1,32}}",  # letters, with the space before them
+    rf" ?[^{_LETTER}\p{{Nd}}{_SPACE}]{{1,4}}",  # punctuation, likewise
+    r"\p{Nd}{1,2}",  # digits
+    r"\n",  # the end of a line
+    rf" {{1,32}}(?= [^{_SPACE}\p{{Nd}}])",  # an indentation, less the space that the next word takes
+    rf"[{_SPACE}&&[^\n]]{{1,32}}",  # other white space
 )
+_SPLIT = {"type": "Split", "pattern": {"Regex": "|".join(_WORDS)}, "behavior": "Isolated", "invert": False}
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_PRE_TOKENIZER = {"type": "Sequence", "pretokenizers": [_SPLIT, _BYTE_LEVEL]}
+# The end of a line joins nothing, so a text may be cut behind it: tokenizers takes 200 bytes for each character at a time.
+_LINES = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
 
 
 @dataclass(frozen=True, repr=False)
 class BytePair:
     r"""A byte-pair vocabulary: the 256 bytes, then one piece for each merge, in the order in which they were learned.
 
-    `len` is the number of pieces; token `256 + i` is what `merges[i]` makes. A piece has one spelling: a merge joins
-    two pieces that exist before it and makes a new one, else ValueError (TypeError where a merge is no pair of bytes).
-
-    Source: Sennrich et al. 2016, arXiv 1508.07909, section 3.2, on bytes and without the end-of-word mark: a word
-    carries the space before it instead.
+    `len` is the number of pieces; token `256 + i` is what `merges[i]` makes. A merge joins two pieces that exist
+    before it and makes a new one, else ValueError (TypeError where a merge is no pair of bytes).
 
     >>> vocabulary = BytePair.learn("low low low lower lowest", size=260)
     >>> vocabulary
@@ -78,10 +82,9 @@ class BytePair:
     def learn(cls, text: str, size: int) -> BytePair:
         r"""The vocabulary of at most `size` pieces that joins, again and again, the most frequent pair of the text.
 
-        Of equally frequent pairs the smaller one, compared as bytes, comes first. Learning ends early when no pair
-        occurs twice. Raises TypeError and ValueError for a `text` that is no encodable str or a `size` below 256.
-
-        Source: Sennrich et al. 2016, arXiv 1508.07909, algorithm 1, with counts kept instead of taken anew.
+        Learning ends early when no pair occurs twice; ties are broken as the trainer of ``tokenizers`` breaks them.
+        Raises TypeError and ValueError for a `text` that is no encodable str or a `size` below 256, ImportError
+        without ``tokenizers``.
 
         >>> BytePair.learn("newest\nnewest\nwidest\n", size=258).merges
         ((b'e', b's'), (b'es', b't'))
@@ -90,12 +93,11 @@ class BytePair:
             raise TypeError(f"size is a {type(size).__name__}: expected an int, the number of pieces")
         if size < len(_BYTES):
             raise ValueError(f"size is {size}: expected at least 256, the single bytes")
-        table = _PairTable(Counter(_words(text)))
-        merges: list[Pair] = []
-        while len(_BYTES) + len(merges) < size and (pair := table.most_frequent()):
-            table.merge(pair)
-            merges.append(pair)
-        return cls(tuple(merges))
+        library, untrained = _library(), BytePair()._tokenizer
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+        untrained.train_from_iterator(_lines(text), trainer)
+        return cls(_pairs(json.loads(untrained.to_str())["model"]["merges"]))
 
     @cached_property
     def vocabulary(self) -> tuple[bytes, ...]:
@@ -109,12 +111,13 @@ class BytePair:
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`: in each word the merges are made in the order in which they were learned.
 
-        Raises TypeError if `text` is no str and ValueError if it holds a lone surrogate, which utf-8 cannot encode.
+        Raises TypeError if `text` is no str, ValueError if it holds a lone surrogate, which UTF-8 cannot encode, and
+        ImportError without ``tokenizers``.
 
         >>> BytePair(((b"a", b"b"), (b"ab", b"c"))).encode("abcab")
         [257, 256]
         """
-        return list(chain.from_iterable(map(self._spell, _words(text))))
+        return list(chain.from_iterable(self._tokenizer.encode(lines).ids for lines in _lines(text)))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of these tokens; where a character is cut it holds U+FFFD, the replacement character.
@@ -124,44 +127,50 @@ class BytePair:
         >>> BytePair().decode([104, 105, 32, 0xC3, 0xA9])
         'hi é'
         """
-        return b"".join(self._look_up(ids)).decode("utf-8", errors="replace")
+        return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
 
     def pieces(self, ids_or_text: str | Iterable[SupportsIndex]) -> list[str]:
         r"""Each token's piece as a label to read: what cannot be printed is an escape, as in a Python literal.
 
-        A byte that is no utf-8 by itself is `\xNN`, the end of a line `\n`; a space stays a space. Raises as `encode`
+        A byte that is no UTF-8 by itself is `\xNN`, the end of a line `\n`; a space stays a space. Raises as `encode`
         for a text and as `decode` for tokens.
 
         >>> print(*BytePair().pieces("é\n"))
         \xc3 \xa9 \n
         """
         ids = self.encode(ids_or_text) if isinstance(ids_or_text, str) else ids_or_text
-        return [_label(piece) for piece in self._look_up(ids)]
+        return [_label(piece) for piece in self._bytes_of(ids)]
 
     def to_json(self) -> str:
-        """The vocabulary as JSON text, for `from_json`: a byte is the character of its number.
-
-        >>> BytePair(((b"a", b"b"), (b"ab", b"c"))).to_json()
-        '{"kind": "byte pairs", "merges": [["a", "b"], ["ab", "c"]]}'
-        """
-        merges = [[part.decode("latin-1") for part in pair] for pair in self.merges]
-        return json.dumps({"kind": "byte pairs", "merges": merges})
+        """The vocabulary as ``tokenizers`` reads it with ``Tokenizer.from_str``, and :meth:`from_json` does."""
+        pieces = {_chars(piece): token for token, piece in enumerate(self.vocabulary)}
+        merges = [[_chars(left), _chars(right)] for left, right in self.merges]
+        model = {"type": "BPE", "vocab": pieces, "merges": merges}
+        form = {"version": "1.0", "added_tokens": [], "decoder": _BYTE_LEVEL}
+        return json.dumps(form | {"pre_tokenizer": _PRE_TOKENIZER, "model": model})
 
     @classmethod
     def from_json(cls, text: str) -> BytePair:
-        """The vocabulary that `to_json` wrote.
+        """The vocabulary that `to_json` wrote, now or in version 0.1.0.
 
-        Raises TypeError if `text` is no str and ValueError, which says what is wrong, if it is no such JSON.
+        Raises TypeError if `text` is no str and ValueError if it is no such JSON.
 
-        >>> BytePair.from_json('{"kind": "byte pairs", "merges": [["a", "b"]]}').merges
+        >>> BytePair.from_json(BytePair(((b"a", b"b"),)).to_json()).merges
         ((b'a', b'b'),)
         """
         if not isinstance(text, str):
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
-            return cls(tuple(_pair_of_json(index, item) for index, item in enumerate(_merges_of_json(text))))
-        except ValueError as error:
-            raise ValueError(f"text is no byte-pair vocabulary: {error}") from error
+            found = json_files.parsed(text)
+            if found.get("kind") == "byte pairs":  # of version 0.1.0
+                return cls(tuple((left.encode("latin-1"), right.encode("latin-1")) for left, right in found["merges"]))
+            made = cls(_pairs(found["model"]["merges"]))
+            expected = json.loads(made.to_json())
+            if (found["pre_tokenizer"], found["model"]["vocab"]) != (_PRE_TOKENIZER, expected["model"]["vocab"]):
+                raise ValueError("it splits words or numbers pieces in another way than this package does")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"text is no byte-pair vocabulary that to_json wrote: {quoted(str(error))}") from error
+        return made
 
     def __len__(self) -> int:
         return len(_BYTES) + len(self.merges)
@@ -170,80 +179,36 @@ class BytePair:
         return f"BytePair({len(self)} pieces)"
 
     def __reduce__(self) -> tuple[type[BytePair], tuple[tuple[Pair, ...]]]:
-        # The merges are the whole state: caches neither travel nor grow a pickle.
+        # the merges are the whole state: what is cached is not pickled
         return type(self), (self.merges,)
 
     @cached_property
-    def _tokens(self) -> dict[bytes, int]:
-        return {piece: token for token, piece in enumerate(self.vocabulary)}
+    def _tokenizer(self) -> Any:
+        return _library().Tokenizer.from_str(self.to_json())
 
-    @cached_property
-    def _ranks(self) -> dict[Pair, int]:
-        return {pair: rank for rank, pair in enumerate(self.merges)}
-
-    @cached_property
-    def _spell(self) -> Callable[[str], tuple[int, ...]]:
-        # One bounded cache for each vocabulary: most words of a text are words it has had before.
-        return lru_cache(maxsize=1 << 16)(self._spell_anew)
-
-    def _spell_anew(self, word: str) -> tuple[int, ...]:
-        parts = _split(word)
-        last = len(self.merges)
-        while len(parts) > 1:
-            pair = min(pairwise(parts), key=lambda pair: self._ranks.get(pair, last))
-            if pair not in self._ranks:
-                break
-            parts = _join(parts, pair)
-        return tuple(self._tokens[part] for part in parts)
-
-    def _look_up(self, ids: Iterable[SupportsIndex]) -> Iterator[bytes]:
-        for place, token in enumerate(_integers(ids)):
-            # A negative token would otherwise count from the end in silence.
+    def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
+        try:
+            tokens = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise TypeError(f"ids is a {type(ids).__name__}: expected an iterable of integers, the tokens") from error
+        for place, token in enumerate(tokens):
+            # a negative token would otherwise count from the end without an error
             if not 0 <= token < len(self):
                 raise IndexError(f"ids[{place}] is {token}: expected a token from 0 to {len(self) - 1}")
-            yield self.vocabulary[token]
+        return [self.vocabulary[token] for token in tokens]
 
 
-class _PairTable:
-    """How often each pair stands in the words, kept up to date while pairs are joined."""
-
-    def __init__(self, frequency: Counter[str]) -> None:
-        self.words = [_split(word) for word in frequency]
-        self.frequency = list(frequency.values())
-        self.counts: defaultdict[Pair, int] = defaultdict(int)
-        self.where: defaultdict[Pair, set[int]] = defaultdict(set)
-        for index in range(len(self.words)):
-            self._count(index, self.frequency[index])
-        self.heap = [(-count, pair) for pair, count in self.counts.items()]
-        heapify(self.heap)
-
-    def most_frequent(self) -> Pair | None:
-        # Each change pushes an entry, so an entry that disagrees with the counts is an old one.
-        while self.heap:
-            count, pair = heappop(self.heap)
-            if -count == self.counts.get(pair):
-                return pair if -count > 1 else None
-        return None
-
-    def merge(self, pair: Pair) -> None:
-        changed: set[Pair] = set()
-        for index in self.where.pop(pair):
-            # A word that has lost the pair to another merge is joined to itself: nothing changes.
-            changed.update(self._count(index, -self.frequency[index]))
-            self.words[index] = _join(self.words[index], pair)
-            changed.update(self._count(index, self.frequency[index]))
-        for other in changed:
-            heappush(self.heap, (-self.counts[other], other))
-
-    def _count(self, index: int, times: int) -> Iterable[Pair]:
-        pairs = list(pairwise(self.words[index]))
-        for pair in pairs:
-            self.counts[pair] += times
-            self.where[pair].add(index)
-        return pairs
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            'a vocabulary encodes and learns with the package tokenizers: pip install "gnn_attention[model]"'
+        ) from error
+    return tokenizers
 
 
-def _words(text: str) -> Iterator[str]:
+def _lines(text: str) -> list[str]:
     if not isinstance(text, str):
         raise TypeError(f"text is a {type(text).__name__}: expected a str")
     try:
@@ -251,25 +216,19 @@ def _words(text: str) -> Iterator[str]:
     except UnicodeEncodeError as error:
         found = text[error.start]
         raise ValueError(f"text[{error.start}] is {found!r}, a lone surrogate: expected what utf-8 can encode") from error
-    return (match.group() for match in _WORD.finditer(text))
+    return [lines.group() for lines in _LINES.finditer(text)]
 
 
-def _split(word: str) -> list[bytes]:
-    return [_BYTES[value] for value in word.encode("utf-8")]
+def _chars(piece: bytes) -> str:
+    return "".join(map(_CHAR_OF.__getitem__, piece))
 
 
-def _join(parts: list[bytes], pair: Pair) -> list[bytes]:
-    left, right = pair
-    joined: list[bytes] = []
-    place, last = 0, len(parts) - 1
-    while place <= last:
-        if parts[place] == left and place < last and parts[place + 1] == right:
-            joined.append(left + right)
-            place += 2
-        else:
-            joined.append(parts[place])
-            place += 1
-    return joined
+def _pairs(merges: Iterable[Iterable[str]]) -> tuple[Pair, ...]:
+    return tuple((_of_chars(left), _of_chars(right)) for left, right in merges)
+
+
+def _of_chars(piece: str) -> bytes:
+    return bytes(_BYTE_OF[char] for char in piece)
 
 
 def _label(piece: bytes) -> str:
@@ -277,35 +236,7 @@ def _label(piece: bytes) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def _integers(ids: Iterable[SupportsIndex]) -> Iterator[int]:
-    try:
-        yield from map(operator.index, ids)
-    except TypeError as error:
-        raise TypeError(f"ids is a {type(ids).__name__}: expected an iterable of integers, the tokens") from error
-
-
 def _checked_pair(index: int, pair: Any) -> Pair:
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, bytes) for part in pair):
         return pair[0], pair[1]
     raise TypeError(f"merges[{index}] is {quoted(pair)}: expected a pair of bytes")
-
-
-def _merges_of_json(text: str) -> list[Any]:
-    found = json_files.parsed(text)
-    if found.get("kind") != "byte pairs":
-        raise ValueError('expected a JSON object with "kind": "byte pairs"')
-    if set(found) != {"kind", "merges"}:
-        raise ValueError(f'it has the keys {quoted(sorted(found))}: expected "kind" and "merges"')
-    if not isinstance(found["merges"], list):
-        raise ValueError(f"merges is a {type(found['merges']).__name__}: expected a list of pairs")
-    merges: list[Any] = found["merges"]
-    return merges
-
-
-def _pair_of_json(index: int, item: Any) -> Pair:
-    if not isinstance(item, list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
-        raise ValueError(f"merges[{index}] is {quoted(item)}: expected a list of two strings")
-    try:
-        return item[0].encode("latin-1"), item[1].encode("latin-1")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"merges[{index}] is {quoted(item)}: expected characters up to U+00FF, one for each byte") from error

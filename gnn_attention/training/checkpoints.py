@@ -1,8 +1,9 @@
-"""Checkpoints of a training: whole or not there, at any number of ranks, and nothing is lost by going on from one.
+"""Checkpoints of a training: whole or not there, at any number of ranks; a run that goes on from one loses nothing.
 
-A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name and that gets its own
-when all ranks have written; beside the tensors it holds ``index.json``, what is where, and ``training.json``. Whoever is
-interrupted, killed or out of disk leaves the one before as it was. Nothing of a checkpoint is run when it is read.
+A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name; it gets its
+own when all ranks have written, beside the tensors with ``training.json``. An interrupt, a kill or a full disk leaves
+the one before as it was. torch stores what is where as a pickle, which can run code when it is read: go on only from
+checkpoints of your own, not from those of a stranger.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -26,7 +30,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from gnn_attention._support import atomic_files, checks, json_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
-from gnn_attention.training.checkpoint_format import Planner, Reader, Writer
 
 __all__ = ["Checkpoints"]
 
@@ -35,17 +38,24 @@ TOLD = "training.json"
 
 
 @contextmanager
-def _interrupts_first() -> Iterator[None]:
-    """An interrupt comes as itself, though what cleans up behind it may fail (shutil.rmtree closes a folder twice)."""
-    try:
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C is delivered when the block has ended: torch's writer is C++, where it would come out as another error."""
+    before, caught = signal.getsignal(signal.SIGINT), False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal caught
+        caught = True
+
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
-    except Exception as error:
-        first: BaseException | None = error
-        while first is not None and not isinstance(first, KeyboardInterrupt):
-            first = first.__context__
-        if first is not None:
-            raise first from None
-        raise
+        return
+    try:
+        signal.signal(signal.SIGINT, note)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 class Checkpoints:
@@ -65,7 +75,7 @@ class Checkpoints:
         found = sorted(self.folder.glob("step-" + "[0-9]" * 8))
         return found[-1] if found else None
 
-    @_interrupts_first()
+    @_interrupts_wait()
     def save(
         self,
         step: int,
@@ -83,12 +93,13 @@ class Checkpoints:
                 self._remove_parts()  # of a run that was killed
                 part.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
             with _in_plain_words(part):
-                save(_state(model, optimizer, generator), storage_writer=Writer(part))
+                save(_state(model, optimizer, generator), storage_writer=FileSystemWriter(part))
+                if first:
+                    atomic_files.write(part / TOLD, json.dumps(dict(told)))
             if first:
-                atomic_files.write(part / TOLD, json.dumps(dict(told)))
                 shutil.rmtree(whole, ignore_errors=True)
                 part.rename(whole)
-        except BaseException:  # an interrupt too
+        except BaseException:
             if first:
                 self._remove_parts()
             raise
@@ -119,15 +130,17 @@ class Checkpoints:
     def restore(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
         """Put a checkpoint's tensors in their places, at whatever number of ranks. Every rank calls it.
 
-        Raises OSError that names the folder where it is damaged; nothing in it is run.
+        Raises OSError that names the folder where it is damaged.
         """
-        state, reader = _state(model, optimizer, generator), Reader(path)
+        state, reader = _state(model, optimizer, generator), FileSystemReader(path)
         try:
-            reader.read_metadata()  # before torch does, which tries twice and prints what it finds
-        except ValueError as error:
-            raise OSError(f"{path}: the checkpoint failed, {error}") from None
+            # torch tries twice and logs two tracebacks: a damaged index is found here
+            reader.read_metadata()
+        except Exception as error:
+            said = one_line(f"{type(error).__name__}: {error}", 600)
+            raise OSError(f"{path}: the checkpoint failed, what is where cannot be read: {said}") from error
         with _in_plain_words(path):
-            load(state, storage_reader=reader, planner=Planner())
+            load(state, storage_reader=reader)
         try:
             generator.set_state(state["generator"])
         except RuntimeError as error:
@@ -142,18 +155,28 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.
 
 @contextmanager
 def _in_plain_words(path: Path) -> Iterator[None]:
-    """What torch.distributed.checkpoint wraps, an interrupt for one, comes as itself; one process is no reason to warn."""
+    """OSError with what failed first on each rank, or the interrupt; a single process is no reason to warn."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch 2.9, in its own code
+            # of torch 2.9, in its own code
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             yield
     except CheckpointException as error:
-        found = {rank: failure[0] for rank, failure in error.failures.items()}
-        if any(isinstance(one, KeyboardInterrupt) for one in found.values()):
+        failures = {rank: _first(failure[0]) for rank, failure in error.failures.items()}
+        if any(isinstance(one, KeyboardInterrupt) for one in failures.values()):
             raise KeyboardInterrupt from error
-        told = "; ".join(f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(found.items()))
-        raise OSError(f"{path}: the checkpoint failed, {one_line(told, 600)}") from error
+        said = "; ".join(f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items()))
+        raise OSError(f"{path}: the checkpoint failed, {one_line(said, 600)}") from error
+    except OSError as error:
+        raise OSError(f"{path}: the checkpoint failed, {error}") from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that was raised first: of a full disk torch's writer makes another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _settle(folder: Path) -> None:

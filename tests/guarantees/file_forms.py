@@ -21,9 +21,7 @@ from gnn_attention.bench.gpu import records, table
 from gnn_attention.bench.gpu.machine import Ceilings
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
-from gnn_attention.model import weights
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training import checkpoint_format
 from gnn_attention.training.checkpoints import TOLD, Checkpoints
 from gnn_attention.training.compare_results import Outcome
 from gnn_attention.training.compare_store import PLAN, Store
@@ -54,20 +52,7 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
-# -- weights, vocabularies, expressions -------------------------------------------------------------------------------
-
-
-def _weights(folder: Path) -> Path:
-    tensors = {"W_Q": torch.eye(3), "b": torch.ones(2, dtype=torch.bfloat16), "none": torch.zeros(0, 4), "yes": torch.ones(3) > 0}
-    weights.save(folder / "weights.safetensors", tensors, {"width": "3", "told": '{"a": [1, 2]}'})
-    return folder / "weights.safetensors"
-
-
-def _check_weights(content: bytes, found: Any) -> str | None:
-    """The tensors have every byte of the data, and no other."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in found[0].values())
-    data = len(content) - 8 - int.from_bytes(content[:8], "little")
-    return None if size == data else f"{size} bytes of {data} were read"
+# -- models, expressions ----------------------------------------------------------------------------------------------
 
 
 def _model(folder: Path) -> Path:
@@ -75,17 +60,6 @@ def _model(folder: Path) -> Path:
     sizes = language_model.Config(len(vocabulary), 4, num_layers=1, num_heads=2, head_dim=2, mlp_width=4, reach=2)
     language_model.save(folder / "model.safetensors", language_model.LanguageModel(sizes), vocabulary, {"steps": 3})
     return folder / "model.safetensors"
-
-
-def _vocabulary(folder: Path) -> Path:
-    path = folder / "vocabulary.json"
-    path.write_text(BytePair.learn("low low low lower lowest newest widest", 270).to_json(), encoding="utf-8")
-    return path
-
-
-def _check_vocabulary(content: bytes, found: BytePair) -> str | None:
-    same = BytePair.from_json(found.to_json()) == found and found.decode(found.encode("lower")) == "lower"
-    return None if same else "what was read spells otherwise"
 
 
 def _expression(folder: Path) -> Path:
@@ -251,20 +225,9 @@ def _told(path: Path) -> Any:
     return Checkpoints(path.parent.parent).told(path.parent, {"recipe": {"steps": 4}})
 
 
-def _restored(path: Path) -> Any:
-    training = _training()
-    Checkpoints(path.parent.parent).restore(path.parent, *training)
-    return training
-
-
 _JSON = (*mutations.ANY, *mutations.JSON, *mutations.JSON)
-_TENSORS = (*mutations.ANY, *mutations.SAFETENSORS)
 FORMS = (
-    Form("weights", _weights, weights.load, _TENSORS, _check_weights),
-    Form("language model", _model, language_model.load, _TENSORS),
-    Form(
-        "vocabulary", _vocabulary, lambda path: BytePair.from_json(_text(path)), _JSON, _check_vocabulary, "text is no byte-pair"
-    ),
+    Form("language model", _model, language_model.load, (*mutations.ANY, *mutations.SAFETENSORS)),
     Form("edge list", _graph(".edges"), files.read, mutations.ANY, _check_graph(_listed)),
     Form("adjacency list", _graph(".adjlist"), files.read, mutations.ANY, _check_graph(_adjacent)),
     Form("GraphML", _graph(".graphml"), files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)),
@@ -278,6 +241,4 @@ FORMS = (
     Form("costs of a CPU", _costs, cost_model.read, _JSON),
     Form("costs of GPUs", _devices, devices.read, _JSON),
     Form("what a checkpoint tells", _checkpoint(TOLD), _told, _JSON, named="step-00000002"),
-    Form("index of a checkpoint", _checkpoint(checkpoint_format.INDEX), _restored, _JSON, named="step-00000002"),
-    Form("tensors of a checkpoint", _checkpoint("*.distcp"), _restored, mutations.ANY, named="step-00000002"),
 )

@@ -11,11 +11,10 @@ __all__ = ["needs"]
 
 EXTRAS = {
     "transformers": "hf",
-    "tokenizers": "hf",
+    "tokenizers": "model",
     "triton": "triton",
     "pymetis": "metis",
     "attn_gym": "peers",
-    "safetensors": "hf",
     "matplotlib": "notebooks",
     "jupytext": "notebooks",
     "nbclient": "notebooks",

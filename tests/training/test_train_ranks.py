@@ -17,13 +17,13 @@ import torch
 from support import ranks
 from support.bounds import assert_exact, assert_sum
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from gnn_attention import model as lm
 from gnn_attention._support import atomic_files
 from gnn_attention.training import Checkpoints
-from gnn_attention.training import checkpoint_format as checkpoint_files
 from gnn_attention.training import trainer as training
 from gnn_attention.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention.verify.measure import EXACT, summation_bound
@@ -186,12 +186,12 @@ def test_checkpoints_go_on_at_another_world_size(tmp_path: Path, before: tuple[i
 
 @pytest.mark.usefixtures("_wide")
 def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     stopped(LONG, None, str(tmp_path), 3)
     places = (
-        (checkpoint_files, "_place"),
+        (FileSystemWriter, "finish"),
         (atomic_files, "write"),
         (Path, "rename"),
     )  # the first inside torch, the last after all
@@ -221,13 +221,15 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_stops_a_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(atomic_files, "write", full)
-    with pytest.raises(OSError, match=r"step-00000002.part: the checkpoint failed, rank 0: OSError: no space left on device"):
-        trained(SHORT, None, str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+    for owner, name in ((FileSystemWriter, "finish"), (atomic_files, "write")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(OSError, match=r"step-00000002.part: the checkpoint failed, .*no space left on device"):
+                trained(SHORT, None, str(tmp_path))
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:

@@ -82,10 +82,11 @@ def test_a_share_of_the_windows_repeats_itself() -> None:
 
 
 def test_training_lowers_the_loss_and_comes_back() -> None:
-    model, vocabulary, report = training.train(SHORT, CORPUS, SIZES)
+    recipe = replace(SHORT, steps=30)
+    model, vocabulary, report = training.train(recipe, CORPUS, SIZES)
     assert report["held_out_loss"] < math.log(len(vocabulary)) - 0.3
-    assert (report["steps"], report["tokens_seen"]) == (20, 20 * 4 * 16)
-    again, words, _ = training.train(SHORT, CORPUS, SIZES)
+    assert (report["steps"], report["tokens_seen"]) == (30, 30 * 4 * 16)
+    again, words, _ = training.train(recipe, CORPUS, SIZES)
     assert words == vocabulary
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])

@@ -1,0 +1,237 @@
+"""The vocabulary: ids of version 0.1.0, theory worked by hand, round trips, and how wrong input is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.extras import needs
+
+from gnn_attention import model as lm
+from gnn_attention.model import weights
+from gnn_attention.model.tokenizer import BytePair
+from gnn_attention.verify.trained_checks import SENTENCE, TOKENS
+
+tokenizers = needs("tokenizers")
+
+# The words of the paper's example. Each ends a line, and a line's end joins nothing, so the counts are the paper's.
+PAPER = "low\n" * 5 + "lower\n" * 2 + "newest\n" * 6 + "widest\n" * 3
+
+# Computed by the pure Python code of version 0.1.0 with the vocabulary that ships.
+OLD_IDS = {
+    SENTENCE: TOKENS,
+    "def read(self, size=-1):\n    return self.buffer\n": (
+        *(446, 778, 40, 275, 44, 297, 515, 61, 45, 49, 304, 10, 258, 326, 288, 46, 449, 798, 10),
+    ),
+    "        x = 31415\t# größe → 東京\r\n": (
+        *(261, 738, 276, 32, 51, 49, 52, 49, 53, 9, 35, 461, 114, 195, 182, 195, 159, 101),
+        *(32, 226, 134, 146, 32, 230, 157, 177, 228, 186, 172, 13, 10),
+    ),
+    "\x85\xa0\u2003\x1c__init__²Ⅷ٣12\n\n    \n": (
+        *(194, 133, 194, 160, 226, 128, 131, 28, 345, 584, 345, 194, 178, 226, 133, 167, 217, 163, 49, 50, 10, 10, 257, 10),
+    ),
+    "e\u0301 \U0001f468\u200d\U0001f469 " + "y" * 40: (
+        *(101, 204, 129, 32, 240, 159, 145, 168, 226, 128, 141, 240, 159, 145, 169, 604, *[121] * 39),
+    ),
+}
+
+fixed = settings(derandomize=True, deadline=None, max_examples=60)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+MIXED = BytePair.learn("def größe(self):\n        return '→ 東京 12'\n" * 3 + PAPER, 330)
+
+
+def join(word: tuple[bytes, ...], pair: tuple[bytes, bytes]) -> tuple[bytes, ...]:
+    if len(word) < 2:
+        return word
+    if word[:2] == pair:
+        return (word[0] + word[1], *join(word[2:], pair))
+    return (word[0], *join(word[1:], pair))
+
+
+@pytest.mark.parametrize("text", OLD_IDS)
+def test_the_shipped_vocabulary_gives_the_ids_of_version_0_1_0(text: str) -> None:
+    _, vocabulary = lm.load_trained()
+    assert tuple(vocabulary.encode(text)) == OLD_IDS[text]
+    assert vocabulary.decode(OLD_IDS[text]) == text
+
+
+def test_the_shipped_file_holds_a_vocabulary_that_tokenizers_reads() -> None:
+    _, texts = weights.load(lm.TRAINED)
+    theirs = tokenizers.Tokenizer.from_str(texts["vocabulary"])
+    assert tuple(theirs.encode(SENTENCE).ids) == TOKENS
+    assert theirs.decode(TOKENS) == SENTENCE
+
+
+def test_every_merge_joins_a_most_frequent_pair() -> None:
+    split = [tuple(bytes([value]) for value in word.encode()) for word in PAPER.splitlines()]
+    vocabulary = BytePair.learn(PAPER, 1000)
+    for pair in vocabulary.merges:
+        counts = [pair for word in split for pair in pairwise(word)]
+        assert counts.count(pair) == max(map(counts.count, counts)) >= 2
+        split = [join(word, pair) for word in split]
+    # by hand: of equal counts either pair may come first, but every word becomes one piece, by 12 merges in all
+    assert {b"est", b"low", b"lower", b"newest", b"widest"} <= set(vocabulary.vocabulary)
+    assert len(vocabulary) == 256 + 12
+    assert all(len(word) == 1 for word in split)
+
+
+def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one() -> None:
+    for count in range(13):
+        assert BytePair.learn(PAPER, 256 + count).merges == BytePair.learn(PAPER, 1000).merges[:count]
+
+
+def test_an_unseen_word_takes_the_pieces_it_shares() -> None:
+    # the paper's own point: "lowest" was never seen
+    assert BytePair.learn(PAPER, 1000).pieces("lowest") == ["low", "est"]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=12), max_size=8), st.text("ab", max_size=12))
+@fixed
+def test_encode_replays_the_merges_in_order(words: list[str], word: str) -> None:
+    vocabulary = BytePair.learn("\n".join(words), 300)
+    parts = tuple(bytes([value]) for value in word.encode())
+    for pair in vocabulary.merges:
+        parts = join(parts, pair)
+    assert [vocabulary.vocabulary[token] for token in vocabulary.encode(word)] == list(parts)
+
+
+@given(texts)
+@fixed
+def test_every_text_comes_back(text: str) -> None:
+    for vocabulary in (BytePair(), MIXED, BytePair.learn(text * 2, 300)):
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+    pieces = MIXED.pieces(text)
+    assert len(pieces) == len(MIXED.encode(text))
+    assert all(piece.isprintable() for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("low lower", ["low", " lower"]),
+        ("        return x", ["       ", " return", " x"]),  # the word takes the last space of its indentation
+        ("\n\n    \n", ["\n", "\n", "    ", "\n"]),
+        ("\tif a  == b:", ["\t", "if", " a", " ", " ==", " b", ":"]),
+        ("self.__init__()", ["self", ".__", "init", "__()"]),
+        ("x = 31415", ["x", " =", " ", "31", "41", "5"]),
+        ("a\r\nb", ["a", "\r", "\n", "b"]),
+        ("größer 東京", ["größer", " 東京"]),
+        ("#" * 9, ["####", "####", "#"]),
+        ("y" * 40, ["y" * 32, "y" * 8]),
+    ],
+)
+def test_no_piece_is_longer_than_a_word(text: str, words: list[str]) -> None:
+    # learned from many copies, a vocabulary holds every word whole and nothing beyond it
+    vocabulary = BytePair.learn((text + "\n") * 50, 2000)
+    found = [vocabulary.vocabulary[token].decode() for token in vocabulary.encode(text)]
+    assert found == words
+
+
+def test_a_text_that_is_one_long_run_takes_linear_time() -> None:
+    for character in ("a", " ", "\t", "_", "1", "é", "\n"):
+        text = character * 100_000
+        assert MIXED.decode(MIXED.encode(text)) == text
+
+
+def test_json_pickle_and_copies_give_an_equal_vocabulary() -> None:
+    tokens = MIXED.encode(PAPER)
+    for other in (BytePair.from_json(MIXED.to_json()), pickle.loads(pickle.dumps(MIXED)), copy.deepcopy(MIXED)):
+        assert other == MIXED
+        assert other.encode(PAPER) == tokens
+    assert pickle.dumps(BytePair(MIXED.merges)) == pickle.dumps(MIXED)
+    assert BytePair() != MIXED
+
+
+def test_json_of_version_0_1_0_is_read() -> None:
+    assert BytePair.from_json('{"kind": "byte pairs", "merges": [["\\u00c3", "\\u00a9"]]}').pieces("é") == ["é"]
+
+
+def test_labels_and_cut_characters() -> None:
+    tokens = BytePair().encode("né")
+    assert BytePair().decode(tokens[:-1]) == "n\N{REPLACEMENT CHARACTER}"
+    assert BytePair().pieces("é \n\x00") == ["\\xc3", "\\xa9", " ", "\\n", "\\x00"]
+    assert repr(MIXED) == f"BytePair({len(MIXED)} pieces)"
+    with pytest.raises(AttributeError, match="merges"):
+        MIXED.merges = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("merges", "error", "match"),
+    [
+        ([(b"a", b"bc")], ValueError, r"merges\[0\] joins b'bc': expected a byte or what an earlier merge makes"),
+        ([(b"a", b"b"), (b"a", b"b")], ValueError, r"merges\[1\] makes b'ab' a second time"),
+        ([(b"a", b"b"), b"ab"], TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
+    ],
+)
+def test_merges_that_make_no_vocabulary(merges: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        BytePair(merges)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "error", "match"),
+    [
+        ("a", 255, ValueError, "size is 255: expected at least 256"),
+        ("a", True, TypeError, "size is a bool: expected an int"),
+        (b"a", 300, TypeError, "text is a bytes: expected a str"),
+        ("ab\ud800", 300, ValueError, r"text\[2\] is '\\ud800', a lone surrogate"),
+    ],
+)
+def test_wrong_input_of_learn_and_encode(text: Any, size: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        BytePair.learn(text, size)
+    if size == 300:
+        with pytest.raises(error, match=match):
+            MIXED.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "match"),
+    [
+        ([0, 268], IndexError, r"ids\[1\] is 268: expected a token from 0 to 267"),
+        ([-1], IndexError, r"ids\[0\] is -1: expected a token from 0 to 267"),
+        ([1.0], TypeError, "ids is a list: expected an iterable of integers"),
+        (7, TypeError, "ids is a int: expected an iterable of integers"),
+    ],
+)
+def test_wrong_input_of_decode(ids: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        BytePair.learn(PAPER, 1000).decode(ids)
+
+
+WHOLE = json.loads(MIXED.to_json())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 100_000,
+        "[]",
+        "{}",
+        '{"kind": "byte pairs", "merges": [["a", "→"]]}',
+        json.dumps(WHOLE | {"pre_tokenizer": {"type": "ByteLevel"}}),
+        json.dumps(WHOLE | {"model": WHOLE["model"] | {"merges": [["a", 1]]}}),
+        json.dumps(WHOLE | {"model": WHOLE["model"] | {"merges": [["a", "日"]]}}),
+        json.dumps(WHOLE | {"model": WHOLE["model"] | {"vocab": {}}}),
+    ],
+)
+def test_json_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="text is no byte-pair vocabulary that to_json wrote: ") as caught:
+        BytePair.from_json(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_without_tokenizers_a_model_loads_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    _, vocabulary = lm.load_trained()
+    assert vocabulary.decode(TOKENS) == SENTENCE
+    with pytest.raises(ImportError, match=r'pip install "gnn_attention\[model\]"'):
+        vocabulary.encode(SENTENCE)
