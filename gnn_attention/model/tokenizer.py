@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex
 
 from gnn_attention._support import json_files
 from gnn_attention._support.checks import quoted
+from gnn_attention._support.text import one_line
 
 __all__ = ["BytePair"]
 
@@ -147,7 +148,8 @@ class BytePair:
         merges = [[_chars(left), _chars(right)] for left, right in self.merges]
         model = {"type": "BPE", "vocab": pieces, "merges": merges}
         form = {"version": "1.0", "added_tokens": [], "decoder": _BYTE_LEVEL}
-        return json.dumps(form | {"pre_tokenizer": _PRE_TOKENIZER, "model": model})
+        whole = form | {"pre_tokenizer": _PRE_TOKENIZER, "model": model}
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> BytePair:
@@ -169,7 +171,8 @@ class BytePair:
             if (found["pre_tokenizer"], found["model"]["vocab"]) != (_PRE_TOKENIZER, expected["model"]["vocab"]):
                 raise ValueError("it splits words or numbers pieces in another way than this package does")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"text is no byte-pair vocabulary that to_json wrote: {quoted(str(error))}") from error
+            said = one_line(f"{type(error).__name__}: {error}", 200)
+            raise ValueError(f"text is no byte-pair vocabulary, expected what to_json wrote: {said}") from error
         return made
 
     def __len__(self) -> int:

@@ -224,7 +224,7 @@ WHOLE = json.loads(MIXED.to_json())
     ],
 )
 def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="text is no byte-pair vocabulary that to_json wrote: ") as caught:
+    with pytest.raises(ValueError, match="text is no byte-pair vocabulary, expected what to_json wrote: ") as caught:
         BytePair.from_json(text)
     assert len(str(caught.value)) < 300
 
