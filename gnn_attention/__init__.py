@@ -18,7 +18,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:
-    from gnn_attention import analyse, bench, cache, cost, distributed, draw, explorer, model, verify
+    from gnn_attention import analyse, cache, cost, distributed, draw, explorer, model, verify
     from gnn_attention.convert import catalogue, expressions
     from gnn_attention.convert import files as graph_files
     from gnn_attention.heads.latent import LatentHeads
@@ -51,7 +51,6 @@ __all__ = [
     "attend",
     "audit",
     "backends",
-    "bench",
     "cache",
     "catalogue",
     "circuits",
@@ -88,7 +87,6 @@ _ON_DEMAND = {
     "MessagePassingAttention": ("gnn_attention.layer", "MessagePassingAttention"),
     "analyse": ("gnn_attention.analyse", None),
     "audit": ("gnn_attention.interpret.audit", "audit"),
-    "bench": ("gnn_attention.bench", None),
     "cache": ("gnn_attention.cache", None),
     "catalogue": ("gnn_attention.convert.catalogue", None),
     "circuits": ("gnn_attention.interpret.circuits", None),

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gnn_attention import __version__, bench, training
+from gnn_attention import __version__, training
 from gnn_attention._support import interrupts, output
-from gnn_attention.cli import audit, cost, generate, graphs
+from gnn_attention.cli import audit, bench, cost, generate, graphs
 from gnn_attention.cli import explore as _explore_command
 from gnn_attention.cli import verify as _verify_command
 from gnn_attention.training import compare, tasks
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     added = parser.add_subparsers(dest="command", required=True, metavar="command")
     _verify_command.add_verify(added)
     audit.add_audit(added)
-    bench.add_arguments(added.add_parser("bench", help="time and memory of graphs of a million tokens, beside peers"))
+    bench.add_bench(added)
     graphs.add_graphs(added)
     graphs.add_draw(added)
     generate.add_generate(added)

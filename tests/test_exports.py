@@ -12,7 +12,7 @@ from support.extras import needs
 import gnn_attention as ga
 
 PUBLIC = """
-algebra analyse backends backends.cost_model bench cache convert convert.catalogue convert.expressions convert.files
+algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy huggingface
 interpret.audit interpret.circuits interpret.trace layer layer.pairwise model model.foreign model.minilm patterns rotary
 score_mods training training.compare training.tasks verify

@@ -16,7 +16,7 @@ heads patterns algebra analyse backends
 attend convert draw
 layer cache huggingface
 model distributed
-interpret training cost explorer verify bench
+interpret training cost explorer verify
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}

@@ -69,7 +69,9 @@ class DeviceExplanation(Explanation):
     def __str__(self) -> str:
         """A table, with how far it may be trusted."""
         trust = (
-            f"constants measured {self.measured}" if self.measured else "not measured: `gnn-attention bench gpu --calibrate` does"
+            f"constants measured {self.measured}"
+            if self.measured
+            else "not measured: `python -m benchmarks.gpu --calibrate` does"
         )
         head = f"{'backend':<16}{'GFLOP':>12}{'moved MB':>12}{'predicted ms':>14}{'of the bound':>14}  limited by"
         lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", f"predicted for {self.device} ({trust})", head]

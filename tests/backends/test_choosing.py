@@ -366,7 +366,7 @@ def test_a_prediction_says_what_it_is():
     """Every column, the device, and that nothing was measured."""
     found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
     lines = str(found).splitlines()
-    assert lines[2] == "predicted for H200, bfloat16 (not measured: `gnn-attention bench gpu --calibrate` does)"
+    assert lines[2] == "predicted for H200, bfloat16 (not measured: `python -m benchmarks.gpu --calibrate` does)"
     assert lines[3].split() == ["backend", "GFLOP", "moved", "MB", "predicted", "ms", "of", "the", "bound", "limited", "by"]
     names = ["dense", "varlen", "flex", "triton rows", "triton windows", "triton tiles"]
     assert [row[0] for row in found.rows] == names

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.gpu.workloads import barabasi_albert
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices, workload
 from gnn_attention.backends.gpu.devices import CONSTANTS, GENERIC, PRESETS, Device, device_of, named, path_of_devices, save_device
 from gnn_attention.backends.gpu.roofline import Sizes, estimate_forms, estimates, form_of
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
-from gnn_attention.bench.gpu.workloads import barabasi_albert
 from gnn_attention.graph import TokenGraph, tiling
 from gnn_attention.verify.measure import EXACT
 
@@ -322,5 +322,5 @@ def test_a_damaged_file_is_named(damage):
         damage = json.dumps(found)
     path.write_text(damage, encoding="utf-8")
     devices._measured.cache_clear()
-    with pytest.raises(ValueError, match=r"gpu-costs.json does not hold the constants .* bench gpu --calibrate"):
+    with pytest.raises(ValueError, match=r"gpu-costs.json does not hold the constants .* benchmarks.gpu --calibrate"):
         named("H200")

@@ -9,15 +9,15 @@ import re
 import sys
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from gnn_attention import bench, training
+from gnn_attention import training
 from gnn_attention.__main__ import main
 from gnn_attention._support import progress as support_progress
 from gnn_attention._support.progress import Progress
+from gnn_attention.cli import bench, calibrate
 from gnn_attention.model import Config
 from gnn_attention.training import Corpus, compare, metrics
 
@@ -238,9 +238,7 @@ LONG = {
     "explore": ["explore", "a b", "-o", "{}/page.html"],
     "draw": ["draw", "causal(8)", "-o", "{}/graph.svg"],
     "cost": ["cost", "--graph", "window(4096, 64)"],
-    "bench attention": ["bench", "attention", "--quick"],
-    "bench training": ["bench", "training"],
-    "bench graphs": ["bench", "graphs"],
+    "bench": ["bench"],
     "bench calibrate": ["bench", "calibrate"],
 }
 
@@ -259,11 +257,10 @@ def small(monkeypatch):
         time.sleep(0.02)
         return {}
 
-    for name in ("run_attention", "run_graphs", "run_training"):
-        monkeypatch.setattr(bench, name, measured)
-    monkeypatch.setattr(bench.calibrate, "run_calibration", measured)
-    suites = {name: replace(suite, text=lambda record: "the record") for name, suite in bench.SUITES.items()}
-    monkeypatch.setattr(bench, "SUITES", suites)
+    monkeypatch.setattr(bench, "measure", lambda *arguments: measured(arguments[-1].begin))
+    monkeypatch.setattr(bench, "table", lambda record: "the record")
+    monkeypatch.setattr(calibrate, "run_calibration", measured)
+    monkeypatch.setattr(calibrate, "text", lambda record: "the record")
 
 
 @pytest.mark.parametrize("name", LONG)

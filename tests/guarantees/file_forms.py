@@ -6,7 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from gnn_attention import model as language_model
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices
-from gnn_attention.bench.gpu import records, table
-from gnn_attention.bench.gpu.machine import Ceilings
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
@@ -128,44 +126,6 @@ def _check_report(content: bytes, found: Report) -> str | None:
     return None if Report.from_json(found.to_json()).to_json() == found.to_json() else "it is written otherwise than it was read"
 
 
-def _bench(folder: Path) -> Path:
-    place = {"workload": "random1m", "method": "auto", "ours": True}
-    about = {
-        "workload": "random1m",
-        "title": "1M",
-        "tokens": 9,
-        "edges": 9,
-        "batch": 1,
-        "heads": 1,
-        "dim": 8,
-        "dtype": "bfloat16",
-    }
-    measured = {"status": "measured", "seconds": 0.1, "p10": 0.1, "p90": 0.2, "bytes": 99, "share": 0.5, "takes": "triton"}
-    target = {"workload": "random1m", "pass": "forward", "method": "auto", "sense": "at most", "bound": 18.0, "words": "ms"}
-    told = {"device": "H200", "torch": "2.13", "triton": "3.7", "cuda": "13", "commit": "a", "dirty": False, "sources": {}}
-    told |= {"quick": False, "measurement": True, "date": "today", "driver": "1"}
-    record = {
-        "bench": "gpu",
-        "schema": 1,
-        "runs": [],
-        **told,
-        "constants": asdict(devices.GENERIC),
-        "ceilings": {part.name: "triton" if part.type == "str" else 1e12 for part in fields(Ceilings)},
-        "workloads": [about],
-        "cases": [{**place, "pass": "forward", **measured}, {**place, "pass": "backward", "status": "refused", "reason": "no"}],
-        "waiting": 1,
-        "targets": [{**target, "value": 16.0, "met": True}],
-    }
-    path = folder / "bench.json"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    return path
-
-
-def _check_bench(content: bytes, found: dict[str, Any]) -> str | None:
-    """It can be shown."""
-    table.report(found)
-    table.table(found)
-    return None
 
 
 _PLAN = {"recipe": {"steps": 4, "rate": 0.003}, "corpus": "0123abcd", "version": 1}
@@ -235,7 +195,6 @@ FORMS = (
         "expression", _expression, lambda path: expressions.parse(_text(path)), (*mutations.ANY, *mutations.WORDS * 5), named=""
     ),
     Form("record of verify", _report, Report.from_file, _JSON, _check_report),
-    Form("record of bench gpu", _bench, records.read, _JSON, _check_bench),
     Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
     Form("costs of a CPU", _costs, cost_model.read, _JSON),

@@ -93,7 +93,7 @@ COMPARE = (
 )
 FEW = ("--device", "cpu", "--dtype", "float64", "--graph", "causal", "--backend", "dense", "--no-trained")
 VERIFY = ("verify", *FEW, "--jobs", "1", "--json", "checks.json")
-BENCH = ("bench", "attention", "--quick", "--no-peers", "--workloads", "f64", "--budget", "0.05", "--json", "record.json")
+BENCH = ("bench", "--tokens", "64", "--no-peers", "--json", "record.json")
 COMMANDS: dict[str, Command] = {
     "train": Command(TRAIN, 1.5, _trained, events=70),
     "generate": Command(

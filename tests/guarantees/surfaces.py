@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from benchmarks import plots
+from benchmarks.gpu import plots as gpu_plots
 from gnn_attention import draw, explorer
 from gnn_attention import model as language_model
-from gnn_attention.bench import plots
-from gnn_attention.bench.gpu import plots as gpu_plots
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.training import compare_plot

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnn_attention import StandardHeads, bench, patterns, verify
+from benchmarks import process
+from gnn_attention import StandardHeads, patterns, verify
 from gnn_attention._support import interrupts as support_interrupts
-from gnn_attention.bench import process
 from gnn_attention.verify import processes
 from tests.guarantees import interrupts
 from tests.guarantees.interrupts import COMMANDS, Case, Forks
@@ -158,16 +158,6 @@ def test_processes_of_checks_do_not_hear_interrupts_and_end_with_us():
         stopped()
     children[0].join(10)
     assert children[0].exitcode == -signal.SIGTERM
-
-
-def test_an_interrupted_bench_has_its_record_and_says_so(monkeypatch, capsys):
-    suite = bench.Suite("", frozenset(), lambda args, tell: {"interrupted": True}, lambda record: "as far as it came")
-    monkeypatch.setattr(bench, "SUITES", {**bench.SUITES, "graphs": suite})
-    from gnn_attention.__main__ import main
-
-    assert main(["bench", "graphs"]) == 130
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("as far as it came\n", 1)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux kills a child with its parent")

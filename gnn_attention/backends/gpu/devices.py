@@ -1,4 +1,4 @@
-"""What a GPU can do, as a few constants: presets by name, replaced by what ``gnn-attention bench gpu --calibrate`` measured.
+"""What a GPU can do, as a few constants: presets by name, replaced by what ``python -m benchmarks.gpu --calibrate`` measured.
 
 The presets are not measurements of this library: rates of an H200 as published or measured elsewhere, those of other devices by
 their data sheets, and shares of them that kernels of each kind are known to reach. ``Device.measured`` says when and at which
@@ -122,7 +122,7 @@ def read(path: Path) -> dict[str, Device]:
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.gpu.devices ({error}); "
-            "measure them again with `gnn-attention bench gpu --calibrate`, or remove the file"
+            "measure them again with `python -m benchmarks.gpu --calibrate`, or remove the file"
         ) from error
 
 

@@ -7,7 +7,7 @@ A kernel is bound by what it reads from memory, what passes through the cache, o
 Rows gather a sender for every edge, windows gather each sender once for all receivers of a window and multiply the whole window,
 tiles multiply whole tiles. On an H200 a tile of 64 is worth its price from about one edge in a hundred pairs on, whatever the
 number of heads; windows are worth theirs where neighbours hear the same senders. All of these are predictions until a record
-calibrates them (``gnn-attention bench gpu --calibrate``).
+calibrates them (``python -m benchmarks.gpu --calibrate``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.bounds import assert_sum
 
-from gnn_attention.bench.gpu.gather_kernel import EACH, sums
+from benchmarks.gpu.gather_kernel import EACH, sums
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

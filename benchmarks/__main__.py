@@ -1,0 +1,237 @@
+"""Time and memory, measured here and now: ``python -m benchmarks [attention | training | graphs | gpu | table]``.
+
+``attention`` (what runs without a name) times every backend and every peer that is installed; ``training`` trains the shipped
+model on long windows, with ``attend`` and with SDPA; ``graphs`` builds, counts and tiles graphs of a million tokens; ``gpu``
+(also ``python -m benchmarks.gpu``) is ``attention`` for a GPU; ``table`` shows a record that one of them wrote. Times are those
+of this machine; ratios travel better. A further suite is a module that measures and writes text, and one row of ``SUITES``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import attention, graphs, plots, records, table, training, workloads
+from benchmarks.attention import run_attention
+from benchmarks.gpu import plots as gpu_plots
+from benchmarks.gpu import running
+from benchmarks.gpu import table as gpu_table
+from benchmarks.gpu import workloads as gpu_workloads
+from benchmarks.graphs import run_graphs
+from benchmarks.measure import Settings
+from benchmarks.training import run_training
+from gnn_attention._support import atomic_files
+from gnn_attention._support.progress import Progress
+from gnn_attention.backends.gpu import devices
+from gnn_attention.backends.gpu.calibrate import calibrated
+
+__all__ = ["SUITES", "Suite", "main"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One thing to measure: ``measure(args, shown)`` gives the record, ``text(record)`` shows it; ``options`` are those it takes.
+
+    ``shown`` expects as many cases as there are, and is called when each begins.
+    ``pictures(record, folder)`` draws it, where it takes ``--plots``.
+    """
+
+    help: str
+    options: frozenset[str]
+    measure: Callable[[argparse.Namespace, Progress], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]
+    pictures: Callable[[dict[str, Any], Path], list[Path]] = lambda record, folder: []
+
+
+def _names(args: argparse.Namespace) -> list[str] | None:
+    return None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
+
+
+def _attention(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    names = _names(args)
+    allocators = attention.ALLOCATORS if args.allocator == "both" else (args.allocator,)
+    settings = Settings.quick() if args.quick else Settings()
+    for option, unit in (("memory", "GiB"), ("budget", "seconds"), ("slowest", "seconds")):
+        if getattr(args, option) is not None and not getattr(args, option) > 0:
+            raise ValueError(f"--{option} must be above 0 {unit}, got {getattr(args, option)}")
+    settings = settings if args.memory is None else replace(settings, memory=args.memory * 2**30)
+    settings = settings if args.budget is None else replace(settings, budget=args.budget)
+    settings = settings if args.slowest is None else replace(settings, slowest=args.slowest)
+    shown.expect(len(attention.chosen(names, args.quick, allocators)))
+    return run_attention(names, args.quick, allocators, not args.no_peers, settings, shown.begin)
+
+
+def _graphs(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(len(graphs.GRAPHS) + (0 if args.no_peers else len(graphs.PEER_SIZES)))
+    return run_graphs(graphs.MILLION if args.tokens is None else args.tokens, not args.no_peers, shown.begin)
+
+
+def _training(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(1 if args.no_peers else len(training.METHODS))
+    tokens = training.LENGTH if args.tokens is None else args.tokens
+    steps = training.STEPS if args.steps is None else args.steps
+    return run_training(tokens, steps, not args.no_peers, shown.begin)
+
+
+def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    if args.budget is not None and not args.budget > 0:
+        raise ValueError(f"--budget must be above 0 seconds, got {args.budget}")
+    resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
+    if args.calibrate and (args.quick or device.startswith("cpu")):
+        raise ValueError(
+            "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and --device cpu"
+        )
+    keep = running.keeper(args.json or args.resume)
+    record = running.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown)
+    if args.calibrate:
+        shown.write(f"the constants are in {devices.save_device(calibrated(record))}")
+    return record
+
+
+def _show(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    if args.record is None:
+        raise ValueError("table needs the file of a record: python -m benchmarks table FILE")
+    return records.read(Path(args.record))
+
+
+SUITES = {
+    "attention": Suite(
+        "attention workloads, every backend and every peer (the default)",
+        frozenset({"workloads", "quick", "plots", "allocator", "memory", "budget", "slowest", "no_peers"}),
+        _attention,
+        table.report,
+        plots.save,
+    ),
+    "training": Suite(
+        "the shipped model trained on long windows, with attend and with SDPA (about 10 minutes)",
+        frozenset({"tokens", "steps", "no_peers"}),
+        _training,
+        training.text,
+    ),
+    "graphs": Suite(
+        "build, count and tile graphs of a million tokens",
+        frozenset({"tokens", "no_peers"}),
+        _graphs,
+        graphs.text,
+    ),
+    "gpu": Suite(
+        "attention workloads on a GPU, every backend and every peer, and the ceilings of the device",
+        frozenset({"workloads", "quick", "plots", "budget", "no_peers", "device", "resume", "calibrate"}),
+        _gpu,
+        gpu_table.report,
+        gpu_plots.save,
+    ),
+}
+SUITES["table"] = Suite(
+    "a record as text, and with --plots as pictures",
+    frozenset({"record", "plots", "markdown"}),
+    _show,
+    lambda record: SUITES[record["bench"]].text(record),
+    lambda record, folder: SUITES[record["bench"]].pictures(record, folder),
+)
+COMMON = frozenset({"what", "json"})
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All options; one that belongs to another suite is refused when it runs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory of attention along graphs.")
+    about = "; ".join(f"{name}: {suite.help}" for name, suite in SUITES.items())
+    parser.add_argument("what", nargs="?", choices=list(SUITES), default="attention", help=about)
+    parser.add_argument("record", nargs="?", metavar="FILE", help="table: the record")
+    parser.add_argument("--markdown", action="store_true", help="table: the short table of the README, and the targets")
+    parser.add_argument("--calibrate", action="store_true", help="gpu: save the constants that backend='auto' chooses by")
+    parser.add_argument(
+        "--workloads",
+        metavar="A,B,...",
+        help=f"attention: letters ({_letters()}) or names such as b8192; gpu: {', '.join(gpu_workloads.WORKLOADS)}",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="attention: the small workloads, few samples (about 3 minutes); gpu: a trial of tiny ones",
+    )
+    parser.add_argument("--plots", metavar="DIR", help="attention, gpu: write pictures into this folder (needs matplotlib)")
+    parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="attention: for each method and pass (default 3); gpu: begin nothing after that",
+    )
+    parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)")
+    sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
+    parser.add_argument("--tokens", type=int, help=sizes)
+    parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
+    parser.add_argument("--device", help="gpu: cuda (default), cuda:1, ...; cpu with --quick is a trial of the benchmark")
+    parser.add_argument("--resume", metavar="FILE", help="gpu: carry on the record in FILE: what it holds is not run again")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
+    return parser
+
+
+def _letters() -> str:
+    return ", ".join(f"{letter} {family}" for letter, family in workloads.FAMILIES.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a suite: 0 if it is done, 1 if a device was lost, 2 for wrong arguments, 130 after Ctrl-C."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        _check(args, parser)
+        return _run(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, ImportError, OSError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    suite = SUITES[args.what]
+    with Progress(f"benchmarks {args.what}", unit="cases") as shown:
+        record = suite.measure(args, shown)
+    if args.json not in (None, "-"):
+        atomic_files.write(args.json, json.dumps(record, indent=1) + "\n")
+    text = _markdown(record) if args.markdown else suite.text(record)
+    print(json.dumps(record, indent=1) if args.json == "-" else text)
+    for file in suite.pictures(record, Path(args.plots)) if args.plots else ():
+        print(file, file=sys.stderr)
+    if record.get("interrupted"):
+        print("interrupted: the record holds the workloads that were measured", file=sys.stderr)
+        return 130
+    return 1 if record.get("stopped") else 0
+
+
+def _markdown(record: dict[str, Any]) -> str:
+    tables: dict[str, Callable[[dict[str, Any]], str]] = {
+        "attention": partial(table.table, only=table.README),
+        "gpu": gpu_table.table,
+    }
+    if record["bench"] not in tables:
+        raise ValueError(f"--markdown shows records of {' and '.join(tables)}, not of {record['bench']}")
+    return f"{tables[record['bench']](record)}\n\n{table.targets_line(record)}"
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """ValueError for options of another suite, and for folders that are not there."""
+    for option, value in vars(args).items():
+        if option not in SUITES[args.what].options | COMMON and value != parser.get_default(option):
+            owners = " and ".join(owner for owner, suite in SUITES.items() if option in suite.options)
+            given = option if option == "record" else f"--{option.replace('_', '-')}"
+            raise ValueError(f"{given} belongs to {owners}, not to {args.what}")
+    atomic_files.check_place("--json", args.json)
+    if args.plots is not None and not Path(args.plots).is_dir():
+        raise ValueError(f"--plots {args.plots}: expected a folder that exists, make it first")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

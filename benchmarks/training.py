@@ -1,0 +1,102 @@
+"""A language model trained on long windows, with attend and with SDPA and a mask: ``python -m benchmarks training``.
+
+The shipped model's architecture learns the same windows from the same first weights twice, each time in a process of its own:
+with ``backend="auto"``, and with what one writes without a graph, ``scaled_dot_product_attention`` given a float mask that holds
+the learned biases of distances and -inf. The record, as ``--json`` writes it:
+
+===========  ========================================================================================================
+``bench``    "training"; ``schema`` 1; date, commit, processor, threads, versions, ...
+``recipe``   what decides the result, see :class:`gnn_attention.training.Recipe`
+``runs``     one for each method: ``method``, ``seconds`` of all steps, ``peak_memory_mb`` of the whole process, the ``losses``
+             of the steps and ``held_out_loss`` afterwards
+``faster``   the seconds of SDPA over ours; ``smaller`` the same of the peak memory
+``apart``    the largest difference between the two losses of a step, in nats
+===========  ========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks import process
+from benchmarks.records import circumstances
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends.call import Call
+from gnn_attention.training import Recipe, train
+
+__all__ = ["LENGTH", "METHODS", "STEPS", "measure", "run_training", "text"]
+
+LENGTH, WINDOW, STEPS = 8192, 256, 12
+REPORTED = ("seconds", "peak_memory_mb", "losses", "held_out_loss")
+
+
+def _with_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """SDPA with one float mask ``[1, H, dst, src]``: the biases of all pairs, -inf where there is no edge.
+
+    It returns no lse; the few calls that need one, after training, are left to the dense backend.
+    """
+    if call.with_lse:
+        return BACKENDS["dense"].run(call)
+    dst, src = (torch.arange(n, device=call.q.device) for n in (call.graph.num_dst, call.graph.num_src))
+    nothing = call.q.new_zeros(()).expand(1, call.q.shape[1], len(dst), len(src))
+    added = call.modified(nothing, dst.unsqueeze(-1), src).masked_fill(~call.graph.mask(call.q.device), -torch.inf)
+    return functional.scaled_dot_product_attention(call.q, call.k, call.v, attn_mask=added, scale=call.scale), None
+
+
+METHODS: dict[str, str | Backend] = {"auto": "auto", "SDPA mask": Backend("SDPA mask", _with_mask)}
+
+
+def run_training(
+    tokens: int = LENGTH, steps: int = STEPS, peers: bool = True, progress: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Both methods, one after the other, as one record. ValueError for a size that makes no sense."""
+    recipe = _recipe(tokens, steps)
+    runs = []
+    for method in list(METHODS) if peers else ["auto"]:
+        if progress is not None:
+            progress(f"{steps} steps on {tokens} tokens, {method}")
+        runs.append(process.in_a_process(__name__, "measure", {"method": method, "tokens": tokens, "steps": steps}, timeout=3600))
+    record = {"bench": "training", "schema": 1, **circumstances(), "recipe": asdict(recipe), "runs": runs}
+    return {**record, **_compared(*runs)} if peers else record
+
+
+def measure(method: str, tokens: int, steps: int) -> dict[str, Any]:
+    """One training, in this process."""
+    _, _, report = train(_recipe(tokens, steps), backend=METHODS[method], progress=False)
+    return {"method": method, **{name: report[name] for name in REPORTED}}
+
+
+def _recipe(tokens: int, steps: int) -> Recipe:
+    graph = f"window({tokens}, {min(WINDOW, tokens)})"
+    return Recipe(steps=steps, batch=1, length=tokens, warmup=0, precision="float32", graph=graph)
+
+
+def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    return {
+        "faster": theirs["seconds"] / ours["seconds"],
+        "smaller": theirs["peak_memory_mb"] / ours["peak_memory_mb"],
+        "apart": max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True)),
+    }
+
+
+def text(record: dict[str, Any]) -> str:
+    """The record in some lines."""
+    recipe = record["recipe"]
+    lines = [f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} threads"]
+    for run in record["runs"]:
+        lines.append(
+            f"{run['method']:10} {run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB, "
+            f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, held out {run['held_out_loss']:.4f}"
+        )
+    if "faster" in record:
+        lines.append(
+            f"auto is {record['faster']:.1f} x faster and {record['smaller']:.1f} x smaller; "
+            f"no loss of a step differs by more than {record['apart']:.4f}"
+        )
+    return "\n".join(lines)

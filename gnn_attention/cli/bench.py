@@ -1,0 +1,209 @@
+"""The command ``gnn-attention bench``: ``attend`` and what is installed, timed on this machine, as one table in about a minute.
+
+The whole suite (more graphs, sizes and peers, ceilings, targets, GPU kernels one by one) is ``python -m benchmarks`` in the
+repository. ``gnn-attention bench calibrate`` fits the cost model behind ``backend="auto"`` to this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from gnn_attention import patterns
+from gnn_attention._support import atomic_files, checks
+from gnn_attention._support.progress import Progress
+from gnn_attention.cli import calibrate
+from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Comparison, largest_errors
+from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.circumstances import environment
+
+__all__ = ["GRAPHS", "add_bench", "measure", "table"]
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+TOKENS, SECONDS = 2048, 50.0
+Record = dict[str, Any]
+
+
+def _documents(tokens: int) -> TokenGraph:
+    """Eight packed documents of different lengths."""
+    bounds = [tokens * part // 36 for part in (0, 1, 3, 6, 10, 15, 21, 28, 36)]
+    return patterns.documents([stop - start for start, stop in pairwise(bounds)])
+
+
+def _edge_list(tokens: int) -> TokenGraph:
+    """32 random in-edges for each token, as a list."""
+    dst = torch.arange(tokens).repeat_interleave(min(32, tokens))
+    src = torch.randint(tokens, dst.shape, generator=torch.Generator().manual_seed(0))
+    return TokenGraph.from_edges(torch.stack([src, dst]), tokens, coalesce=True, name="edge list")
+
+
+def _window(tokens: int) -> TokenGraph:
+    return patterns.window(tokens, min(128, tokens))
+
+
+GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
+    "causal": patterns.causal,
+    "window 128": _window,
+    "window 128, 4 sinks": lambda tokens: _window(tokens) | patterns.sinks(tokens, min(4, tokens)),
+    "8 documents": _documents,
+    "random edges, 32 each": _edge_list,
+}
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``gnn-attention bench``."""
+    command = commands.add_parser("bench", help="time and memory of attention along graphs, next to what is installed")
+    command.add_argument(
+        "what", nargs="?", choices=["calibrate"], help="fit the cost model behind backend='auto' to this machine instead"
+    )
+    command.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
+    command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    command.add_argument("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
+    command.add_argument("--no-peers", action="store_true", help="attend alone")
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
+    command.set_defaults(run=_bench)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    atomic_files.check_place("--json", args.json)
+    if args.what == "calibrate":
+        record, text = _calibrated(args), calibrate.text
+    else:
+        record, text = _measured(args), table
+    if args.json not in (None, "-"):
+        atomic_files.write(args.json, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1) if args.json == "-" else text(record))
+    return 0 if all(row["passed"] for row in record.get("checks", ())) else 1
+
+
+def _calibrated(args: argparse.Namespace) -> Record:
+    if (args.tokens, args.device, args.dtype, args.no_peers) != (TOKENS, "cpu", None, False):
+        raise ValueError("bench calibrate takes no option but --json: it measures graphs of its own on the CPU")
+    with Progress("bench calibrate", len(calibrate.CASES), "cases") as shown:
+        return calibrate.run_calibration(progress=shown.begin)
+
+
+def _measured(args: argparse.Namespace) -> Record:
+    tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
+    dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+    with Progress("bench", unit="cases") as shown:
+        return measure(tokens, device, dtype, not args.no_peers, SECONDS, shown)
+
+
+def _device(name: str) -> torch.device:
+    """ValueError for one that is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu, cuda, cuda:1, ..., got {checks.quoted(name)}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or a GPU of CUDA, got {checks.quoted(name)}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name}: torch finds {torch.cuda.device_count()} such devices")
+    return device
+
+
+# -- the record -------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    tokens: int, device: torch.device, dtype: torch.dtype, with_peers: bool, seconds: float, shown: Progress | None = None
+) -> Record:
+    """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
+
+    ``checks`` has one row a graph (the largest error of auto and of SDPA, of at most 512 tokens, from the same in float64),
+    ``cases`` one for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call
+    beyond its inputs) and both over those of auto (``time_ratio, memory_ratio``), or "skipped" with the ``reason``.
+    """
+    shown = shown or Progress("bench", shown=False)
+    names = list(METHODS) if with_peers else [OURS]
+    shown.expect(len(GRAPHS) * len(names))
+    checked, cases = [], []
+    end = time.monotonic() + seconds
+    for position, (title, build) in enumerate(GRAPHS.items()):
+        share = (end - time.monotonic()) / (len(GRAPHS) - position)
+        compared = Comparison(build, tokens, device, dtype, max(share, 2.0))
+        checked.append({"graph": title, **largest_errors(compared.small)})
+        found = compared.cases(names, partial(_begin, shown, title))
+        cases += [{"graph": title, "edges": compared.graph.num_edges, **case} for case in found]
+    sizes = {"tokens": tokens, "heads": compared.heads, "dim": compared.dim, "dtype": str(dtype).removeprefix("torch.")}
+    return {"bench": "short", "schema": 1, **environment(str(device)), **sizes, "checks": checked, "cases": cases}
+
+
+def _begin(shown: Progress, title: str, method: str) -> None:
+    shown.begin(f"{title}: {method}")
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def table(record: Record) -> str:
+    """A row for each graph and pass: what auto takes, and how many times its time and memory every peer does."""
+    names = list(dict.fromkeys(case["method"] for case in record["cases"]))
+    skipped = (case for case in record["cases"] if case["status"] == "skipped" and not case["needs"])
+    reasons = list(dict.fromkeys(case["reason"] for case in skipped))
+    rows = [["graph", "edges", "pass", "backend", "time", "memory", *names[1:]]]
+    for title in dict.fromkeys(case["graph"] for case in record["cases"]):
+        rows += [_row(record, title, which, names, reasons) for which in PASSES]
+    notes = [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([_head(record), "", *_aligned(rows), "", *_remarks(record, names), *notes])
+
+
+def _head(record: Record) -> str:
+    sizes = f"{record['tokens']:,} tokens, {record['heads']} heads of {record['dim']}, {record['dtype']}"
+    return f"{sizes}; {record['device']}, torch {record['torch']}"
+
+
+def _row(record: Record, title: str, which: str, names: list[str], reasons: list[str]) -> list[str]:
+    wanted = {case["method"]: case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which)}
+    ours, first = wanted[OURS], which == PASSES[0]
+    cells = [title, f"{ours['edges']:,}"] if first else ["", ""]
+    if ours["status"] == "measured":
+        cells += [which, ours["backend"], f"{_rounded(ours['seconds'] * 1e3)} ms", f"{_rounded(ours['bytes'] / 2**20)} MB"]
+    else:
+        cells += [which, "-", _skipped(ours, reasons), "-"]
+    return [*cells, *(_peer(wanted[name], reasons) for name in names[1:])]
+
+
+def _peer(case: Record, reasons: list[str]) -> str:
+    if case["status"] == "skipped":
+        return _skipped(case, reasons)
+    times, memory = case["time_ratio"], case["memory_ratio"]
+    return "-" if times is None else f"{_rounded(times)}x, {_rounded(memory)}x"
+
+
+def _skipped(case: Record, reasons: list[str]) -> str:
+    return f"skipped, {case['needs']}" if case["needs"] else f"[{reasons.index(case['reason']) + 1}]"
+
+
+def _rounded(value: float) -> str:
+    """Two digits: what is less is noise.
+
+    >>> _rounded(0.0123), _rounded(1.234), _rounded(34.5), _rounded(1234.5)
+    ('0.012', '1.2', '34', '1,234')
+    """
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _remarks(record: Record, names: list[str]) -> list[str]:
+    """How the numbers are read, and whether the results are right."""
+    wrong = [f"{row['graph']} ({row['worst']})" for row in record["checks"] if not row["passed"]]
+    verdict = f"WRONG on {', '.join(wrong)}" if wrong else "equal to SDPA in float64 up to rounding"
+    lines = [f"attend, results and gradients of at most 512 tokens: {verdict}."]
+    if len(names) > 1:
+        lines.append("2x, 30x: twice the time and 30 times the memory of attend; memory is the peak of a call beyond its inputs.")
+    if any(case.get("needs") for case in record["cases"]):
+        lines.append("skipped, 16 GiB or 9 s: so much a call would take, judged by a smaller graph of the same form.")
+    return lines

@@ -1,0 +1,322 @@
+"""The methods that ``gnn-attention bench`` compares, and how one of them is weighed and timed on a graph.
+
+Every method first runs on a small graph of the same form. What it took there, scaled by its pairs or edges, says whether the
+large graph fits into memory and time; if not, it is skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gnn_attention import convert
+from gnn_attention._support import memory
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends.call import Call
+from gnn_attention.backends.dispatch import choose
+from gnn_attention.graph import TokenGraph
+
+__all__ = ["METHODS", "OURS", "PASSES", "Comparison", "largest_errors"]
+
+OURS = "attend"
+PASSES = ("forward", "with backward")
+HEADS, DIM, SMALL = 8, 64, 512
+LONGEST = 3.0  # seconds that a call of a peer may take
+ROUNDS = 15  # of samples, at most
+COMPILING = 6.0  # seconds that must be left to begin a compilation
+QUIET = "KINETO_LOG_LEVEL"  # torch's profiler writes to stderr unless this is set before its first use
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Normal inputs ``[1, H, T, D]`` of a graph, laid out as projections leave them."""
+
+    graph: TokenGraph
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad_out: Tensor
+
+    @classmethod
+    def draw(cls, graph: TokenGraph, device: torch.device, dtype: torch.dtype) -> Problem:
+        """The same numbers in every run."""
+        rng = torch.Generator(device).manual_seed(0)
+        sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
+        drawn = (torch.randn(1, n, HEADS, DIM, generator=rng, device=device, dtype=dtype).transpose(1, 2) for n in sizes)
+        return cls(graph, *drawn)
+
+    def call(self, function: Function, backward: bool) -> Callable[[], object]:
+        """A call without gradients, or one with the gradients of q, k and v."""
+        leaves = [x.detach().requires_grad_(backward) for x in (self.q, self.k, self.v)]
+        if backward:
+            return lambda: torch.autograd.grad(function(*leaves), leaves, self.grad_out)
+        return torch.no_grad()(lambda: function(*leaves))
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """``prepare(problem)`` makes what a user would reuse (mask, edges, kernel) and returns the function of q, k and v.
+
+    ``grows`` says what time and memory are proportional to; ``unsupported(problem, backward)`` why it cannot run.
+    """
+
+    prepare: Callable[[Problem], Function]
+    grows: Callable[[TokenGraph], int] | None = None
+    unsupported: Callable[[Problem, bool], str | None] = lambda problem, backward: None
+    compiles: bool = False
+
+
+def _pairs(graph: TokenGraph) -> int:
+    return graph.num_dst * graph.num_src
+
+
+def _edges(graph: TokenGraph) -> int:
+    return graph.num_edges
+
+
+def _attend(problem: Problem) -> Function:
+    return partial(attend, graph=problem.graph)
+
+
+def _sdpa(problem: Problem) -> Function:
+    if problem.graph.is_causal():
+        return partial(functional.scaled_dot_product_attention, is_causal=True)
+    return partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
+
+
+def _flex(problem: Problem) -> Function:
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    mask = convert.to_block_mask(problem.graph).to(str(problem.q.device))
+    function: Function = partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask)
+    return function
+
+
+def _flex_unsupported(problem: Problem, backward: bool) -> str | None:
+    if backward and problem.q.device.type == "cpu":
+        return "FlexAttention has no backward pass on a CPU"
+    return "FlexAttention takes a rule, not an edge list" if problem.graph._listed is not None else None
+
+
+def _transformer_conv(problem: Problem) -> Function:
+    """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
+    edges = problem.graph.edges_on(problem.q.device)
+    conv = importlib.import_module("torch_geometric.nn").TransformerConv(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
+        out: Tensor = conv.propagate(edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None)
+        return out.transpose(0, 1).unsqueeze(0)
+
+    return function
+
+
+METHODS = {
+    OURS: Method(_attend),
+    "SDPA": Method(_sdpa, _pairs),
+    "FlexAttention": Method(_flex, None, _flex_unsupported, compiles=True),
+    "PyG TransformerConv": Method(_transformer_conv, _edges),
+}
+
+
+# -- right ------------------------------------------------------------------------------------------------------------
+
+
+def largest_errors(problem: Problem) -> dict[str, Any]:
+    """Largest errors of ``attend`` and of SDPA with a mask from SDPA in float64: output and gradients.
+
+    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding. ``worst`` names the worst.
+    """
+    double = Problem(problem.graph, *(x.double() for x in (problem.q, problem.k, problem.v, problem.grad_out)))
+    masked = partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
+    truth, theirs, ours = _results(double, masked), _results(problem, masked), _results(problem, _attend(problem))
+    rounding, shares = torch.finfo(problem.q.dtype).eps / 2, {}
+    for position, (name, true) in enumerate(truth.items()):
+        own, found = (float((x[name].double() - true).abs().max()) for x in (theirs, ours))
+        unit = max(own, rounding * float(true.abs().max()))
+        shares[name] = found / unit / (2 if position == 0 else 3)
+    worst = max(shares, key=shares.__getitem__)
+    # a NaN is in no order: it must not pass
+    return {"passed": all(share <= 1 for share in shares.values()), "worst": f"{worst}: {shares[worst]:.3g} of what is allowed"}
+
+
+def _results(problem: Problem, function: Function) -> dict[str, Tensor]:
+    leaves = {name: x.detach().requires_grad_() for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
+    out = function(*leaves.values())
+    found = torch.autograd.grad(out, list(leaves.values()), problem.grad_out)
+    return {"output": out.detach(), **{f"gradient of {name}": x for name, x in zip(leaves, found, strict=True)}}
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+class SkippedError(Exception):
+    """Why a method is not measured; ``needs`` says what it would have taken, where that is the reason."""
+
+    def __init__(self, reason: str, needs: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.needs = reason, needs
+
+
+@dataclass
+class _Candidate:
+    """A method on a pass: its call, and seconds by round."""
+
+    name: str
+    call: Callable[[], object]
+    bytes: int
+    first: float
+    samples: dict[int, float] = field(default_factory=dict)
+
+
+class Comparison:
+    """One graph at its size, and a small one of the same form, within about ``seconds``."""
+
+    heads, dim = HEADS, DIM
+
+    def __init__(
+        self, build: Callable[[int], TokenGraph], tokens: int, device: torch.device, dtype: torch.dtype, seconds: float
+    ) -> None:
+        self.graph, self.device, self.dtype, self.seconds = build(tokens), device, dtype, seconds
+        self.small = Problem.draw(build(min(tokens, SMALL)), device, dtype)
+
+    @cached_property
+    def large(self) -> Problem:
+        """The graph with its inputs."""
+        return Problem.draw(self.graph, self.device, self.dtype)
+
+    def cases(self, names: Sequence[str], begin: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Both passes of every method."""
+        ready: dict[str, list[_Candidate | SkippedError]] = {}
+        for name in names:
+            begin(name)
+            ready[name] = self._candidates(name)
+        return [
+            case for number, which in enumerate(PASSES) for case in self._timed(which, {n: c[number] for n, c in ready.items()})
+        ]
+
+    def _candidates(self, name: str) -> list[_Candidate | SkippedError]:
+        """For each pass what can be timed, or why not."""
+        method, function = METHODS[name], None
+        found: list[_Candidate | SkippedError] = []
+        for backward in (False, True):
+            try:
+                self._check(name, method, backward)
+                function = function or method.prepare(self.large)
+                found.append(self._candidate(name, self.large.call(function, backward)))
+            except SkippedError as skipped:
+                found.append(skipped)
+            except Exception as error:  # a peer may fail in any way; it is reported, and the others go on
+                found.append(SkippedError(f"{name} failed: {_first_line(error)}"))
+        return found
+
+    def _check(self, name: str, method: Method, backward: bool) -> None:
+        """SkippedError where it is unsupported, or by what the small graph took needs too much memory or time."""
+        reason = method.unsupported(self.large, backward)
+        if reason is not None:
+            raise SkippedError(reason)
+        if method.compiles and self.seconds < COMPILING:
+            raise SkippedError(f"{name} is compiled for each graph, and the minute is over")
+        if method.grows is None or self.small.graph.num_dst == self.graph.num_dst:
+            return
+        call = self.small.call(method.prepare(self.small), backward)
+        call()
+        factor = method.grows(self.graph) / max(method.grows(self.small.graph), 1)
+        needed, room = factor * peak_bytes(call, self.device), _room(self.device)
+        if needed > room:
+            size = f"{needed / 2**30:,.0f} GiB"
+            raise SkippedError(f"{name} needs about {size}, {room / 2**30:,.1f} GiB are free", size)
+        seconds = factor * _seconds(call, self.device)
+        if seconds > LONGEST:
+            raise SkippedError(f"a call of {name} takes about {seconds:.2g} s, the limit is {LONGEST:g}", f"{seconds:.2g} s")
+
+    def _candidate(self, name: str, call: Callable[[], object]) -> _Candidate:
+        call()  # plans and compilers
+        start = time.perf_counter()
+        peak = peak_bytes(call, self.device)
+        return _Candidate(name, call, peak, time.perf_counter() - start)
+
+    def _timed(self, which: str, ready: dict[str, _Candidate | SkippedError]) -> list[dict[str, Any]]:
+        """Interleaved rounds, so that a ratio is of two times taken one after the other."""
+        candidates = [one for one in ready.values() if isinstance(one, _Candidate)]
+        once = sum(max(one.first, 0.01) for one in candidates)
+        rounds = int(min(ROUNDS, max(1, self.seconds / 4 / max(once, 1e-9))))
+        for number in range(rounds):
+            for one in candidates:
+                one.samples[number] = _seconds(one.call, self.device, max(1, int(0.01 / max(one.first, 1e-7))))
+        return [self._case(which, name, one, ready[OURS]) for name, one in ready.items()]
+
+    def _case(self, which: str, name: str, one: _Candidate | SkippedError, ours: _Candidate | SkippedError) -> dict[str, Any]:
+        place = {"pass": which, "method": name}
+        if isinstance(one, SkippedError):
+            return {**place, "status": "skipped", "reason": one.reason, "needs": one.needs}
+        found = {**place, "status": "measured", "seconds": statistics.median(one.samples.values()), "bytes": one.bytes}
+        if isinstance(ours, SkippedError):
+            return {**found, "time_ratio": None, "memory_ratio": None}
+        ratio = statistics.median(one.samples[number] / ours.samples[number] for number in one.samples)
+        taken = {"backend": choose(Call.checked(self.large.q, self.large.k, self.large.v, self.graph)).name}
+        return {**found, **(taken if name == OURS else {}), "time_ratio": ratio, "memory_ratio": one.bytes / max(ours.bytes, 1)}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:150]}".splitlines()[0]
+
+
+def _seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    """Of one call; on a GPU until it is done."""
+    # torch.utils.benchmark.Timer would call it twice more before every sample, which a peer's slow call has no time for
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    _synchronize(device)
+    return (time.perf_counter() - start) / times
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that may be taken: not the last fifth of what is free."""
+    return 0.8 * (torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available())
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """What a call holds at most beyond what was there before, results included.
+
+    >>> peak_bytes(lambda: torch.ones(1000).add(1.0).sum(), torch.device("cpu")) >= 8000
+    True
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault(QUIET, "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events: Any = profile.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak

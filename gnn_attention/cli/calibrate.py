@@ -1,0 +1,137 @@
+"""The constants of the cost model behind ``backend="auto"``, fitted to a few calls: ``gnn-attention bench calibrate``.
+
+Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and differs; the constants
+are those that come nearest to the measured times, each relative to itself, in half a minute. See
+:mod:`gnn_attention.backends.cost_model`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from gnn_attention import patterns
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
+from gnn_attention.backends.plan.planner import WORK
+from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.circumstances import environment
+
+__all__ = ["fitted", "run_calibration", "text"]
+
+HEADS, DIM = 8, 64  # the model counts nanoseconds for a head of 64 channels
+CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
+    "few pairs": ("dense", lambda: patterns.window(256, 32)),
+    "many pairs": ("dense", lambda: patterns.window(2048, 32)),
+    "few causal pairs": ("causal", lambda: patterns.causal(512)),
+    "many causal pairs": ("causal", lambda: patterns.causal(4096)),
+    "few low tiles": ("tiles", lambda: patterns.window(512, 64)),
+    "many low tiles": ("tiles", lambda: patterns.window(8192, 64)),
+    "wide tiles": ("tiles", lambda: patterns.window(4096, 512)),
+    "short documents": ("tiles", lambda: patterns.documents([16] * 512)),
+    "few edges": ("rows", lambda: patterns.random_senders(1024, 4)),
+    "many nodes": ("rows", lambda: patterns.random_senders(16384, 4)),
+    "many edges": ("rows", lambda: patterns.random_senders(8192, 48)),
+}
+PARTS = {"calls": "call", "rectangles": "rectangle", "weighted_cells": "cell", "edges": "edge", "nodes": "node"}
+PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}  # what is visited -> its constant
+
+
+def run_calibration(path: Path | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Measure, fit, save the constants in ``path`` (the file that ``auto`` reads unless given); returns the record."""
+    path = path_of_costs() if path is None else path
+    _check_folder(path)
+    seconds, works = {}, {}
+    for name, (backend, make) in CASES.items():
+        if progress is not None:
+            progress(name)
+        graph = make()
+        works[name] = _work(backend, graph)
+        seconds[name] = _measured(graph, "dense" if backend == "causal" else backend)
+    found = fitted(list(works.values()), list(seconds.values()))
+    predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
+    cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
+    return {
+        "bench": "calibrate",
+        **environment("cpu"),
+        "costs": asdict(found),
+        "cases": cases,
+        "file": str(save(found, path)),
+    }
+
+
+def _check_folder(path: Path) -> None:
+    """OSError, before anything is measured in vain, where the constants cannot be written: a HOME that is read only."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({error.strerror}): set GNN_ATTENTION_COSTS to a file that can") from None
+
+
+def fitted(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:
+    """The constants by which :meth:`Costs.seconds` is nearest to the times; what no case measures keeps its default.
+
+    >>> work = [Work(calls=1, edges=1000), Work(calls=1, edges=9000)]
+    >>> found = fitted(work, [Costs(call=7e4, edge=5.0).seconds(w, 8) for w in work])
+    >>> round(found.call), round(found.edge, 3), found.cell == Costs().cell
+    (70000, 5.0, True)
+    """
+    names = [name for name in PARTS if any(getattr(work, name) for work in works)]
+    scale = [1.0 if name == "calls" else float(heads) for name in names]
+    visited = torch.tensor([[getattr(work, name) * s for name, s in zip(names, scale, strict=True)] for work in works]).double()
+    wanted = torch.tensor(seconds, dtype=torch.float64) * 1e9
+    default = torch.tensor([getattr(Costs(), PARTS[name]) for name in names], dtype=torch.float64)
+    constants = _least_squares(visited / wanted.unsqueeze(1), default)
+    return replace(Costs(), **{PARTS[name]: value for name, value in zip(names, constants.tolist(), strict=True)})
+
+
+def _least_squares(shares: Tensor, default: Tensor) -> Tensor:
+    """The constants for which each row of ``shares`` sums nearest to 1; one that would cost nothing keeps its default."""
+    free = torch.ones_like(default, dtype=torch.bool)
+    constants = default.clone()
+    while free.any():
+        rest = 1.0 - shares[:, ~free] @ default[~free]
+        constants[free] = torch.linalg.lstsq(shares[:, free] * default[free], rest, driver="gelsd").solution * default[free]
+        absurd = free & (constants < 0.01 * default)
+        if not absurd.any():
+            break
+        constants[absurd] = default[absurd]
+        free &= ~absurd
+    return constants
+
+
+def _work(backend: str, graph: TokenGraph) -> Work:
+    if backend == "causal":
+        return Work(calls=1, plain_pairs=graph.num_dst * graph.num_src // 2)
+    if backend == "dense":
+        return Work(calls=1, masked_pairs=graph.num_dst * graph.num_src)
+    return WORK[backend](graph)
+
+
+def _measured(graph: TokenGraph, backend: str) -> float:
+    """The median time of a forward pass."""
+    q, k, v = (torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in (graph.num_dst, graph.num_src, graph.num_src))
+    names = {"attend": attend, "q": q, "k": k, "v": v, "graph": graph, "backend": backend}
+    timer = Timer("attend(q, k, v, graph, backend=backend)", globals=names, num_threads=torch.get_num_threads())
+    with torch.no_grad():
+        attend(q, k, v, graph, backend=backend)  # its plan is made once
+        return float(timer.adaptive_autorange(max_run_time=2.0).median)
+
+
+def text(record: dict[str, Any]) -> str:
+    """The constants next to their defaults, and the times next to what they predict."""
+    lines = [f"{'constant (ns)':<24}{'here':>12}{'default':>12}"]
+    for part in fields(Costs):
+        lines.append(f"{part.name:<24}{record['costs'][part.name]:>12.2f}{getattr(Costs(), part.name):>12.2f}")
+    lines += ["", f"{'case':<24}{'ms':>12}{'predicted':>12}"]
+    lines += [f"{c['case']:<24}{c['seconds'] * 1e3:>12.3f}{c['predicted'] * 1e3:>12.3f}" for c in record["cases"]]
+    return "\n".join([*lines, "", f"saved in {record['file']}, which backend='auto' reads in processes to come"])

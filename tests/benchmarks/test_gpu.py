@@ -1,0 +1,438 @@
+"""The suite ``bench gpu``, tried out on a CPU: every method right or refused, wrong ones caught, a record that is carried on."""
+
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.bounds import assert_sum
+from support.extras import needs
+
+from benchmarks import gpu
+from benchmarks.checked import sampled_receivers
+from benchmarks.gpu import calibrate, checked, machine, measuring, methods, plots, running, table, targets, workloads
+from benchmarks.gpu.machine import Ceilings, Watch
+from benchmarks.gpu.measuring import Bench, Pace
+from benchmarks.gpu.methods import AGAIN, AUTO, OURS, PEERS, GpuMethod
+from benchmarks.gpu.targets import TARGETS, case_of
+from benchmarks.gpu.workloads import PASSES, WORKLOADS
+from benchmarks.methods import Prepared
+from gnn_attention import attend, patterns
+from gnn_attention.__main__ import main
+from gnn_attention._support import progress
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.gpu import devices
+from gnn_attention.backends.gpu.devices import PRESETS
+from gnn_attention.verify.measure import EXACT
+
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
+CPU = torch.device("cpu")
+ROOMY = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12, "nobody")
+
+
+@pytest.fixture(autouse=True)
+def _no_measured_constants(tmp_path, monkeypatch):
+    """The presets, whatever this machine's file says; ceilings that take no time."""
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    monkeypatch.setattr(machine, "ceilings", lambda device: ROOMY)
+    devices._measured.cache_clear()
+    yield
+    devices._measured.cache_clear()
+
+
+def bench(name, **changed):
+    """A workload, tiny, on the CPU."""
+    workload = replace(WORKLOADS[name], **changed)
+    return Bench(workload, Watch(CPU), ROOMY, PRESETS["H200"], Pace(0.0, 1, 1, 1), quick=True)
+
+
+class TestWorkloads:
+    def test_peers_and_targets_are_there(self):
+        assert {peer for workload in WORKLOADS.values() for peer in workload.peers} == set(PEERS)
+        assert {target.workload for target in TARGETS} <= set(WORKLOADS)
+        named = {name for target in TARGETS for name in (target.method, *target.against.split("|")) if name}
+        assert named <= {*OURS, *PEERS, *WORKLOADS}
+
+    @pytest.mark.parametrize("degree", [1, 7, 50.5, 95.25])
+    def test_scattered_senders_are_different_and_as_many_as_asked_for(self, degree):
+        graph = workloads.scattered(96, degree)
+        assert graph.num_edges == int(graph.mask().sum()) == len(torch.unique(graph.edge_index, dim=1).T)
+        # A share degree % 1 of 96 receivers has one more, drawn: deviation at most 0.5 / sqrt(96) = 0.051, of which 0.2 is four.
+        assert graph.in_degree().double().mean() == pytest.approx(degree, abs=0.2)
+        assert graph.in_degree().max() - graph.in_degree().min() == (degree % 1 > 0)
+        key = graph.edge_index[1] * 96 + graph.edge_index[0]
+        assert bool((key[1:] > key[:-1]).all())
+
+    def test_preferential_attachment_has_hubs_and_both_directions(self):
+        graph = workloads.barabasi_albert(2000, 4)
+        degree = graph.in_degree()
+        assert graph == graph.T
+        assert not bool((graph.edge_index[0] == graph.edge_index[1]).any())
+        assert degree[50:].min() >= 1
+        assert degree.max() > 20 * degree.double().mean()
+        assert graph.num_edges == pytest.approx(2 * 4 * 2000, rel=0.05)
+
+    def test_documents_fill_the_sequence(self):
+        assert [workloads.documents(n).num_dst for n in (96, 5000)] == [96, 5000]
+
+    def test_work_is_counted_for_the_edges(self):
+        """``4 B E H D``, and for gathers a key, a value and an index of 4 bytes for each edge and head."""
+        found = bench("random131k").problem
+        edges, tensor = 96 * 32, 2 * 96 * 2 * 16
+        assert workloads.flops_of(found, "forward") == 4 * edges * 2 * 16
+        assert workloads.flops_of(found, "backward") == 10 * edges * 2 * 16
+        assert workloads.bytes_of(found, "forward", "products") == 4 * tensor
+        assert workloads.bytes_of(found, "backward", "gathers") == 2 * (4 * tensor + edges * 2 * (2 * 16 * 2 + 4))
+
+    def test_inputs_lie_as_projections_leave_them(self):
+        found = bench("causal8k").problem
+        for x in (*found.inputs, found.grad_out):
+            assert (x.shape, x.dtype) == ((4, 2, 96, 16), torch.bfloat16)
+            assert x.transpose(1, 2).is_contiguous()
+
+    def test_an_unknown_one_is_named(self):
+        with pytest.raises(ValueError, match=r"there is no workload 'd8' of bench gpu; give some of: causal8k, "):
+            workloads.select(["d8"])
+
+
+class TestChecked:
+    @pytest.mark.parametrize("make", [lambda: patterns.window(200, 9), lambda: workloads.scattered(200, 5)])
+    def test_the_truth_is_about_all_that_some_receivers_hear(self, make):
+        graph, rows = make(), torch.tensor([0, 3, 150])
+        _, senders, mask = checked.heard_by(graph, rows)
+        assert torch.equal(mask[0, 0], graph.mask()[rows][:, senders])
+        assert int(mask.sum()) == int(graph.in_degree()[rows].sum())
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda out: out * 1.2,
+            lambda out: torch.where(torch.arange(96).view(-1, 1) == 95, torch.nan, out),
+        ],
+    )
+    def test_a_wrong_method_is_not_timed(self, spoil):
+        found = bench("window131k")
+        rows = sampled_receivers(96, 96)
+        assert 95 in rows
+
+        def prepare(problem):
+            return Prepared(lambda q, k, v: spoil(attend(q, k, v, problem.graph)))
+
+        cases = found.cases(GpuMethod("spoilt", prepare))
+        assert [case["status"] for case in cases][1] == "wrong"
+        assert "seconds" not in cases[1]
+
+    def test_a_gradient_for_those_whom_nobody_heard_is_wrong(self):
+        """However small, and though the output is right."""
+        workload = replace(WORKLOADS["window131k"], heads=2, dim=16)
+        problem = workload.problem(patterns.window(600, 9), CPU)
+        sample = checked.Sample(problem)
+        right = Prepared(lambda q, k, v: attend(q, k, v, problem.graph))
+        leaking = Prepared(lambda q, k, v: attend(q, k, v, problem.graph) + 1e-12 * (q.sum() + k.sum()))
+        assert sample.verdict(right, backward=True).passed
+        assert sample.verdict(leaking, backward=False).passed
+        assert not sample.verdict(leaking, backward=True).passed
+
+
+class TestMethods:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", WORKLOADS)
+    def test_every_method_is_measured_or_says_why_not(self, name):
+        """All that runs here is right; both passes of each have a case, and a prediction where there is one."""
+        found = bench(name)
+        for method in methods.methods_of(WORKLOADS[name].peers, with_peers=True):
+            cases = found.cases(method)
+            assert [case["pass"] for case in cases] == list(PASSES)
+            for case in cases:
+                if case["status"] != "measured":
+                    assert case["status"] in ("missing", "refused")
+                    assert case["reason"]
+                    continue
+                assert case["seconds"] > 0
+                assert case["p10"] <= case["seconds"] <= case["p90"]
+                assert ("output_error" in case) == method.same
+                assert ("takes" in case) == (method.name in (AUTO, AGAIN))
+                assert ("predicted_s" in case) == (
+                    case["method"] in (AUTO, AGAIN) or method.estimate in found.expected["forward"]
+                )
+        assert cases[0]["method"] == AGAIN
+
+    def test_auto_and_dense_run_here(self):
+        found = bench("bigbird65k")
+        assert {case["status"] for name in (AUTO, "dense") for case in found.cases(OURS[name])} == {"measured"}
+
+    @pytest.mark.slow
+    def test_what_is_missing_or_fails_is_a_case(self, monkeypatch):
+        """A module that is not there, a method that raises, one that needs more memory than there is, one far behind."""
+        found = bench("random131k")
+        dense = OURS["dense"]
+        assert found.cases(GpuMethod("a", dense.prepare, modules=("no_such_module",)))[0]["status"] == "missing"
+        assert found.cases(GpuMethod("b", lambda problem: Prepared(_raise(ValueError("no\nmore"))))) == [
+            {
+                "workload": "random131k",
+                "method": "b",
+                "ours": False,
+                "pass": which,
+                "status": "failed",
+                "reason": "ValueError: no",
+            }
+            for which in PASSES
+        ]
+        out_of_memory = GpuMethod("c", lambda problem: Prepared(_raise(torch.OutOfMemoryError("Tried"))))
+        assert found.cases(out_of_memory)[0]["status"] == "out of memory"
+        monkeypatch.setattr(found, "_free", lambda: 1000.0)
+        greedy = GpuMethod("d", dense.prepare, bytes_needed=lambda problem, both: 2.0**31)
+        assert found.cases(greedy)[0]["reason"] == "about 2.0 GiB needed, 0.0 GiB are free"
+        monkeypatch.setattr(measuring, "LONG", 0.0)
+        monkeypatch.setattr(measuring, "FAR", 0.5)
+        behind = found.cases(replace(dense, bytes_needed=None))[0]
+        assert behind["status"] == "far behind"
+        assert "times that of the best: not timed" in behind["reason"]
+
+    def test_a_lost_device_ends_the_workload(self, monkeypatch):
+        found = bench("random131k")
+        monkeypatch.setattr(found.watch, "on_gpu", True)
+        monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: an illegal memory access")))
+        with pytest.raises(measuring.LostDeviceError, match="illegal memory access"):
+            found.cases(GpuMethod("e", _raise(ValueError("no")), same=False))
+
+    def test_sets_of_inputs_do_not_stay_in_the_cache(self):
+        problem = bench("random131k").problem
+        size = sum(x.numel() * x.element_size() for x in problem.inputs)
+        counts = {
+            cache: measuring._sets(problem, replace(PRESETS["H200"], cache_bytes=cache * size)) for cache in (0.1, 1.5, 2, 99)
+        }
+        assert counts == {0.1: 1, 1.5: 5, 2: 6, 99: 16}
+
+
+def _raise(error):
+    def raising(*arguments, **named):
+        raise error
+
+    return raising
+
+
+class TestRunning:
+    NAMES = ("random131k", "documents131k")
+
+    @pytest.mark.slow
+    def test_a_record_is_kept_as_it_goes_and_carried_on(self, tmp_path, monkeypatch):
+        """A budget that is spent leaves the rest waiting; what is done, and what failed, is not run again."""
+        file, ran = tmp_path / "record.json", []
+        cases = Bench.cases
+        monkeypatch.setattr(
+            Bench, "cases", lambda self, method: ran.append((self.workload.name, method.name)) or cases(self, method)
+        )
+        kept = []
+
+        def keep(record):
+            kept.append(len(record["cases"]))
+            gpu.keeper(str(file))(record)
+
+        clock = iter(range(1000))
+        with monkeypatch.context() as slow:
+            slow.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+            first = gpu.run_gpu(self.NAMES, "cpu", True, budget=1.5, keep=keep)
+        assert (len(first["cases"]), first["waiting"]) == (2, sum(len(_methods(name)) for name in self.NAMES) - 1)
+        full = gpu.run_gpu(self.NAMES, "cpu", True, resume=file, keep=keep)
+        assert json.loads(file.read_text(encoding="utf-8")) == full
+        assert kept == [2, 2, *range(4, 2 * len(ran) + 2, 2), 2 * len(ran)]
+        assert ran == [(name, method) for name in sorted(self.NAMES, key=list(WORKLOADS).index) for method in _methods(name)]
+        assert (full["waiting"], len(full["runs"]), full["measurement"]) == (0, 2, False)
+        again = gpu.run_gpu(self.NAMES, "cpu", True, resume=file)
+        assert again["cases"] == full["cases"]
+
+    def test_a_lost_device_stops_the_run_and_is_passed_over_afterwards(self, tmp_path, monkeypatch):
+        file, cases = tmp_path / "record.json", Bench.cases
+
+        def lost(self, method):
+            if method.name == "dense":
+                raise measuring.LostDeviceError("gone")
+            return cases(self, method)
+
+        monkeypatch.setattr(Bench, "cases", lost)
+        found = gpu.run_gpu(["random131k"], "cpu", True, keep=gpu.keeper(str(file)))
+        assert found["stopped"] == "dense on random131k took the device with it: gone"
+        assert [case["method"] for case in found["cases"]] == [AUTO, AUTO, "dense", "dense"]
+        on = gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+        assert "stopped" not in on
+        assert case_of(on, "random131k", "dense", "forward")["status"] == "failed"
+        assert on["waiting"] == 0
+
+    def test_records_of_elsewhere_are_not_carried_on(self, tmp_path):
+        file = tmp_path / "record.json"
+        found = gpu.run_gpu(["random131k"], "cpu", True, budget=1e-9)
+        file.write_text(json.dumps({**found, "torch": "1.0"}), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"was made with another torch \('1.0', here .*\): begin a new record"):
+            gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+        file.write_text('{"bench": "attention"}', encoding="utf-8")
+        with pytest.raises(ValueError, match="holds no record of bench gpu"):
+            gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+
+
+def _methods(name):
+    return [method.name for method in methods.methods_of(WORKLOADS[name].peers, with_peers=True)]
+
+
+class TestCommand:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "bench gpu needs a GPU, and torch finds none for --device cuda; --device cpu --quick is a trial without one"),
+            (["--device", "cpu"], "is a trial of the benchmark, not a measurement: give --quick too"),
+            (["--device", "cpu", "--quick", "--workloads", "x"], "there is no workload 'x' of bench gpu"),
+            (["--device", "cpu", "--quick", "--budget", "0"], "--budget must be above 0 seconds, got 0.0"),
+            (["--device", "cpu", "--quick", "--calibrate"], "--calibrate needs measurements on a GPU"),
+            (["--device", "cpu", "--quick", "--resume", "no.json"], "no.json holds no record of bench gpu"),
+            (["--tokens", "5"], "--tokens belongs to bench training and graphs, not to bench gpu"),
+        ],
+    )
+    def test_wrong_options_end_with_code_2(self, arguments, message, capsys):
+        assert main(["bench", "gpu", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_trial_writes_record_report_and_pictures(self, tmp_path, capsys, monkeypatch):
+        needs("matplotlib")
+        monkeypatch.setattr(progress, "EVERY", 0.001)
+        file = tmp_path / "record.json"
+        arguments = ["--device", "cpu", "--quick", "--workloads", "bigbird131k", "--json", str(file), "--plots", str(tmp_path)]
+        assert main(["bench", "gpu", *arguments]) == 0
+        told = capsys.readouterr()
+        assert "A trial of the benchmark on a CPU: its figures are no measurement." in told.out
+        methods = len(_methods("bigbird131k"))
+        assert f"bench gpu: {methods - 1} of {methods} cases, " in told.err
+        assert "(BigBird of blocks, 131k: auto again)" in told.err
+        record = json.loads(file.read_text(encoding="utf-8"))
+        assert {row["met"] for row in record["targets"]} == {None}
+        for name in _methods("bigbird131k")[:-1]:
+            assert f"\n| {name} " in told.out
+        assert {path.name for path in tmp_path.glob("*.svg")} == {"gpu-times.svg", "gpu-shares.svg"}
+
+
+# -- what a record says -----------------------------------------------------------------------------------------------
+
+
+def made_up(**seconds):
+    """A measurement of random1m and causal8k: milliseconds of each method, forward; backward takes twice as long."""
+    about = {"edges": 32_000_000, "tokens": 10**6, "batch": 1, "heads": 8, "dim": 64, "dtype": "bfloat16"}
+    cases = []
+    for place, milliseconds in seconds.items():
+        workload, method = place.split("__")
+        for which, times in zip(PASSES, (1, 2), strict=True):
+            figures = {"seconds": times * milliseconds / 1e3, "p10": 0.1, "p90": 0.2, "bytes": 1024**3 + times * 8 * 10**6 * 4}
+            told = {"status": "measured", "share": 0.8, "first_s": 1.0, **figures}
+            told |= {"takes": "triton"} if method == "auto" else {}
+            told |= {"predicted_s": 0.01, "limit": "gather", "visited": {"flops": 1e9, "misses": 43e9, "passed": 1e9}}
+            cases.append({"workload": workload, "method": method.replace("_", " "), "ours": True, "pass": which, **told})
+    names = dict.fromkeys(case["workload"] for case in cases)
+    record = {"measurement": True, "quick": False, "device": "NVIDIA H200", "driver": "1", "torch": "2.11", "triton": "3.6"}
+    record |= {"bench": "gpu", "schema": 1, "cuda": "13.0", "dirty": False, "sources": {}, "runs": []}
+    record |= {"date": "2026-12-01T00:00:00", "commit": "abcdef0123456789", "cache": 60e6, "waiting": 0, "cases": cases}
+    record |= {"ceilings": asdict(replace(ROOMY, copy=4.3e12, products=7e14)), "constants": asdict(PRESETS["H200"])}
+    record["workloads"] = [{**about, "workload": name, "title": WORKLOADS[name].title} for name in names]
+    return {**record, "targets": targets.judged(record)}
+
+
+RECORD = made_up(random1m__auto=16.0, random1m__auto_again=20.0, random1m__triton_rows=15.0, barabasi1m__auto=24.0) | {}
+DENSE = made_up(causal8k__auto=1.7, causal8k__SDPA_flash=3.0, causal8k__SDPA_cuDNN=1.69)
+
+
+def met(record, workload, which, measure):
+    return next(
+        (row["value"], row["met"])
+        for row in record["targets"]
+        if (row["workload"], row["pass"], row["measure"]) == (workload, which, measure)
+    )
+
+
+def test_targets_are_judged_by_what_was_measured():
+    assert met(RECORD, "random1m", "forward", "milliseconds") == (pytest.approx(16.0, rel=EXACT), True)
+    assert met(RECORD, "random1m", "backward", "milliseconds") == (pytest.approx(32.0, rel=EXACT), True)
+    assert met(RECORD, "random1m", "forward", "share") == (pytest.approx(0.8, rel=EXACT), True)
+    assert met(RECORD, "random1m", "forward", "faster") == (None, None)  # torch.sparse did not run
+    assert met(RECORD, "barabasi1m", "forward", "milliseconds") == (pytest.approx(24.0, rel=EXACT), False)
+    assert met(RECORD, "barabasi1m", "forward", "growth") == (pytest.approx(1.5, rel=EXACT), False)
+    assert met(DENSE, "causal8k", "forward", "time") == (
+        pytest.approx(1.7 / 1.69, rel=EXACT),
+        True,
+    )  # of the fastest kernel that ran
+    assert {row["met"] for row in targets.judged({**RECORD, "measurement": False})} == {None}
+
+
+def test_memory_is_what_goes_beyond_results_and_gradients():
+    """Forward an output and lse, with backward three gradients and delta too."""
+    results = 10**6 * 8 * 64 * 2
+    expected = (1024**3 + 32e6 - results - 32e6) / 2**26, (1024**3 + 64e6 - 4 * results - 64e6) / 2**26
+    assert met(RECORD, "random1m", "forward", "beyond") == (pytest.approx(expected[0], rel=EXACT), expected[0] <= 1)
+    assert met(RECORD, "random1m", "backward", "beyond") == (max(expected[1], 0.0), True)
+
+
+def test_two_measurements_of_one_thing_are_the_noise():
+    assert targets.noise(RECORD, "random1m", "forward") == pytest.approx(0.25, rel=EXACT)
+    assert targets.noise(DENSE, "causal8k", "forward") is None
+
+
+def test_constants_come_from_what_was_reached():
+    """The rates are the ceilings; 43 GB in 15, 16, 20 and 24 ms, less 10 us, at 4.3 TB/s are 10 ms: the median of the shares."""
+    found = calibrate.calibrated(RECORD)
+    assert (found.name, found.copy, found.half, found.cache_bytes) == ("NVIDIA H200", 4.3e12, 7e14, 60e6)
+    assert found.measured == "2026-12-01, commit abcdef0123"
+    shares = sorted(10 / (milliseconds - 0.01) for milliseconds in (16.0, 20.0, 15.0, 24.0))
+    assert found.gather == pytest.approx((shares[1] + shares[2]) / 2, rel=EXACT)
+    assert (found.sdpa, found.windows) == (PRESETS["H200"].sdpa, PRESETS["H200"].windows)
+
+
+class TestReadme:
+    def test_nothing_is_shown_while_there_is_no_record(self, tmp_path):
+        (tmp_path / "2026-12-01-bench-gpu-x.json").write_text(json.dumps({**RECORD, "measurement": False}), encoding="utf-8")
+        assert table.readme(tmp_path) == ""
+
+    def test_the_newest_record_is_shown(self, tmp_path):
+        for day, record in (("01", DENSE), ("02", RECORD), ("03", {**DENSE, "quick": True})):
+            (tmp_path / f"2026-12-{day}-bench-gpu-h200.json").write_text(json.dumps(record), encoding="utf-8")
+        told = table.readme(tmp_path)
+        assert "on NVIDIA H200, torch 2.11 (`tests/records/2026-12-02-bench-gpu-h200.json`)" in told
+        (row,) = (line for line in told.splitlines() if line.startswith("| in-degree 32, 1M"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells == ["in-degree 32, 1M", "32,000,000", "triton", "16 / 32", "1.11 / 1.14", "80 % / 80 %"]
+        assert "missed: barabasi1m forward 24 (auto at most 18 ms); " in told
+
+    def test_peers_are_in_units_of_auto(self):
+        (row,) = (line for line in table.table(DENSE).splitlines() if "causal, 8k" in line)
+        assert [cell.strip() for cell in row.strip("|").split("|")][-2:] == ["1.76x / 1.76x", "0.994x / 0.994x"]
+
+    def test_the_report_tells_everything(self):
+        told = table.report(RECORD)
+        for words in ("NVIDIA H200, driver 1", "copies 4.3 TB/s", "noise 25.0 % / 25.0 %", "takes triton", "| NO "):
+            assert words in told
+
+
+def test_pictures_show_what_was_measured():
+    needs("matplotlib")
+    figure = plots.times(RECORD)
+    assert [axes.get_title() for axes in figure.axes] == [WORKLOADS[name].title for name in ("random1m", "barabasi1m")]
+    assert sorted(bar.get_height() for bar in figure.axes[0].patches) == pytest.approx([15.0, 16.0, 30.0, 32.0], rel=EXACT)
+    assert plots.shares({**RECORD, "cases": []}) is None
+
+
+class TestMachine:
+    def test_the_watch_tells_seconds(self):
+        watch = Watch(CPU)
+        times = watch.times(lambda number: torch.ones(10 + number).sum(), 3)
+        assert len(times) == 3
+        assert all(0 < seconds < 1 for seconds in times)
+
+    def test_ceilings_are_rates(self, monkeypatch):
+        monkeypatch.undo()
+        monkeypatch.setattr(machine, "REPEATS", 2)
+        found = machine.ceilings(CPU)
+        assert all(1e6 < rate < 1e14 for name, rate in asdict(found).items() if name != "by")
+        assert found.by == "embedding_bag"
+
+    def test_torchs_own_gather_adds_up_64_rows(self):
+        rows, places = torch.randn(50, 8), torch.randint(50, (128,), dtype=torch.int32)
+        each = rows.double()[places.long()].view(2, 64, 8)
+        assert_sum(machine._bags(rows, places), each.sum(1), terms=64, magnitude=float(each.abs().sum(1).max()))
