@@ -1,4 +1,4 @@
-"""The command ``gnn-attention bench``, its suites, the suite of graphs, and the processes that measurements run in."""
+"""The command ``python -m benchmarks``, its suites, the suite of graphs, and the processes that measurements run in."""
 
 import json
 import mmap
@@ -6,11 +6,13 @@ import os
 import time
 
 import pytest
+import torch
 
 from benchmarks import graphs, process
-from gnn_attention import bench
-from gnn_attention.__main__ import main
+from benchmarks.__main__ import main
+from benchmarks.records import circumstances
 from gnn_attention.verify.measure import EXACT
+from gnn_attention.verify.record import RECORDS
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
@@ -27,15 +29,11 @@ class TestGraphs:
         assert row["partial_tiles"] == sum(bool(tile.any()) and not bool(tile.all()) for tile in tiles)
         assert row["total_s"] == pytest.approx(row["build_s"] + row["count_s"] + row["tile_s"], rel=EXACT)
 
-    def test_both_makers_of_a_block_mask_keep_the_same_tiles(self):
-        ours, theirs = (graphs.measure_block_mask(who, 2048) for who in ("gnn_attention", "create_block_mask"))
-        assert ours["tiles"] == theirs["tiles"] == sum(min(row + 1, 9) for row in range(16))
-
     @pytest.mark.nightly
     def test_a_million_tokens_stay_within_their_limits(self, tmp_path):
-        """``gnn-attention bench graphs``: structured graphs below 500 MB (time is shown, not tested: machines differ)."""
+        """``python -m benchmarks graphs``: structured graphs below 500 MB (time is shown, not tested: machines differ)."""
         file = tmp_path / "record.json"
-        assert main(["bench", "graphs", "--json", str(file)]) == 0
+        assert main(["graphs", "--json", str(file)]) == 0
         record = json.loads(file.read_text(encoding="utf-8"))
         assert [row["case"] for row in record["results"]] == list(graphs.GRAPHS)
         structured = [row for row in record["results"] if not row["case"].startswith("listed")]
@@ -46,80 +44,58 @@ class TestGraphs:
 
     def test_the_table_has_a_line_for_each(self, capsys, monkeypatch):
         monkeypatch.setattr(graphs, "_in_a_process", lambda function, **arguments: getattr(graphs, function)(**arguments))
-        assert main(["bench", "graphs", "--tokens", "500", "--no-peers"]) == 0
+        assert main(["graphs", "--tokens", "500", "--no-peers"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split("  ")[0] for line in lines[1:]] == list(graphs.GRAPHS)
 
-    @pytest.mark.slow
-    def test_each_case_in_a_process_of_its_own(self):
-        """A million tokens stay below 500 MB there."""
-        row = graphs._in_a_process("measure", case="causal", n=1_000_000)
-        assert row["edges"] == 1_000_000 * 1_000_001 // 2
-        assert row["memory_mb"] < 500
-
 
 class TestCommand:
-    @pytest.mark.parametrize("tokens", ["0", "-3"])
-    def test_wrong_sizes(self, tokens, capsys):
-        assert main(["bench", "graphs", "--tokens", tokens]) == 2
-        assert "tokens must be at least 1" in capsys.readouterr().err
-
     @pytest.mark.parametrize("suite", [[], ["attention"], ["graphs"], ["training"]])
     def test_a_missing_folder_is_said_before_anything_is_measured(self, suite, capsys, tmp_path):
-        assert main(["bench", *suite, "--json", str(tmp_path / "missing" / "record.json")]) == 2
+        assert main([*suite, "--json", str(tmp_path / "missing" / "record.json")]) == 2
         assert "expected a folder that exists" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["graphs", "--quick"], "--quick belongs to bench attention and gpu, not to bench graphs"),
-            (["attention", "--tokens", "5"], "--tokens belongs to bench training and graphs, not to bench attention"),
+            (["graphs", "--quick"], "--quick belongs to attention and gpu, not to graphs"),
+            (["attention", "--tokens", "5"], "--tokens belongs to training and graphs, not to attention"),
             (["training", "--steps", "0"], "steps must be at least 1, got 0"),
             (["training", "--tokens", "3"], "length must be at least 8, got 3"),
             (["--workloads", "b,z"], "there is no workload 'z'; give letters (a, b, "),
             (["--memory", "0"], "--memory must be above 0 GiB, got 0.0"),
             (["--plots", "no/such/folder"], "--plots no/such/folder: expected a folder that exists"),
-            (
-                ["graphs", "--calibrate"],
-                "with --calibrate the suite must be one of 'attention', 'gpu', 'calibrate', got 'graphs'",
-            ),
+            (["graphs", "--calibrate"], "--calibrate belongs to gpu, not to graphs"),
+            (["graphs", "--tokens", "0"], "tokens must be at least 1"),
+            (["table"], "table needs the file of a record"),
+            (["table", "no.json"], "no.json holds no record of the benchmarks"),
         ],
     )
     def test_wrong_options(self, arguments, message, capsys):
-        assert main(["bench", *arguments]) == 2
+        assert main([*arguments]) == 2
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        ("arguments", "suite"),
-        [
-            ([], "attention"),
-            (["attention"], "attention"),
-            (["graphs"], "graphs"),
-            (["training"], "training"),
-            (["--calibrate"], "calibrate"),
-        ],
-    )
-    def test_every_suite_is_reached(self, arguments, suite, capsys, monkeypatch):
-        made = bench.Suite(
-            "", bench.SUITES[suite].options, lambda args, shown: {"suite": suite}, lambda record: f"text of {record}"
-        )
-        monkeypatch.setitem(bench.SUITES, suite, made)
-        assert main(["bench", *arguments]) == 0
-        assert capsys.readouterr().out == f"text of {{'suite': '{suite}'}}\n"
-        assert main(["bench", *arguments, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"suite": suite}
+
+class TestRecords:
+    @pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-*.json")), ids=lambda path: path.stem)
+    def test_old_records_are_shown(self, path, capsys):
+        assert main(["table", str(path)]) == 0
+        assert "threads" in capsys.readouterr().out
+
+    def test_the_short_table_is_that_of_the_readme(self, capsys):
+        assert main(["table", str(max(RECORDS.glob("*-bench-attention.json"))), "--markdown"]) == 0
+        head, *_, last = capsys.readouterr().out.splitlines()
+        assert head.startswith("| workload ")
+        assert " targets met" in last
+
+    def test_the_circumstances_are_recorded(self):
+        found = json.loads(json.dumps(circumstances()))
+        assert found["versions"]["torch"] == torch.__version__
+        assert {"commit", "date", "processor", "memory_gib", "threads"} <= found.keys()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 class TestProcesses:
-    def test_a_fork_returns_what_was_worked_out(self):
-        parent = os.getpid()
-        assert process.in_a_fork(lambda: [os.getpid() != parent, 2.5]) == [True, 2.5]
-
-    def test_a_fork_that_raises_says_what(self):
-        with pytest.raises(RuntimeError, match=r"^ValueError: no such thing$"):
-            process.in_a_fork(lambda: _raise("no such thing\nand more"))
-
     @pytest.mark.parametrize(("signal", "said"), [(9, "killed by SIGKILL, most likely out of memory"), (15, "killed by SIGTERM")])
     def test_a_fork_that_is_killed_says_by_what(self, signal, said):
         with pytest.raises(RuntimeError, match=f"^{said}$"):
@@ -152,19 +128,6 @@ class TestProcesses:
         assert 95 < process.peak() - before < 130
         assert process.forget_peak() - before < 30
         assert process.peak() - before < 30
-
-    @pytest.mark.parametrize(("allocator", "value"), [("default", "0"), ("thp", "1")])
-    def test_the_environment_of_a_child(self, allocator, value):
-        """It starts with one thread: a fork of a process with workers would hang."""
-        variables = process.environment(allocator)
-        assert variables["THP_MEM_ALLOC_ENABLE"] == value
-        assert (variables["OMP_PROC_BIND"], variables["OMP_PLACES"], variables["OMP_NUM_THREADS"]) == ("true", "cores", "1")
-
-    def test_the_machine_is_described(self):
-        said = process.record_of_the_machine()
-        assert said["versions"]["torch"].startswith("2.")
-        assert said["cores"] == os.cpu_count()
-        assert json.dumps(said)
 
 
 def _raise(message):

@@ -1,4 +1,4 @@
-"""The suite ``bench gpu``, tried out on a CPU: every method right or refused, wrong ones caught, a record that is carried on."""
+"""The suite ``gpu``, tried out on a CPU: every method right or refused, wrong ones caught, a record that is carried on."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,27 +9,27 @@ import torch
 from support.bounds import assert_sum
 from support.extras import needs
 
-from benchmarks import gpu
-from benchmarks.checked import sampled_receivers
-from benchmarks.gpu import calibrate, checked, machine, measuring, methods, plots, running, table, targets, workloads
+from benchmarks.__main__ import main
+from benchmarks.checked import Checked, in_edges_of, sampled_receivers
+from benchmarks.gpu import machine, measuring, methods, plots, running, table, targets, workloads
 from benchmarks.gpu.machine import Ceilings, Watch
 from benchmarks.gpu.measuring import Bench, Pace
-from benchmarks.gpu.methods import AGAIN, AUTO, OURS, PEERS, GpuMethod
-from benchmarks.gpu.targets import TARGETS, case_of
+from benchmarks.gpu.methods import AGAIN, OURS, PEERS
+from benchmarks.gpu.targets import TARGETS
 from benchmarks.gpu.workloads import PASSES, WORKLOADS
-from benchmarks.methods import Prepared
+from benchmarks.methods import AUTO, Method, Prepared
+from benchmarks.records import case_of
 from gnn_attention import attend, patterns
-from gnn_attention.__main__ import main
 from gnn_attention._support import progress
 from gnn_attention.backends import cost_model
-from gnn_attention.backends.gpu import devices
+from gnn_attention.backends.gpu import calibrate, devices
 from gnn_attention.backends.gpu.devices import PRESETS
 from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
 CPU = torch.device("cpu")
-ROOMY = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12, "nobody")
+ROOMY = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12, "no kernel")
 
 
 @pytest.fixture(autouse=True)
@@ -74,34 +74,21 @@ class TestWorkloads:
         assert degree.max() > 20 * degree.double().mean()
         assert graph.num_edges == pytest.approx(2 * 4 * 2000, rel=0.05)
 
-    def test_documents_fill_the_sequence(self):
-        assert [workloads.documents(n).num_dst for n in (96, 5000)] == [96, 5000]
-
     def test_work_is_counted_for_the_edges(self):
         """``4 B E H D``, and for gathers a key, a value and an index of 4 bytes for each edge and head."""
         found = bench("random131k").problem
         edges, tensor = 96 * 32, 2 * 96 * 2 * 16
-        assert workloads.flops_of(found, "forward") == 4 * edges * 2 * 16
-        assert workloads.flops_of(found, "backward") == 10 * edges * 2 * 16
+        assert found.flops("forward") == 4 * edges * 2 * 16
+        assert found.flops("backward") == 10 * edges * 2 * 16
         assert workloads.bytes_of(found, "forward", "products") == 4 * tensor
         assert workloads.bytes_of(found, "backward", "gathers") == 2 * (4 * tensor + edges * 2 * (2 * 16 * 2 + 4))
-
-    def test_inputs_lie_as_projections_leave_them(self):
-        found = bench("causal8k").problem
-        for x in (*found.inputs, found.grad_out):
-            assert (x.shape, x.dtype) == ((4, 2, 96, 16), torch.bfloat16)
-            assert x.transpose(1, 2).is_contiguous()
-
-    def test_an_unknown_one_is_named(self):
-        with pytest.raises(ValueError, match=r"there is no workload 'd8' of bench gpu; give some of: causal8k, "):
-            workloads.select(["d8"])
 
 
 class TestChecked:
     @pytest.mark.parametrize("make", [lambda: patterns.window(200, 9), lambda: workloads.scattered(200, 5)])
-    def test_the_truth_is_about_all_that_some_receivers_hear(self, make):
+    def test_the_truth_is_about_all_in_edges_of_some_receivers(self, make):
         graph, rows = make(), torch.tensor([0, 3, 150])
-        _, senders, mask = checked.heard_by(graph, rows)
+        _, senders, mask = in_edges_of(graph, rows)
         assert torch.equal(mask[0, 0], graph.mask()[rows][:, senders])
         assert int(mask.sum()) == int(graph.in_degree()[rows].sum())
 
@@ -120,15 +107,15 @@ class TestChecked:
         def prepare(problem):
             return Prepared(lambda q, k, v: spoil(attend(q, k, v, problem.graph)))
 
-        cases = found.cases(GpuMethod("spoilt", prepare))
+        cases = found.cases(Method("spoilt", prepare))
         assert [case["status"] for case in cases][1] == "wrong"
         assert "seconds" not in cases[1]
 
-    def test_a_gradient_for_those_whom_nobody_heard_is_wrong(self):
+    def test_a_gradient_for_senders_without_a_sampled_edge_is_wrong(self):
         """However small, and though the output is right."""
         workload = replace(WORKLOADS["window131k"], heads=2, dim=16)
         problem = workload.problem(patterns.window(600, 9), CPU)
-        sample = checked.Sample(problem)
+        sample = Checked(problem)
         right = Prepared(lambda q, k, v: attend(q, k, v, problem.graph))
         leaking = Prepared(lambda q, k, v: attend(q, k, v, problem.graph) + 1e-12 * (q.sum() + k.sum()))
         assert sample.verdict(right, backward=True).passed
@@ -159,17 +146,13 @@ class TestMethods:
                 )
         assert cases[0]["method"] == AGAIN
 
-    def test_auto_and_dense_run_here(self):
-        found = bench("bigbird65k")
-        assert {case["status"] for name in (AUTO, "dense") for case in found.cases(OURS[name])} == {"measured"}
-
     @pytest.mark.slow
     def test_what_is_missing_or_fails_is_a_case(self, monkeypatch):
         """A module that is not there, a method that raises, one that needs more memory than there is, one far behind."""
         found = bench("random131k")
         dense = OURS["dense"]
-        assert found.cases(GpuMethod("a", dense.prepare, modules=("no_such_module",)))[0]["status"] == "missing"
-        assert found.cases(GpuMethod("b", lambda problem: Prepared(_raise(ValueError("no\nmore"))))) == [
+        assert found.cases(Method("a", dense.prepare, modules=("no_such_module",)))[0]["status"] == "missing"
+        assert found.cases(Method("b", lambda problem: Prepared(_raise(ValueError("no\nmore"))))) == [
             {
                 "workload": "random131k",
                 "method": "b",
@@ -180,10 +163,10 @@ class TestMethods:
             }
             for which in PASSES
         ]
-        out_of_memory = GpuMethod("c", lambda problem: Prepared(_raise(torch.OutOfMemoryError("Tried"))))
+        out_of_memory = Method("c", lambda problem: Prepared(_raise(torch.OutOfMemoryError("Tried"))))
         assert found.cases(out_of_memory)[0]["status"] == "out of memory"
         monkeypatch.setattr(found, "_free", lambda: 1000.0)
-        greedy = GpuMethod("d", dense.prepare, bytes_needed=lambda problem, both: 2.0**31)
+        greedy = Method("d", dense.prepare, bytes_needed=lambda problem, both: 2.0**31)
         assert found.cases(greedy)[0]["reason"] == "about 2.0 GiB needed, 0.0 GiB are free"
         monkeypatch.setattr(measuring, "LONG", 0.0)
         monkeypatch.setattr(measuring, "FAR", 0.5)
@@ -196,15 +179,7 @@ class TestMethods:
         monkeypatch.setattr(found.watch, "on_gpu", True)
         monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: an illegal memory access")))
         with pytest.raises(measuring.LostDeviceError, match="illegal memory access"):
-            found.cases(GpuMethod("e", _raise(ValueError("no")), same=False))
-
-    def test_sets_of_inputs_do_not_stay_in_the_cache(self):
-        problem = bench("random131k").problem
-        size = sum(x.numel() * x.element_size() for x in problem.inputs)
-        counts = {
-            cache: measuring._sets(problem, replace(PRESETS["H200"], cache_bytes=cache * size)) for cache in (0.1, 1.5, 2, 99)
-        }
-        assert counts == {0.1: 1, 1.5: 5, 2: 6, 99: 16}
+            found.cases(Method("e", _raise(ValueError("no")), same=False))
 
 
 def _raise(error):
@@ -229,19 +204,19 @@ class TestRunning:
 
         def keep(record):
             kept.append(len(record["cases"]))
-            gpu.keeper(str(file))(record)
+            running.keeper(str(file))(record)
 
         clock = iter(range(1000))
         with monkeypatch.context() as slow:
             slow.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-            first = gpu.run_gpu(self.NAMES, "cpu", True, budget=1.5, keep=keep)
+            first = running.run_gpu(self.NAMES, "cpu", True, budget=1.5, keep=keep)
         assert (len(first["cases"]), first["waiting"]) == (2, sum(len(_methods(name)) for name in self.NAMES) - 1)
-        full = gpu.run_gpu(self.NAMES, "cpu", True, resume=file, keep=keep)
+        full = running.run_gpu(self.NAMES, "cpu", True, resume=file, keep=keep)
         assert json.loads(file.read_text(encoding="utf-8")) == full
         assert kept == [2, 2, *range(4, 2 * len(ran) + 2, 2), 2 * len(ran)]
         assert ran == [(name, method) for name in sorted(self.NAMES, key=list(WORKLOADS).index) for method in _methods(name)]
         assert (full["waiting"], len(full["runs"]), full["measurement"]) == (0, 2, False)
-        again = gpu.run_gpu(self.NAMES, "cpu", True, resume=file)
+        again = running.run_gpu(self.NAMES, "cpu", True, resume=file)
         assert again["cases"] == full["cases"]
 
     def test_a_lost_device_stops_the_run_and_is_passed_over_afterwards(self, tmp_path, monkeypatch):
@@ -253,23 +228,23 @@ class TestRunning:
             return cases(self, method)
 
         monkeypatch.setattr(Bench, "cases", lost)
-        found = gpu.run_gpu(["random131k"], "cpu", True, keep=gpu.keeper(str(file)))
+        found = running.run_gpu(["random131k"], "cpu", True, keep=running.keeper(str(file)))
         assert found["stopped"] == "dense on random131k took the device with it: gone"
         assert [case["method"] for case in found["cases"]] == [AUTO, AUTO, "dense", "dense"]
-        on = gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+        on = running.run_gpu(["random131k"], "cpu", True, resume=file)
         assert "stopped" not in on
         assert case_of(on, "random131k", "dense", "forward")["status"] == "failed"
         assert on["waiting"] == 0
 
     def test_records_of_elsewhere_are_not_carried_on(self, tmp_path):
         file = tmp_path / "record.json"
-        found = gpu.run_gpu(["random131k"], "cpu", True, budget=1e-9)
+        found = running.run_gpu(["random131k"], "cpu", True, budget=1e-9)
         file.write_text(json.dumps({**found, "torch": "1.0"}), encoding="utf-8")
         with pytest.raises(ValueError, match=r"was made with another torch \('1.0', here .*\): begin a new record"):
-            gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+            running.run_gpu(["random131k"], "cpu", True, resume=file)
         file.write_text('{"bench": "attention"}', encoding="utf-8")
-        with pytest.raises(ValueError, match="holds no record of bench gpu"):
-            gpu.run_gpu(["random131k"], "cpu", True, resume=file)
+        with pytest.raises(ValueError, match="holds no record of the benchmarks"):
+            running.run_gpu(["random131k"], "cpu", True, resume=file)
 
 
 def _methods(name):
@@ -281,17 +256,20 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ([], "bench gpu needs a GPU, and torch finds none for --device cuda; --device cpu --quick is a trial without one"),
+            (
+                [],
+                "needs a GPU, and torch finds none for --device cuda; --device cpu --quick is a trial without one",
+            ),
             (["--device", "cpu"], "is a trial of the benchmark, not a measurement: give --quick too"),
-            (["--device", "cpu", "--quick", "--workloads", "x"], "there is no workload 'x' of bench gpu"),
+            (["--device", "cpu", "--quick", "--workloads", "x"], "there is no workload 'x'"),
             (["--device", "cpu", "--quick", "--budget", "0"], "--budget must be above 0 seconds, got 0.0"),
             (["--device", "cpu", "--quick", "--calibrate"], "--calibrate needs measurements on a GPU"),
-            (["--device", "cpu", "--quick", "--resume", "no.json"], "no.json holds no record of bench gpu"),
-            (["--tokens", "5"], "--tokens belongs to bench training and graphs, not to bench gpu"),
+            (["--device", "cpu", "--quick", "--resume", "no.json"], "no.json holds no record of the benchmarks"),
+            (["--tokens", "5"], "--tokens belongs to training and graphs, not to gpu"),
         ],
     )
     def test_wrong_options_end_with_code_2(self, arguments, message, capsys):
-        assert main(["bench", "gpu", *arguments]) == 2
+        assert main(["gpu", *arguments]) == 2
         assert message in capsys.readouterr().err
 
     def test_a_trial_writes_record_report_and_pictures(self, tmp_path, capsys, monkeypatch):
@@ -299,11 +277,11 @@ class TestCommand:
         monkeypatch.setattr(progress, "EVERY", 0.001)
         file = tmp_path / "record.json"
         arguments = ["--device", "cpu", "--quick", "--workloads", "bigbird131k", "--json", str(file), "--plots", str(tmp_path)]
-        assert main(["bench", "gpu", *arguments]) == 0
+        assert main(["gpu", *arguments]) == 0
         told = capsys.readouterr()
-        assert "A trial of the benchmark on a CPU: its figures are no measurement." in told.out
+        assert "A trial of the benchmark on a CPU: its numbers are no measurement." in told.out
         methods = len(_methods("bigbird131k"))
-        assert f"bench gpu: {methods - 1} of {methods} cases, " in told.err
+        assert f"benchmarks gpu: {methods - 1} of {methods} cases, " in told.err
         assert "(BigBird of blocks, 131k: auto again)" in told.err
         record = json.loads(file.read_text(encoding="utf-8"))
         assert {row["met"] for row in record["targets"]} == {None}
@@ -385,31 +363,6 @@ def test_constants_come_from_what_was_reached():
     assert (found.sdpa, found.windows) == (PRESETS["H200"].sdpa, PRESETS["H200"].windows)
 
 
-class TestReadme:
-    def test_nothing_is_shown_while_there_is_no_record(self, tmp_path):
-        (tmp_path / "2026-12-01-bench-gpu-x.json").write_text(json.dumps({**RECORD, "measurement": False}), encoding="utf-8")
-        assert table.readme(tmp_path) == ""
-
-    def test_the_newest_record_is_shown(self, tmp_path):
-        for day, record in (("01", DENSE), ("02", RECORD), ("03", {**DENSE, "quick": True})):
-            (tmp_path / f"2026-12-{day}-bench-gpu-h200.json").write_text(json.dumps(record), encoding="utf-8")
-        told = table.readme(tmp_path)
-        assert "on NVIDIA H200, torch 2.11 (`tests/records/2026-12-02-bench-gpu-h200.json`)" in told
-        (row,) = (line for line in told.splitlines() if line.startswith("| in-degree 32, 1M"))
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells == ["in-degree 32, 1M", "32,000,000", "triton", "16 / 32", "1.11 / 1.14", "80 % / 80 %"]
-        assert "missed: barabasi1m forward 24 (auto at most 18 ms); " in told
-
-    def test_peers_are_in_units_of_auto(self):
-        (row,) = (line for line in table.table(DENSE).splitlines() if "causal, 8k" in line)
-        assert [cell.strip() for cell in row.strip("|").split("|")][-2:] == ["1.76x / 1.76x", "0.994x / 0.994x"]
-
-    def test_the_report_tells_everything(self):
-        told = table.report(RECORD)
-        for words in ("NVIDIA H200, driver 1", "copies 4.3 TB/s", "noise 25.0 % / 25.0 %", "takes triton", "| NO "):
-            assert words in told
-
-
 def test_pictures_show_what_was_measured():
     needs("matplotlib")
     figure = plots.times(RECORD)
@@ -418,20 +371,15 @@ def test_pictures_show_what_was_measured():
     assert plots.shares({**RECORD, "cases": []}) is None
 
 
+def test_the_report_says_everything():
+    found = table.report(RECORD)
+    for words in ("NVIDIA H200, driver 1", "copies 4.3 TB/s", "noise 25.0 % / 25.0 %", "takes triton", "| NO "):
+        assert words in found
+    (row,) = (line for line in table.table(DENSE).splitlines() if "causal, 8k" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")][-2:] == ["1.76x / 1.76x", "0.994x / 0.994x"]
+
+
 class TestMachine:
-    def test_the_watch_tells_seconds(self):
-        watch = Watch(CPU)
-        times = watch.times(lambda number: torch.ones(10 + number).sum(), 3)
-        assert len(times) == 3
-        assert all(0 < seconds < 1 for seconds in times)
-
-    def test_ceilings_are_rates(self, monkeypatch):
-        monkeypatch.undo()
-        monkeypatch.setattr(machine, "REPEATS", 2)
-        found = machine.ceilings(CPU)
-        assert all(1e6 < rate < 1e14 for name, rate in asdict(found).items() if name != "by")
-        assert found.by == "embedding_bag"
-
     def test_torchs_own_gather_adds_up_64_rows(self):
         rows, places = torch.randn(50, 8), torch.randint(50, (128,), dtype=torch.int32)
         each = rows.double()[places.long()].view(2, 64, 8)

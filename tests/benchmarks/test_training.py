@@ -53,25 +53,3 @@ def test_both_methods_learn_the_same(in_this_process):
     assert record["recipe"]["graph"] == "window(64, 64)"
     assert told == ["3 steps on 64 tokens, auto", "3 steps on 64 tokens, SDPA mask"]
     assert json.loads(json.dumps(record)) == record
-
-
-def test_text():
-    run = {"seconds": 24.0, "peak_memory_mb": 1500, "losses": [7.0, 6.5], "held_out_loss": 6.6}
-    compared = {"faster": 9.5, "smaller": 4.25, "apart": 0.0001}
-    record = {"recipe": {"graph": "window(64, 8)", "steps": 2, "length": 64}, "threads": 2}
-    said = training.text({**record, "runs": [{"method": "auto", **run}, {"method": "SDPA mask", **run}], **compared})
-    assert said.splitlines() == [
-        "window(64, 8), 2 steps of 64 tokens, 2 threads",
-        "auto          12.00 s a step, peak memory   1,500 MB, loss 7.0000 -> 6.5000, held out 6.6000",
-        "SDPA mask     12.00 s a step, peak memory   1,500 MB, loss 7.0000 -> 6.5000, held out 6.6000",
-        "auto is 9.5 x faster and 4.2 x smaller; no loss of a step differs by more than 0.0001",
-    ]
-    assert len(training.text({**record, "runs": [{"method": "auto", **run}]}).splitlines()) == 2
-
-
-@pytest.mark.nightly
-def test_each_in_a_process_of_its_own():
-    """The real text; ours alone."""
-    record = training.run_training(tokens=256, steps=2, peers=False)
-    assert (record["runs"][0]["method"], len(record["runs"][0]["losses"])) == ("auto", 2)
-    assert "faster" not in record

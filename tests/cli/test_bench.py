@@ -1,0 +1,129 @@
+"""The command ``gnn-attention bench``: a table of attend and its peers, what is skipped and why, and its way to calibrate."""
+
+import json
+
+import pytest
+import torch
+
+from gnn_attention import attend, patterns
+from gnn_attention.__main__ import main
+from gnn_attention.backends import cost_model
+from gnn_attention.cli import bench, bench_methods, calibrate
+from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Comparison, Method, Problem, largest_errors, peak_bytes
+
+CPU = torch.device("cpu")
+
+
+def problem(tokens=40):
+    return Problem.draw(patterns.window(tokens, 5), CPU, torch.float32)
+
+
+def compared(tokens=64, seconds=0.1):
+    return Comparison(lambda n: patterns.window(n, 8), tokens, CPU, torch.float32, seconds)
+
+
+def cases(names, **options):
+    return {(case["method"], case["pass"]): case for case in compared(**options).cases(names, lambda name: None)}
+
+
+def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SECONDS", 1.0)  # nothing is compiled
+    file = tmp_path / "record.json"
+    assert main(["bench", "--tokens", "64", "--json", str(file)]) == 0
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert {(c["graph"], c["pass"], c["method"]) for c in record["cases"]} == {
+        (graph, which, name) for graph in bench.GRAPHS for which in PASSES for name in METHODS
+    }
+    assert [row["passed"] for row in record["checks"]] == [True] * len(bench.GRAPHS)
+    assert all(case["seconds"] > 0 and case["bytes"] > 0 for case in record["cases"] if case["status"] == "measured")
+    assert (record["torch"], record["tokens"], record["dtype"]) == (torch.__version__, 64, "float32")
+    out = capsys.readouterr().out
+    assert all(f"\n{graph} " in out for graph in bench.GRAPHS)
+    assert "skipped: FlexAttention has no backward pass on a CPU" in out
+    assert "skipped: FlexAttention takes a rule, not an edge list" in out
+
+
+def test_ours_alone_as_json(capsys):
+    assert main(["bench", "--tokens", "16", "--no-peers", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {case["method"] for case in record["cases"]} == {OURS}
+    assert all(case["backend"] for case in record["cases"])
+
+
+@pytest.mark.parametrize("name", ["SDPA", "PyG TransformerConv"])
+@pytest.mark.parametrize("build", bench.GRAPHS.values(), ids=bench.GRAPHS)
+def test_peers_compute_the_same(name, build):
+    posed = Problem.draw(build(40), CPU, torch.float64)
+    out = METHODS[name].prepare(posed)(posed.q, posed.k, posed.v)
+    torch.testing.assert_close(out, attend(posed.q, posed.k, posed.v, posed.graph))
+
+
+def test_a_wrong_result_is_seen_and_ends_with_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(bench_methods, "_attend", lambda posed: lambda q, k, v: attend(q, k, v, patterns.window(len(q[0, 0]), 6)))
+    assert not largest_errors(problem())["passed"]
+    monkeypatch.setattr(bench, "GRAPHS", {"window": lambda n: patterns.window(n, 5)})
+    assert main(["bench", "--tokens", "16", "--no-peers"]) == 1
+    assert "WRONG on window (" in capsys.readouterr().out
+
+
+def test_a_nan_is_wrong(monkeypatch):
+    monkeypatch.setattr(bench_methods, "_attend", lambda posed: lambda q, k, v: attend(q, k, v, posed.graph) * torch.nan)
+    assert not largest_errors(problem())["passed"]
+
+
+class TestSkipped:
+    def test_what_does_not_fit_into_memory(self, monkeypatch):
+        monkeypatch.setattr(bench_methods, "SMALL", 16)
+        monkeypatch.setattr(bench_methods, "_room", lambda device: 1000.0)
+        found = cases([OURS, "SDPA"])
+        case = found["SDPA", "forward"]
+        assert (case["status"], case["reason"][:17], case["needs"][-3:]) == ("skipped", "SDPA needs about ", "GiB")
+
+    def test_what_takes_too_long(self, monkeypatch):
+        monkeypatch.setattr(bench_methods, "SMALL", 16)
+        monkeypatch.setattr(bench_methods, "LONGEST", 0.0)
+        assert cases([OURS, "SDPA"])["SDPA", "forward"]["reason"].startswith("a call of SDPA takes about ")
+
+    def test_what_fails_leaves_the_others(self, monkeypatch):
+        def broken(posed):
+            raise RuntimeError("no kernel\nand more")
+
+        monkeypatch.setitem(METHODS, "broken", Method(broken))
+        found = cases([OURS, "broken"])
+        assert found["broken", "forward"]["reason"] == "broken failed: RuntimeError: no kernel"
+        assert found[OURS, "with backward"]["time_ratio"] == 1.0
+
+
+def test_the_peak_is_what_is_held_at_a_time():
+    """Two of three tensors of 4 MB live together."""
+
+    def call():
+        first = torch.ones(2**20)
+        second = first + 1
+        del first
+        return second + 1
+
+    assert 8 * 2**20 <= peak_bytes(call, CPU) < 9 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "--tokens must be at least 1, got 0"),
+        (["--device", "tpu7"], "--device must be cpu, cuda, cuda:1, ..., got 'tpu7'"),
+        (["--device", "cuda:99"], "--device cuda:99: torch finds "),
+        (["--json", "no/such/record.json"], "expected a folder that exists"),
+        (["calibrate", "--tokens", "5"], "bench calibrate takes no option but --json"),
+    ],
+)
+def test_wrong_options_end_with_code_2(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
+    assert main(["bench", "calibrate"]) == 0
+    assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
+    assert cost_model.read(tmp_path / "costs.json").edge != cost_model.Costs().edge
