@@ -65,7 +65,7 @@ def run_attention(
     settings = settings or (Settings.quick() if quick else Settings())
     start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
     variables = {allocator: process.environment(allocator) for allocator in allocators}
-    with tempfile.TemporaryDirectory() as kernels:  # compiled by one child, used by the next, shared with nobody else
+    with tempfile.TemporaryDirectory() as kernels:  # compiled by one child, used by the next, and by no other process
         try:
             for allocator, workload in pairs:
                 (progress or _silent)(f"{workload.title} ({allocator})")
@@ -162,7 +162,7 @@ class _Case:
 def measure_problem(
     problem: Problem, methods: Sequence[Method], settings: Settings, threads: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Memory, correctness and time of every method on a problem: what is said of the workload, and its cases."""
+    """Memory, correctness and time of every method on a problem: the workload's description, and its cases."""
     cases = [_Case(method, both) for method in methods for both in (False, True)]
     for case in cases:
         _leave_out(case, problem, settings)

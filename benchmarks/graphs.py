@@ -82,8 +82,15 @@ def measure_block_mask(who: str, n: int) -> dict[str, Any]:
     mask = make(graph)
     seconds = time.perf_counter() - start
     full = mask.full_kv_num_blocks
-    kept = int(mask.kv_num_blocks.sum()) + (0 if full is None else int(full.sum()))
-    return {"case": "BlockMask", "who": who, "tokens": n, "tiles": kept, "total_s": seconds, "memory_mb": process.peak() - before}
+    visited = int(mask.kv_num_blocks.sum()) + (0 if full is None else int(full.sum()))
+    return {
+        "case": "BlockMask",
+        "who": who,
+        "tokens": n,
+        "tiles": visited,
+        "total_s": seconds,
+        "memory_mb": process.peak() - before,
+    }
 
 
 def _create_block_mask(graph: TokenGraph) -> BlockMask:

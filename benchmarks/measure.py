@@ -116,7 +116,7 @@ def limits() -> dict[str, float]:
 
 @dataclass
 class Timing:
-    """Seconds of one call, by round; how often a sample was taken again, and how many kept samples were not seen to be calm."""
+    """Seconds of one call, by round; how often a sample was taken again, and how many samples were not seen to be calm."""
 
     calls: int
     wanted: int

@@ -37,7 +37,7 @@ WORTH_A_WAIT, MOST_TIMES_AUTO = 1.0, 12.0
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """``call(*inputs) -> out`` and the parameters beside the inputs that take a gradient."""
+    """``call(*inputs) -> out`` and the parameters that take a gradient as the inputs do."""
 
     call: Callable[..., Tensor]
     parameters: tuple[Tensor, ...] = ()
@@ -132,12 +132,14 @@ def _refusal(backend: Backend, problem: Problem) -> str | None:
 
 def _far_behind(backend: Backend, problem: Problem) -> str | None:
     """Why a backend is not worth minutes: the cost model has it far behind the one that auto takes. flex visits what tiles do."""
-    said = explain(problem.graph, problem.heads, problem.dim)
-    seconds = {name: estimate for name, _, _, estimate in said.rows}
-    mine, best = seconds["tiles" if backend.name == "flex" else backend.name], seconds[said.choice]
+    found = explain(problem.graph, problem.heads, problem.dim)
+    seconds = {name: estimate for name, _, _, estimate in found.rows}
+    mine, best = seconds["tiles" if backend.name == "flex" else backend.name], seconds[found.choice]
     if mine is None or best is None or mine < WORTH_A_WAIT or mine < MOST_TIMES_AUTO * best:
         return None
-    return f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {said.choice}, which auto takes: not timed"
+    return (
+        f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {found.choice}, which auto takes: not timed"
+    )
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def _self_attention(module: nn.MultiheadAttention, hidden: Tensor, x: Tensor) ->
 
 
 # -- what they need ---------------------------------------------------------------------------------------------------
-# Fitted to measurements on two cores; they only have to tell gigabytes from megabytes and minutes from seconds.
+# Fitted to measurements on two cores; they only have to separate gigabytes from megabytes and minutes from seconds.
 
 
 def _mask_bytes(problem: Problem, both: bool) -> float:

@@ -77,8 +77,8 @@ def in_a_process(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **(variables or {})},
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [_ended(done.returncode)]
-        raise RuntimeError(f"{function}({dict(arguments)}) failed: {said[0]}")
+        last = done.stderr.strip().splitlines()[-1:] or [_ended(done.returncode)]
+        raise RuntimeError(f"{function}({dict(arguments)}) failed: {last[0]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -29,10 +29,10 @@ def _growth(record: Record) -> Iterator[Record]:
             for quantity in ("seconds", "memory_mb"):
                 for family, by, belongs in (("b", "tokens", _any), ("e", "edges", _at_16384)):
                     points = list(_points(record, family, by, quantity, which, allocator, belongs))
-                    said = {"family": family, "by": by, "quantity": quantity, "pass": which, "allocator": allocator}
+                    place = {"family": family, "by": by, "quantity": quantity, "pass": which, "allocator": allocator}
                     exponent = slope(points)
                     if exponent is not None:
-                        yield {**said, "exponent": exponent, "points": points}
+                        yield {**place, "exponent": exponent, "points": points}
 
 
 def _any(workload: Record) -> bool:
@@ -63,8 +63,8 @@ def _crossovers(record: Record) -> Iterator[Record]:
             for name in names:
                 points = sorted(_advantages(record, kind, which, name))
                 if points:
-                    said = {"kind": kind, "pass": which, "method": name}
-                    yield {**said, "density": crossing(points), "points": points}
+                    place = {"kind": kind, "pass": which, "method": name}
+                    yield {**place, "density": crossing(points), "points": points}
 
 
 def _advantages(record: Record, kind: str, which: str, method: str) -> Iterator[tuple[float, float]]:

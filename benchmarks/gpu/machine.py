@@ -1,4 +1,4 @@
-"""The device that is measured: a watch for its own time, peak memory, its ceilings, and what must be said about it.
+"""The device that is measured: a watch for its own time, peak memory, its ceilings, and its description.
 
 On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for trials of the benchmark itself: what
 it gives there is no measurement.
@@ -78,7 +78,7 @@ class Watch:
 
 
 def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
-    """Bytes that are held at most while ``work`` runs, its results included, beyond what was held before; None on a CPU."""
+    """Bytes that are allocated at most while ``work`` runs, its results included, beyond those before; None on a CPU."""
     if device.type != "cuda":
         work()
         return None
@@ -159,7 +159,7 @@ def _bags(table: Tensor, places: Tensor) -> Tensor:
     return torch.nn.functional.embedding_bag(places.view(-1, 64), table, mode="sum")
 
 
-# -- what must be said ------------------------------------------------------------------------------------------------
+# -- the description --------------------------------------------------------------------------------------------------
 
 
 def described(device: torch.device, arguments: Sequence[str]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Bench:
         return self.sets[0]
 
     def about(self) -> dict[str, Any]:
-        """What is said of the workload."""
+        """The description of the workload."""
         problem, kind = self.problem, self.workload.kind
         return {
             "workload": self.workload.name,
@@ -169,7 +169,7 @@ class Bench:
         return {"status": "measured", **about, **self._timed(prepared, which)}
 
     def _compiled(self, method: Method, backward: bool) -> dict[str, Any]:
-        """Once on a small graph, so that the first call on the large one tells of its plan."""
+        """Once on a small graph, so that the first call on the large one takes its plan alone."""
         start = time.perf_counter()
         small = self.workload.problem(self.workload.graph(TINY_TOKENS), self.watch.device)
         about: dict[str, Any] = {"takes": choose(call_of(self.problem)).name} if method.name in (AUTO, AGAIN) else {}
@@ -226,7 +226,7 @@ class Bench:
         return bytes_of(problem, which, self.workload.kind) / rate / seconds
 
     def _give_back(self) -> None:
-        """What a failed method held. :class:`LostDeviceError` if the device is lost with it."""
+        """Free what a failed method allocated. :class:`LostDeviceError` if the device is lost with it."""
         gc.collect()
         if not self.watch.on_gpu:
             return

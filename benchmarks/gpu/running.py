@@ -1,4 +1,4 @@
-"""The whole benchmark of a GPU: workload by workload, method by method, kept as it goes, carried on after a stop.
+"""The whole benchmark of a GPU: workload by workload, method by method, saved as it goes, carried on after a stop.
 
 The record, as ``--json`` keeps it after every method (the file is written whole or not at all):
 
@@ -56,7 +56,7 @@ def run_gpu(
     keep: Callable[[Record], None] | None = None,
     progress: Progress | None = None,
 ) -> Record:
-    """All that fits into ``budget`` seconds, after what the record in the file ``resume`` holds; ``keep`` hears of each method.
+    """All that fits into ``budget`` seconds, after what the record in the file ``resume`` holds; ``keep`` is called after each.
 
     ValueError without a GPU (``device="cpu"`` with ``quick`` is a trial), for an unknown workload, or for a record that was
     made elsewhere.

@@ -1,7 +1,8 @@
-"""The command ``gnn-attention bench``: ``attend`` and what is installed, timed on this machine, as one table in about a minute.
+"""The command ``gnn-attention bench``: time and memory of ``attend`` and of what is installed, as one table.
 
-The whole suite (more graphs, sizes and peers, ceilings, targets, GPU kernels one by one) is ``python -m benchmarks`` in the
-repository. ``gnn-attention bench calibrate`` fits the cost model behind ``backend="auto"`` to this machine.
+It takes about a minute. The whole suite (more graphs, sizes and peers, ceilings, targets, every GPU kernel) is
+``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate`` fits the cost model behind
+``backend="auto"`` to this machine.
 """
 
 from __future__ import annotations
@@ -118,9 +119,9 @@ def measure(
 ) -> Record:
     """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
 
-    ``checks`` has one row a graph (the largest error of auto and of SDPA, of at most 512 tokens, from the same in float64),
-    ``cases`` one for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call
-    beyond its inputs) and both over those of auto (``time_ratio, memory_ratio``), or "skipped" with the ``reason``.
+    ``checks`` has one row a graph (is ``attend`` right on at most 512 tokens, by SDPA in float64), ``cases`` one
+    for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call beyond its
+    inputs) and both over those of attend (``time_ratio, memory_ratio``), or "skipped" with the ``reason``.
     """
     shown = shown or Progress("bench", shown=False)
     names = list(METHODS) if with_peers else [OURS]

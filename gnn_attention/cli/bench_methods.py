@@ -1,7 +1,7 @@
 """The methods that ``gnn-attention bench`` compares, and how one of them is weighed and timed on a graph.
 
-Every method first runs on a small graph of the same form. What it took there, scaled by its pairs or edges, says whether the
-large graph fits into memory and time; if not, it is skipped with that reason.
+Every peer first runs on a small graph of the same form. What it took there, scaled by pairs or edges, says whether
+the large graph fits into memory and time; if not, the peer is skipped with that reason.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ METHODS = {
 def largest_errors(problem: Problem) -> dict[str, Any]:
     """Largest errors of ``attend`` and of SDPA with a mask from SDPA in float64: output and gradients.
 
-    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding. ``worst`` names the worst.
+    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding; ``worst`` result.
     """
     double = Problem(problem.graph, *(x.double() for x in (problem.q, problem.k, problem.v, problem.grad_out)))
     masked = partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
@@ -315,8 +315,8 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         call()
     events: Any = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    held = peak = 0
+    used = peak = 0
     for _, change in changes:
-        held += change
-        peak = max(peak, held)
+        used += change
+        peak = max(peak, used)
     return peak
