@@ -126,8 +126,6 @@ def _check_report(content: bytes, found: Report) -> str | None:
     return None if Report.from_json(found.to_json()).to_json() == found.to_json() else "it is written otherwise than it was read"
 
 
-
-
 _PLAN = {"recipe": {"steps": 4, "rate": 0.003}, "corpus": "0123abcd", "version": 1}
 _OUTCOME = Outcome("causal", "0123", 0, 4.5, 3.1, 3.0, None, 0.1, 900.0, 16)
 
