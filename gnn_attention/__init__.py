@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gnn_attention import algebra, backends, convert, edges, patterns, rotary, score_mods
-from gnn_attention._support import interrupts  # noqa: F401  the first of them, that Ctrl-C is heard while torch is loaded
 from gnn_attention.attend import attend, explain, list_backends
 from gnn_attention.backends import Backend, RefusalError, cost_model
 from gnn_attention.graph import TokenGraph, tiling

@@ -14,41 +14,72 @@ from gnn_attention import cost
 from gnn_attention._support import atomic_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
+from gnn_attention.cli import json_option
 from gnn_attention.convert import expressions
 from gnn_attention.cost import FormCost, tables
-from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, given
+from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom
 from gnn_attention.cost.rate_table import Sizes
 from gnn_attention.cost.tables import Compared
 from gnn_attention.distributed.plan_devices import DEVICES, LINKS
 from gnn_attention.distributed.planner import PARTITIONS
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["add_cost"]
-
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+}
 MODEL, TOKENS = "llama-3-8b", 8192
-OF_WIDTH = {"heads": "num_heads", "head_dim": "head_dim", "kv_heads": "num_kv_heads", "layers": "layers"}  # what options set
+OF_WIDTH = {
+    "heads": "num_heads",
+    "head_dim": "head_dim",
+    "kv_heads": "num_kv_heads",
+    "layers": "layers",
+}  # what options set
 
 
 def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention cost``."""
-    command = commands.add_parser("cost", help="multiply-accumulates, bytes and cache of the forms of attention and of a graph")
+    command = commands.add_parser(
+        "cost", help="multiply-accumulates, bytes and cache of the forms of attention and of a graph"
+    )
     command.add_argument("--config", metavar="NAME", help=f"one of {', '.join(CONFIGS)} (default {MODEL})")
     command.add_argument("--width", type=int, metavar="D", help="of a state, in place of --config")
     command.add_argument("--heads", type=int, metavar="H", help="query heads, with --width")
-    command.add_argument("--head-dim", type=int, metavar="D", help="of a query and a key, with --width (default: width / heads)")
-    command.add_argument("--kv-heads", type=int, metavar="H", help="key/value heads, with --width (default: as many as heads)")
-    command.add_argument("--layers", type=int, metavar="L", help="with --width (default 1)")
-    command.add_argument("--tokens", type=int, metavar="N", help=f"that came so far (default {TOKENS}, or those of --graph)")
-    command.add_argument("--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)")
-    command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of all numbers (default %(default)s)")
     command.add_argument(
-        "--ranks", type=int, metavar="N", help="what each of N ranks computes and exchanges, in place of the forms"
+        "--head-dim",
+        type=int,
+        metavar="D",
+        help="of a query and a key, with --width (default: width / heads)",
     )
-    command.add_argument("--link", metavar="NAME", help=f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}")
-    command.add_argument("--device", metavar="NAME", help=f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}")
-    command.add_argument("--partition", choices=list(PARTITIONS), help="of the tokens, with --ranks (default: the fastest)")
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    command.add_argument(
+        "--kv-heads", type=int, metavar="H", help="key/value heads, with --width (default: as many as heads)"
+    )
+    command.add_argument("--layers", type=int, metavar="L", help="with --width (default 1)")
+    command.add_argument(
+        "--tokens", type=int, metavar="N", help=f"that came so far (default {TOKENS}, or those of --graph)"
+    )
+    command.add_argument(
+        "--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"
+    )
+    command.add_argument(
+        "--dtype", choices=list(DTYPES), default="bfloat16", help="of all numbers (default %(default)s)"
+    )
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="what each of N ranks computes and exchanges, in place of the forms",
+    )
+    command.add_argument(
+        "--link", metavar="NAME", help=f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}"
+    )
+    command.add_argument(
+        "--device", metavar="NAME", help=f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}"
+    )
+    command.add_argument(
+        "--partition", choices=list(PARTITIONS), help="of the tokens, with --ranks (default: the fastest)"
+    )
+    json_option.add_json(command)
     command.set_defaults(run=_cost)
 
 
@@ -59,17 +90,19 @@ def _cost(args: argparse.Namespace) -> int:
         model, graph = _model(args), _graph(args.graph, args.tokens)
         tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
         if args.ranks is None:
-            said, report = _of_forms(args, model, graph, tokens)
+            values, report = _of_forms(args, model, graph, tokens)
         else:
-            said, report = _of_ranks(args, model, graph, tokens, how)
-    text = json.dumps(said | {"tokens": tokens, "dtype": args.dtype}, indent=2)
-    if args.json not in (None, "-"):
-        atomic_files.write(args.json, text + "\n")
-    print(text if args.json == "-" else report)
+            values, report = _of_ranks(args, model, graph, tokens, how)
+    text = json.dumps(values | {"tokens": tokens, "dtype": args.dtype}, indent=2)
+    json_option.write_json(args.json, text)
+    if args.json != "-":
+        print(report)
     return 0
 
 
-def _of_forms(args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int) -> tuple[dict[str, Any], str]:
+def _of_forms(
+    args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int
+) -> tuple[dict[str, Any], str]:
     layers = cost.graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
     costs = cost.of_config(model, tokens, graph, DTYPES[args.dtype])
     compared = tables.compared(model, layers)
@@ -80,20 +113,25 @@ def _of_ranks(
     args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int, how: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], **how)
-    said = {"model": asdict(model), "plans": [{"layers": count} | plan.to_dict() for plan, count in plans]}
+    values = {"model": asdict(model), "plans": [{"layers": count} | plan.to_dict() for plan, count in plans]}
     heads = [f"{model.name}: {count} {'layer' if count == 1 else 'layers'}, each" for _, count in plans]
-    return said, "\n\n".join(f"{head}\n{plan}" for head, (plan, _) in zip(heads, plans, strict=True))
+    return values, "\n\n".join(f"{head}\n{plan}" for head, (plan, _) in zip(heads, plans, strict=True))
 
 
 def _how(args: argparse.Namespace) -> dict[str, Any]:
-    """What is assumed of ranks; a number is in GB/s or TFLOP/s."""
-    said = {name: getattr(args, name) for name in ("link", "device", "partition") if getattr(args, name) is not None}
-    if said and args.ranks is None:
-        name = next(iter(said))
-        raise ValueError(f"--{name} {said[name]} needs --ranks, the number of ranks")
+    values = {
+        name: getattr(args, name)
+        for name in ("link", "device", "partition")
+        if getattr(args, name) is not None
+    }
+    if values and args.ranks is None:
+        name = next(iter(values))
+        raise ValueError(f"--{name} {values[name]} needs --ranks, the number of ranks")
     rates = {"link": ("link_bandwidth", 1e9), "device": ("device", 1e12)}
-    found = {word: _number_or_name(said[name], unit) for name, (word, unit) in rates.items() if name in said}
-    return found | ({"partition": said["partition"]} if "partition" in said else {})
+    found = {
+        word: _number_or_name(values[name], unit) for name, (word, unit) in rates.items() if name in values
+    }
+    return found | ({"partition": values["partition"]} if "partition" in values else {})
 
 
 def _number_or_name(text: str, unit: float) -> float | str:
@@ -104,23 +142,26 @@ def _number_or_name(text: str, unit: float) -> float | str:
 
 
 def _model(args: argparse.Namespace) -> ModelSizes:
-    """The named model, or one of the given sizes."""
     sizes = {name: value for option, name in OF_WIDTH.items() if (value := getattr(args, option)) is not None}
     if args.width is None:
         option = next((option for option, name in OF_WIDTH.items() if name in sizes), None)
         if option is not None:
             word = option.replace("_", "-")
-            raise ValueError(f"--{word} {sizes[OF_WIDTH[option]]} needs --width: the sizes of --config are fixed")
+            raise ValueError(
+                f"--{word} {sizes[OF_WIDTH[option]]} needs --width: the sizes of --config are fixed"
+            )
         return config(args.config or MODEL)
     if args.config is not None:
         raise ValueError(f"give --config or --width, not both: got {quoted(args.config)} and {args.width}")
     if "num_heads" not in sizes:
         raise ValueError(f"--width {args.width} needs --heads, the number of query heads")
-    return given(sizes.pop("layers", 1), Sizes.of(args.width, **sizes))
+    return custom(sizes.pop("layers", 1), Sizes.of(args.width, **sizes))
 
 
 def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
-    """The graph of an expression, in which the number of tokens may be left out; ValueError if it has another one."""
+    """The graph of an expression, in which the number of tokens may be left out; ValueError if it has another
+    one.
+    """
     if expression is None:
         return None
     if tokens is None:
@@ -128,15 +169,22 @@ def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
             return expressions.parse(expression)  # it says everything
     graph = expressions.parse(expressions.sized(expression, TOKENS if tokens is None else tokens))
     if tokens not in (None, graph.num_dst):
-        raise ValueError(f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change the graph")
+        raise ValueError(
+            f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change the graph"
+        )
     return graph
 
 
 def _as_json(
-    model: ModelSizes, layers: list[tuple[TokenGraph, int]], costs: dict[str, FormCost], compared: list[Compared]
+    model: ModelSizes,
+    layers: list[tuple[TokenGraph, int]],
+    costs: dict[str, FormCost],
+    compared: list[Compared],
 ) -> dict[str, Any]:
-    """Every number, exactly."""
-    graphs = [asdict(each) | {"of_causal": each.of_causal, "of_full": each.of_full, "fill": each.fill} for each, _ in compared]
+    graphs = [
+        asdict(each) | {"of_causal": each.of_causal, "of_full": each.of_full, "fill": each.fill}
+        for each, _ in compared
+    ]
     return {
         "model": asdict(model),
         "layers": [{"graph": graph.name, "layers": count} for graph, count in layers],
@@ -146,7 +194,7 @@ def _as_json(
 
 
 def _form_as_json(each: FormCost) -> dict[str, Any]:
-    said = asdict(each) | {"parameter_bytes": each.parameter_bytes}
+    values = asdict(each) | {"parameter_bytes": each.parameter_bytes}
     for name, macs in (("macs", each.macs), ("step", each.step)):
-        said[name] |= {"total": macs.total}
-    return said
+        values[name] |= {"total": macs.total}
+    return values

@@ -1,6 +1,6 @@
-"""The command ``gnn-attention generate``: the trained model goes on with a text, along the edges of any graph.
+"""The command ``gnn-attention generate``: the trained model continues a text, along the edges of any graph.
 
-Every token is computed once (``cache``): what others send is kept for as long as the graph says that somebody will hear it.
+Every token is computed once (``cache``): the cache holds a sender for as long as the graph has receivers for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.cli import json_option
 from gnn_attention.convert import expressions
-
-__all__ = ["add_generate", "continued"]
 
 
 def continued(
@@ -31,33 +30,20 @@ def continued(
     seed: int = 0,
     file: Path | None = None,
     backend: str = "auto",
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """A prompt continued by ``tokens`` more tokens, as a dict: ``text``, ``tokens``, ``graph``, ``kept`` senders, ``bytes``.
+    """A prompt continued by ``tokens`` tokens, as a dict: ``text``, ``tokens``, ``graph``, ``cached`` senders, ``bytes``.
 
-    ``graph`` is an expression (:func:`gnn_attention.convert.expressions.parse`), causal unless given; ``file`` holds another
-    model than the one that ships with the package.
+    ``graph`` is an expression (:func:`gnn_attention.convert.expressions.parse`), causal unless given; ``file`` holds
+    another model than the one that ships with the package; ``progress`` shows how far it is.
 
-    Raises ValueError for an empty prompt, a graph with too few tokens and whatever is wrong with the expression or the file.
+    Raises ValueError for an empty prompt, a graph with too few tokens and a faulty expression or file.
 
-    >>> said = continued("def read(", tokens=3, graph="window(64, 16) | sinks(64, 4)", temperature=0.0)
-    >>> said["text"].startswith("def read("), len(said["tokens"]) - said["prompt_tokens"]
+    >>> result = continued("def read(", tokens=3, graph="window(64, 16) | sinks(64, 4)", temperature=0.0)
+    >>> result["text"].startswith("def read("), len(result["tokens"]) - result["prompt_tokens"]
     (True, 3)
     """
-    return _continued(prompt, tokens, graph, temperature, seed, file, backend, Progress("generate", shown=False))
-
-
-def _continued(
-    prompt: str,
-    tokens: int,
-    graph: str | None,
-    temperature: float,
-    seed: int,
-    file: Path | None,
-    backend: str,
-    shown: Progress,
-) -> dict[str, Any]:
-    """The same, followed by ``shown``."""
-    tokens = checks.size("tokens", tokens)
+    tokens, progress = checks.size("tokens", tokens), progress or Progress("generate", shown=False)
     language_model, vocabulary, _ = model.load(model.TRAINED if file is None else file)
     language_model.backend = backend
     start = vocabulary.encode(prompt)
@@ -65,47 +51,52 @@ def _continued(
         raise ValueError("prompt must have at least one character, got none")
     edges = patterns.causal(len(start) + tokens) if graph is None else expressions.parse(graph)
     cache = KeyValueCache(edges, language_model.config.num_layers)
-    shown.expect(tokens)
-    shown.follow(lambda: max(cache.length - len(start), 0))
-    found = model.generate(language_model, torch.tensor(start), tokens, temperature, seed, cache=cache).tolist()
+    progress.expect(tokens)
+    progress.follow(lambda: max(cache.length - len(start), 0))
+    text = model.generate(
+        language_model, torch.tensor(start), tokens, temperature, seed, cache=cache
+    ).tolist()
     return {
-        "text": vocabulary.decode(found),
-        "tokens": found,
+        "text": vocabulary.decode(text),
+        "tokens": text,
         "prompt_tokens": len(start),
         "graph": edges.name,
         "temperature": temperature,
         "seed": seed,
-        "came": cache.length,
-        "kept": len(cache.positions),
+        "computed": cache.length,
+        "cached": len(cache.positions),
         "bytes": cache.nbytes,
     }
 
 
 def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention generate``."""
-    command = commands.add_parser("generate", help="let the trained model go on with a text, along the edges of a graph")
-    command.add_argument("prompt", help="the text to go on with, such as 'def read('")
-    command.add_argument("--tokens", type=int, default=80, metavar="N", help="how many more (default %(default)s)")
-    command.add_argument(
-        "--graph", metavar="EXPR", help="who hears whom, e.g. 'window(512, 64) | sinks(512, 4)' (default: causal)"
-    )
-    command.add_argument("--temperature", type=float, default=0.7, help="0 takes the likeliest token (default %(default)s)")
+    about = "let the trained model continue a text, along the edges of a graph"
+    command = commands.add_parser("generate", help=about)
+    command.add_argument("prompt", help="the text to continue, such as 'def read('")
+    count = "how many more (default %(default)s)"
+    command.add_argument("--tokens", type=int, default=80, metavar="N", help=count)
+    expression = "the graph, e.g. 'window(512, 64) | sinks(512, 4)' (default: causal)"
+    command.add_argument("--graph", metavar="EXPR", help=expression)
+    temperature = "0 takes the likeliest token (default %(default)s)"
+    command.add_argument("--temperature", type=float, default=0.7, help=temperature)
     command.add_argument("--seed", type=int, default=0, help="of the draws (default %(default)s)")
-    command.add_argument("--model", type=Path, metavar="FILE", help="weights of 'gnn-attention train' (default: those that ship)")
-    command.add_argument("--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default %(default)s)")
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    file = "weights of 'gnn-attention train' (default: those that ship)"
+    command.add_argument("--model", type=Path, metavar="FILE", help=file)
+    backends, backend = ["auto", *BACKENDS], "what attends (default %(default)s)"
+    command.add_argument("--backend", default="auto", choices=backends, help=backend)
+    json_option.add_json(command)
     command.set_defaults(run=_generate)
 
 
 def _generate(args: argparse.Namespace) -> int:
     atomic_files.check_place("--json", args.json)
-    with Progress("generate", unit="tokens") as shown:
-        said = _continued(args.prompt, args.tokens, args.graph, args.temperature, args.seed, args.model, args.backend, shown)
-    if args.json == "-":
-        print(json.dumps(said, indent=2))
-        return 0
-    if args.json:
-        atomic_files.write(args.json, json.dumps(said, indent=2) + "\n")
-    print(said["text"])
-    print("{came} tokens along {graph}: {kept} senders kept, {bytes:,} bytes".format_map(said), file=sys.stderr)
+    options = (args.graph, args.temperature, args.seed, args.model, args.backend)
+    with Progress("generate", unit="tokens") as progress:
+        result = continued(args.prompt, args.tokens, *options, progress)
+    json_option.write_json(args.json, json.dumps(result, indent=2))
+    if args.json != "-":
+        print(result["text"])
+        summary = "{computed} tokens along {graph}: {cached} senders cached, {bytes:,} bytes"
+        print(summary.format_map(result), file=sys.stderr)
     return 0

@@ -1,4 +1,6 @@
-"""The commands ``gnn-attention graphs`` (the zoo as a list) and ``gnn-attention draw`` (a graph, written as an expression)."""
+"""The commands ``gnn-attention graphs`` (the zoo as a list) and ``gnn-attention draw`` (a graph, written as
+an expression).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 from gnn_attention import draw
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
+from gnn_attention.cli import json_option
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.token_graph import LARGEST_PICTURE
@@ -20,7 +23,6 @@ from gnn_attention.graph.token_graph import LARGEST_PICTURE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["add_draw", "add_graphs"]
 
 KINDS: Mapping[str, tuple[Callable[..., Figure], frozenset[str]]] = {
     "mask": (draw.mask, frozenset()),
@@ -37,7 +39,7 @@ def add_graphs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """``gnn-attention graphs``."""
     command = commands.add_parser("graphs", help="list the zoo: every builder, its definition, an example")
     command.add_argument("name", nargs="*", help="only these builders")
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    json_option.add_json(command)
     command.set_defaults(run=_graphs)
 
 
@@ -45,10 +47,16 @@ def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """``gnn-attention draw``."""
     command = commands.add_parser("draw", help="draw a graph, e.g. 'window(64, 8) | sinks(64, 2)'")
     command.add_argument("expression", help="builders and | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
-    command.add_argument("-o", "--out", metavar="FILE", help="picture to write (.svg, .png, .pdf; default: text, if small)")
+    command.add_argument(
+        "-o", "--out", metavar="FILE", help="picture to write (.svg, .png, .pdf; default: text, if small)"
+    )
     command.add_argument("--kind", choices=list(KINDS), help="which picture (default mask)")
-    command.add_argument("--token", type=int, metavar="N", help="of layers and hops: whose reach (default: the last)")
-    command.add_argument("--layers", type=int, metavar="L", help="of layers and hops: how many (layers: default 3)")
+    command.add_argument(
+        "--token", type=int, metavar="N", help="of layers and hops: whose reach (default: the last)"
+    )
+    command.add_argument(
+        "--layers", type=int, metavar="L", help="of layers and hops: how many (layers: default 3)"
+    )
     command.set_defaults(run=_draw)
 
 
@@ -58,11 +66,10 @@ def _graphs(args: argparse.Namespace) -> int:
     if args.json is None:
         print(catalogue.listing(found, min(shutil.get_terminal_size((100, 0)).columns, 120)))
         return 0
-    text = json.dumps([asdict(entry) | {"edges_per_token": entry.edges_per_token} for entry in found], indent=2)
-    if args.json == "-":
-        print(text)
-    else:
-        atomic_files.write(args.json, text + "\n")
+    text = json.dumps(
+        [asdict(entry) | {"edges_per_token": entry.edges_per_token} for entry in found], indent=2
+    )
+    json_option.write_json(args.json, text)
     return 0
 
 
@@ -76,7 +83,9 @@ def _draw(args: argparse.Namespace) -> int:
         print(_in_text(graph, args.kind))
         return 0
     if not Path(args.out).suffix:
-        raise ValueError(f"-o {args.out}: expected a file name whose ending says what to write, such as picture.svg")
+        raise ValueError(
+            f"-o {args.out}: expected a file name whose ending says what to write, such as picture.svg"
+        )
     atomic_files.check_place("-o", args.out)
     if args.kind == "layers":
         options.setdefault("layers", 3)

@@ -1,4 +1,6 @@
-"""The sizes of published models' attention, each with its source, for ``cost`` and ``gnn-attention cost --config``."""
+"""The sizes of published models' attention, each with its source, for ``cost`` and ``gnn-attention cost
+--config``.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,14 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention.cost.rate_table import LatentSizes, Sizes
 
-__all__ = ["CONFIGS", "ModelSizes", "config", "given"]
-
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The attention of one model: ``layers`` layers of heads of one size, of which ``window_layers`` hear a window alone.
+    """The attention of one model: ``layers`` layers of heads of one size, of which ``window_layers`` have a
+    window.
 
-    ``window`` counts as :func:`gnn_attention.patterns.window` does, the token itself included. ``rotary``: tokens are turned
-    by their positions, between ``W_Q`` and ``W_K``.
+    ``window`` counts as :func:`gnn_attention.patterns.window` does, the token itself included. ``rotary``: rotated
+    by position, between ``W_Q`` and ``W_K``.
     """
 
     name: str
@@ -52,20 +53,39 @@ def config(name: str) -> ModelSizes:
     raise ValueError(f"there is no configuration {quoted(name)}; {hint}")
 
 
-def given(layers: int, heads: Sizes) -> ModelSizes:
-    """A model of sizes that are given."""
+def custom(layers: int, heads: Sizes) -> ModelSizes:
+    """A model of the given sizes."""
     return ModelSizes("the given sizes", "the command line", checks.size("layers", layers, 1), heads)
 
 
 CONFIGS: Mapping[str, ModelSizes] = {
     model.name: model
     for model in (
-        ModelSizes("shipped", "the model that ships with this package (gnn_attention.model)", 2, Sizes.of(128, 4)),
-        ModelSizes("transformer-base", "Vaswani et al. 2017 (arXiv 1706.03762), table 3, base", 6, Sizes.of(512, 8)),
-        ModelSizes("gpt-2", "Radford et al. 2019, table 2, 117M; openai-community/gpt2", 12, Sizes.of(768, 12, bias="QKVO")),
-        ModelSizes("llama-3-8b", "Llama 3 (arXiv 2407.21783), table 3, 8B", 32, Sizes.of(4096, 32, num_kv_heads=8), rotary=True),
         ModelSizes(
-            "llama-3-70b", "Llama 3 (arXiv 2407.21783), table 3, 70B", 80, Sizes.of(8192, 64, num_kv_heads=8), rotary=True
+            "shipped", "the model that ships with this package (gnn_attention.model)", 2, Sizes.of(128, 4)
+        ),
+        ModelSizes(
+            "transformer-base", "Vaswani et al. 2017 (arXiv 1706.03762), table 3, base", 6, Sizes.of(512, 8)
+        ),
+        ModelSizes(
+            "gpt-2",
+            "Radford et al. 2019, table 2, 117M; openai-community/gpt2",
+            12,
+            Sizes.of(768, 12, bias="QKVO"),
+        ),
+        ModelSizes(
+            "llama-3-8b",
+            "Llama 3 (arXiv 2407.21783), table 3, 8B",
+            32,
+            Sizes.of(4096, 32, num_kv_heads=8),
+            rotary=True,
+        ),
+        ModelSizes(
+            "llama-3-70b",
+            "Llama 3 (arXiv 2407.21783), table 3, 70B",
+            80,
+            Sizes.of(8192, 64, num_kv_heads=8),
+            rotary=True,
         ),
         ModelSizes(
             "mistral-7b",
@@ -112,7 +132,9 @@ CONFIGS: Mapping[str, ModelSizes] = {
             "deepseek-v3",
             "DeepSeek-V3 (arXiv 2412.19437), section 4.2: latent attention",
             61,
-            LatentSizes.of(7168, 128, content_dim=128, rotary_dim=64, latent_dim=512, value_dim=128, query_dim=1536),
+            LatentSizes.of(
+                7168, 128, content_dim=128, rotary_dim=64, latent_dim=512, value_dim=128, query_dim=1536
+            ),
             rotary=True,
         ),
     )

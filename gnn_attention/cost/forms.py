@@ -1,16 +1,19 @@
-"""What attention costs, counted exactly and without running it: the forms of the weights, a graph, a published model.
+"""What attention costs, counted exactly and without running it: the forms of the weights, a graph, a
+published model.
 
-A pass costs ``receivers * receive + senders * send + edges * (logit + weighting) + receivers * collect`` multiply-accumulates:
-the three methods of all heads, and the two halves of :func:`gnn_attention.attend` on every edge of every head. The rates are in
-the table of ``_cost_rates``; a graph enters by its number of edges, so that what it saves is what it lacks.
+A pass costs ``receivers * receive + senders * send + edges * (logit + weighting) + receivers * collect``
+multiply-accumulates: the three methods of all heads, and the two halves of :func:`gnn_attention.attend` on
+every edge of every head. The rates are in ``rate_table``; a graph enters by its number of
+edges, so that what it saves is what it lacks.
 
-For heads as thin as usual the seeds' order holds (S1.22): with an edge or more, any number of tokens and any grouping,
+For heads as thin as usual the order of seed S1.22 holds: with an edge or more, any number of tokens and any
+grouping,
 
     ``head_dim + value_dim < width``  implies  standard < factored < merged,
 
-since factored - standard = ``tokens width (H - G)(D + V) + H edges (2 width - D - V)`` and
-merged - factored = ``2 tokens H width (width - D - V)``. Where ``D + V = width`` (two heads of half the width) the last two cost
-the same, and where it is more the merged form is the cheaper of them: there is no bottleneck left.
+since factored - standard = ``tokens width (H - G)(D + V) + H edges (2 width - D - V)`` and merged - factored
+= ``2 tokens H width (width - D - V)``. Where ``D + V = width`` (two heads of half the width) the last two
+cost the same, and where it is more the merged form is the cheaper of them: there is no bottleneck left.
 
 These are counts of the work, not of time: :func:`gnn_attention.explain` estimates how long a kernel takes.
 """
@@ -25,40 +28,19 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support import checks
-from gnn_attention.cost.configs import CONFIGS, ModelSizes, config
-from gnn_attention.cost.graph_cost import GraphCost, check_graph, most_kept, of_graph
+from gnn_attention.cost.configs import ModelSizes, config
+from gnn_attention.cost.graph_cost import check_graph, most_cached
 from gnn_attention.cost.rate_table import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
 from gnn_attention.distributed.planner import Plan, plan
 from gnn_attention.graph import TokenGraph
-
-__all__ = [
-    "CONFIGS",
-    "FORMS",
-    "LATENT_FORMS",
-    "FormCost",
-    "GraphCost",
-    "LatentSizes",
-    "Macs",
-    "ModelSizes",
-    "Rates",
-    "Sizes",
-    "config",
-    "graphs_of",
-    "of_config",
-    "of_form",
-    "of_graph",
-    "of_ranks",
-    "of_sizes",
-    "rates",
-]
 
 
 @dataclass(frozen=True)
 class Macs:
     """Multiply-accumulates by what they are for (twice as many floating point operations).
 
-    ``receive``: queries or patterns; ``send``: keys and values, or messages; ``logits`` and ``weighting``: on the edges;
-    ``collect``: the output matrix, 0 where the heads send messages.
+    ``receive``: queries or patterns; ``send``: keys and values, or messages; ``logits`` and ``weighting``: on
+    the edges; ``collect``: the output matrix, 0 where the heads send messages.
     """
 
     receive: int = 0
@@ -83,11 +65,9 @@ class Macs:
         return self.projections + self.edges
 
     def __add__(self, other: Macs) -> Macs:
-        """Both, one after the other."""
         return Macs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Macs)))
 
     def __mul__(self, times: int) -> Macs:
-        """Several layers of the same."""
         return Macs(*(times * getattr(self, part.name) for part in fields(Macs)))
 
 
@@ -95,10 +75,11 @@ class Macs:
 class FormCost:
     """What one form of attention costs over one graph: one layer, or the sum of several.
 
-    ``macs``: all receivers in one pass. ``step``: decoding, the last receiver alone with the others in the cache.
-    ``parameters`` are counted, all else is in bytes: ``activations`` (queries or patterns, keys and values or messages, and
-    mixtures), ``weights`` (those of all edges, if a backend writes them out), and for each way of keeping senders the bytes
-    of one, ``cache_per_token``, and of as many as the graph ever keeps, ``cache``.
+    ``macs``: all receivers in one pass. ``step``: decoding, the last receiver alone with the others in the
+    cache. ``parameters`` are counted, all else is in bytes: ``activations`` (queries or patterns, keys and
+    values or messages, and mixtures), ``weights`` (those of all edges, if a backend writes them out), and for
+    each way of keeping senders the bytes of one, ``cache_per_token``, and of as many as the graph ever keeps,
+    ``cache``.
     """
 
     form: str
@@ -126,19 +107,24 @@ class FormCost:
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
         for name in _CACHES:
             ways = getattr(other, name)
-            summed[name] = {way: held + ways[way] for way, held in getattr(self, name).items()}
+            summed[name] = {way: size + ways[way] for way, size in getattr(self, name).items()}
         return replace(self, **summed)
 
     def __mul__(self, layers: int) -> FormCost:
-        """So many layers of the same."""
         layers = checks.size("layers", layers)
         several: dict[str, Any] = {name: getattr(self, name) * layers for name in _NUMBERS}
         for name in _CACHES:
-            several[name] = {way: held * layers for way, held in getattr(self, name).items()}
+            several[name] = {way: size * layers for way, size in getattr(self, name).items()}
         return replace(self, **several)
 
 
-_NUMBERS = ("macs", "step", "parameters", "activations", "weights")  # of a FormCost: what several layers add up
+_NUMBERS = (
+    "macs",
+    "step",
+    "parameters",
+    "activations",
+    "weights",
+)  # of a FormCost: what several layers add up
 _CACHES = ("cache_per_token", "cache")
 
 
@@ -153,10 +139,11 @@ def of_form(
     graph: TokenGraph | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> FormCost:
-    """What "standard", "factored" or "merged" heads cost in one layer, over ``graph``, or over ``tokens`` that hear causally.
+    """What "standard", "factored" or "merged" heads cost in one layer, over ``graph``, or over a causal graph of ``tokens``.
 
-    Sizes are those of :class:`gnn_attention.StandardHeads`, without biases. With neither tokens nor graph: one token that hears
-    itself. ValueError for an unknown form, for tokens and graph at once, for a graph of another number of heads.
+    Sizes are those of :class:`gnn_attention.StandardHeads`, without biases. With neither tokens nor graph:
+    one token with a self loop. ValueError for an unknown form, for tokens and graph at once, for a graph of
+    another number of heads.
 
     >>> of_form("merged", 4096, 1, head_dim=128).macs.send, of_form("factored", 4096, 1, head_dim=128).macs.send
     (16777216, 1048576)
@@ -172,44 +159,54 @@ def of_form(
     return of_sizes(form, sizes, graph, dtype)
 
 
-def of_sizes(form: str, sizes: Sizes | LatentSizes, graph: TokenGraph, dtype: torch.dtype = torch.float32) -> FormCost:
-    """What a form of heads of these sizes costs in one layer over a graph; raises as :func:`of_form`, TypeError for no graph.
+def of_sizes(
+    form: str, sizes: Sizes | LatentSizes, graph: TokenGraph, dtype: torch.dtype = torch.float32
+) -> FormCost:
+    """What a form of heads of these sizes costs in one layer over a graph; raises as :func:`of_form`,
+    TypeError for no graph.
 
-    The forms of :class:`LatentSizes` are "expanded" (a key and a value for each head) and "latent" (as LatentHeads has it).
+    The forms of :class:`LatentSizes` are "expanded" (a key and a value for each head) and "latent" (as
+    LatentHeads has it).
 
     >>> latent = config("deepseek-v3").heads
     >>> {form: of_sizes(form, latent, patterns.causal(10)).cache_per_token for form in LATENT_FORMS}
-    {'expanded': {'key, value': 163840}, 'latent': {'latent, turned key': 2304}}
+    {'expanded': {'key, value': 163840}, 'latent': {'latent, rotated key': 2304}}
     """
     rate, size = rates(form, sizes), checks.instance("dtype", dtype, torch.dtype).itemsize
     check_graph(graph)
     if graph.heads not in (None, sizes.num_heads):
-        raise ValueError(f"{graph!r} differs by head and has {graph.heads} of them, the heads are {sizes.num_heads}")
+        raise ValueError(
+            f"{graph!r} differs by head and has {graph.heads} of them, the heads are {sizes.num_heads}"
+        )
     samples, receivers, senders = graph.batch or 1, graph.num_dst, graph.num_src
-    alike = 1 if graph.heads else sizes.num_heads  # heads for each edge that is counted
-    heard = int(graph.in_degree()[..., -1:].sum()) * alike
-    held = {name: numbers * size * samples for name, numbers in rate.cache.items()}
+    heads = 1 if graph.heads else sizes.num_heads  # heads for each edge that is counted
+    in_edges = int(graph.in_degree()[..., -1:].sum()) * heads
+    per_sender = {name: numbers * size * samples for name, numbers in rate.cache.items()}
     return FormCost(
         form=form,
-        macs=_macs(rate, samples * receivers, samples * senders, graph.num_edges * alike),
-        step=_macs(rate, samples, samples, heard) if receivers else Macs(),
+        macs=_macs(rate, samples * receivers, samples * senders, graph.num_edges * heads),
+        step=_macs(rate, samples, samples, in_edges) if receivers else Macs(),
         parameters=rate.parameters,
         itemsize=size,
         activations=samples * (receivers * rate.received + senders * rate.sent) * size,
-        weights=graph.num_edges * alike * size,
-        cache_per_token=held,
-        cache={name: part * most_kept(graph) for name, part in held.items()},
+        weights=graph.num_edges * heads * size,
+        cache_per_token=per_sender,
+        cache={name: part * most_cached(graph) for name, part in per_sender.items()},
     )
 
 
 def of_config(
-    model: str | ModelSizes, tokens: int = 8192, graph: TokenGraph | None = None, dtype: torch.dtype = torch.bfloat16
+    model: str | ModelSizes,
+    tokens: int = 8192,
+    graph: TokenGraph | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, FormCost]:
     """What all attention layers of a model cost together, for each of its forms.
 
-    ``model`` is a name of :data:`CONFIGS` or sizes; its layers hear as :func:`graphs_of` says, or all of them along ``graph``.
-    Rotations and norms between ``W_Q`` and ``W_K`` are left out: the factored and merged forms of models with them are what the
-    seeds' equations would cost. Raises ValueError for an unknown name, with the nearest.
+    ``model`` is a name of :data:`CONFIGS` or sizes; its layers attend as :func:`graphs_of` says, or all of them
+    along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out: the factored and merged
+    forms of models with them are what the seeds' equations would cost. Raises ValueError for an unknown name,
+    with the nearest.
 
     >>> costs = of_config("llama-3-8b")
     >>> {form: cost.cache_per_token for form, cost in costs.items() if form != "factored"}["standard"]
@@ -248,10 +245,12 @@ def of_ranks(
     dtype: torch.dtype = torch.bfloat16,
     **how: Any,
 ) -> list[tuple[Plan, int]]:
-    """What a model's layers cost on ranks that share the tokens: a plan for each of its graphs, with the number of its layers.
+    """What a model's layers cost on ranks that share the tokens: a plan for each of its graphs, with the
+    number of its layers.
 
-    ``how``: ``link_bandwidth``, ``device`` and ``partition`` of :func:`gnn_attention.distributed.plan`. Latent heads are planned
-    in their expanded form, with a key and a value for each head. Raises as :func:`of_config` and ``plan``.
+    ``how``: ``link_bandwidth``, ``device`` and ``partition`` of :func:`gnn_attention.distributed.plan`.
+    Latent heads are planned in their expanded form, with a key and a value for each head. Raises as
+    :func:`of_config` and ``plan``.
 
     >>> [(found, layers)] = of_ranks("llama-3-8b", 64, graph=patterns.window(100_000, 512))
     >>> layers, found.exchange, found.ranks[9].halo
@@ -260,7 +259,11 @@ def of_ranks(
     model = config(model) if isinstance(model, str) else model
     sizes = model.heads
     if isinstance(sizes, Sizes):
-        heads: dict[str, Any] = {"dim": sizes.head_dim, "value_dim": sizes.value_dim, "kv_heads": sizes.num_kv_heads}
+        heads: dict[str, Any] = {
+            "dim": sizes.head_dim,
+            "value_dim": sizes.value_dim,
+            "kv_heads": sizes.num_kv_heads,
+        }
     else:
         heads = {"dim": sizes.content_dim + sizes.rotary_dim, "value_dim": sizes.value_dim}
     layers = graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
@@ -270,9 +273,6 @@ def of_ranks(
         (plan(each, world_size, sizes.num_heads, batch=each.batch or 1, dtype=dtype, **heads, **how), count)
         for each, count in layers
     ]
-
-
-# -- counting ---------------------------------------------------------------------------------------------------------
 
 
 def _macs(rate: Rates, receivers: int, senders: int, edges: int) -> Macs:

@@ -1,4 +1,4 @@
-"""What a graph asks for: its edges, the senders that decoding keeps, the tiles that a kernel visits, none of them listed."""
+"""Exact counts of a graph: its edges, the senders that decoding caches, the tiles that a kernel visits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, kept, tiling
 from gnn_attention.graph.liveness import last_receivers, last_senders
 
-__all__ = ["GraphCost", "check_graph", "most_kept", "of_graph"]
-
 
 @dataclass(frozen=True)
 class GraphCost:
-    """What a graph asks for, beside the causal and the full graph of the same tokens, over all its samples and heads.
+    """Counts of a graph over all its samples and heads, with those of the causal and full graph of the same tokens.
 
-    ``kept``: the most senders that a decoding over it ever has to keep, each until its last receiver has heard it; of a graph
-    between two sequences, the senders that anyone hears. ``cells``: the pairs in the ``block x block`` tiles that hold an edge,
-    which is what a block-sparse kernel visits.
+    ``cached``: the most senders in the cache while decoding, each until its last receiver has come; of a graph between
+    two sequences, the senders with an edge. ``cells``: the pairs in the ``block x block`` tiles that hold an edge, which
+    a block-sparse kernel visits.
     """
 
     name: str
@@ -28,7 +26,7 @@ class GraphCost:
     edges: int
     causal: int
     full: int
-    kept: int
+    cached: int
     block: int
     cells: int
 
@@ -49,13 +47,13 @@ class GraphCost:
 
 
 def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
-    """What a graph asks for, counted without listing the pairs of a structured one.
+    """Counts of a graph, without listing the pairs of a structured one.
 
     ``block``: the side of the tiles. Raises TypeError for no graph, ValueError for a ``block`` below 1.
 
     >>> from gnn_attention import patterns
     >>> cost = of_graph(patterns.window(100_000, 4096) | patterns.sinks(100_000, 4))
-    >>> cost.edges, round(1 / cost.of_causal), cost.kept
+    >>> cost.edges, round(1 / cost.of_causal), cost.cached
     (401597050, 12, 4100)
     """
     check_graph(graph)
@@ -67,25 +65,23 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
         edges=graph.num_edges,
         causal=copies * _causal_pairs(graph),
         full=copies * graph.num_dst * graph.num_src,
-        kept=most_kept(graph),
+        cached=most_cached(graph),
         block=block,
         cells=_cells(graph, block),
     )
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
-
-
-def most_kept(graph: TokenGraph) -> int:
-    """The most senders that a cache holds when tokens come as soon as they can hear all that they hear."""
+def most_cached(graph: TokenGraph) -> int:
+    """The most senders in a cache when each token comes as soon as all its senders have come."""
     last = kept(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())
     if not graph.num_src:
         return 0
     place = torch.arange(graph.num_src, device="cpu")
-    closed = kept(last_senders, graph).cummax(0).values <= place  # whoever those up to here hear has come
-    chunk = closed.cumsum(0) - closed.long()  # the number of the chunk in which a token comes: itself, if nobody hears the future
+    # closed: all senders of the tokens so far have come; a chunk is what comes at once, one token of a causal graph
+    closed = kept(last_senders, graph).cummax(0).values <= place
+    chunk = closed.cumsum(0) - closed.long()
     comes, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")
     change.index_add_(0, comes, torch.ones_like(comes)).index_add_(0, leaves, -torch.ones_like(leaves))
@@ -93,19 +89,16 @@ def most_kept(graph: TokenGraph) -> int:
 
 
 def _causal_pairs(graph: TokenGraph) -> int:
-    """Pairs whose sender is not later than its receiver, by their absolute positions."""
     before = graph.dst_offset - graph.src_offset  # senders that are earlier than the first receiver
     return _pairs_up_to(before + graph.num_dst, graph.num_src) - _pairs_up_to(before, graph.num_src)
 
 
 def _pairs_up_to(stop: int, num_src: int) -> int:
-    """The sum of min(t, num_src) over t = 1 .. stop."""
     inside = min(max(stop, 0), num_src)
     return inside * (inside + 1) // 2 + (max(stop, 0) - inside) * num_src
 
 
 def _cells(graph: TokenGraph, block: int) -> int:
-    """Pairs in the tiles that hold an edge; those at the border are cut."""
     found = tiling.tiles(graph, block)
     height = (graph.num_dst - found.row % max(found.rows, 1) * block).clamp(max=block)
     width = (found.stop * block).clamp(max=graph.num_src) - found.first * block
@@ -113,11 +106,12 @@ def _cells(graph: TokenGraph, block: int) -> int:
 
 
 def _share(part: int, whole: int) -> float:
-    """Nothing is all of nothing."""
     return part / whole if whole else 1.0
 
 
 def check_graph(graph: object) -> None:
     """TypeError for what is no graph."""
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}; for tokens that hear causally give tokens=")
+        raise TypeError(
+            f"graph must be a TokenGraph, got {type(graph).__name__}; for a causal graph give tokens="
+        )

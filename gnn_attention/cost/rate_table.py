@@ -1,7 +1,7 @@
 """What one token and one edge cost in each form of the weights: the rates from which ``cost`` makes its sums.
 
 ======== ======================================= ============================= =============== ============================
-form     a receiver                              a sender                      an edge of a    kept of a sender
+form     a receiver                              a sender                      an edge of a    cached per sender
                                                                                head
 ======== ======================================= ============================= =============== ============================
 standard query ``d H D``, output ``H V d``       key and value ``d G (D + V)`` ``D + V``       key and value ``G (D + V)``
@@ -9,9 +9,10 @@ factored pattern ``2 d H D``                     message ``2 d H V``           `
 merged   pattern ``H d^2``                       message ``H d^2``             ``2 d``         the same
 ======== ======================================= ============================= =============== ============================
 
-in multiply-accumulates and numbers, with d the width, H and G the query and the key/value heads, D and V the widths of keys
-and values (seeds S1.5, S1.14, S1.21). Only products with matrices, logits and weighted sums count: biases, norms, rotations and
-the softmax are few beside them. Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) has two forms of its own.
+in multiply-accumulates and numbers, with d the width, H and G the query and the key/value heads, D and V the
+widths of keys and values (seeds S1.5, S1.14, S1.21). Only products with matrices, logits and weighted sums
+count: biases, norms, rotations and the softmax are few in comparison. Latent attention (DeepSeek-V2, arXiv
+2405.04434, section 2.1) has two forms of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from typing import Any
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 
-__all__ = ["FORMS", "LATENT_FORMS", "LatentSizes", "Rates", "Sizes", "rates"]
-
 
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of heads with keys and values, under the names of :class:`gnn_attention.StandardHeads`.
 
-    ``bias``: which of ``"QKVO"`` have one. ``qk_norm``: queries and keys are normed. Both count as parameters alone.
+    ``bias``: which of ``"QKVO"`` have one. ``qk_norm``: queries and keys are normed. Both count as parameters
+    alone.
     """
 
     width: int
@@ -65,7 +65,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """The sizes of latent attention, under the names of :class:`gnn_attention.LatentHeads`; ``query_dim`` may be None."""
+    """The sizes of latent attention, under the names of :class:`gnn_attention.LatentHeads`; ``query_dim`` may
+    be None.
+    """
 
     width: int
     num_heads: int
@@ -95,12 +97,13 @@ class LatentSizes:
 
 @dataclass(frozen=True)
 class Rates:
-    """What one token and one edge cost, in multiply-accumulates and in numbers that are made or kept.
+    """What one token and one edge cost, in multiply-accumulates and in numbers that are made or cached.
 
-    ``receive`` and ``collect`` of each receiver, ``send`` of each sender, ``logit`` and ``weighting`` of each edge of each head:
-    the three methods of all heads and the two halves of :func:`gnn_attention.attend`. ``received`` (queries or patterns, and
-    mixtures) and ``sent`` (keys and values or messages) are the numbers that stand between states and updates. ``cache`` names
-    each way to keep a sender, with its numbers.
+    ``receive`` and ``collect`` of each receiver, ``send`` of each sender, ``logit`` and ``weighting`` of each
+    edge of each head: the three methods of all heads and the two halves of :func:`gnn_attention.attend`.
+    ``received`` (queries or patterns, and mixtures) and ``sent`` (keys and values or messages) are the
+    numbers that stand between states and updates. ``cache`` names each way to cache a sender, with its
+    numbers.
     """
 
     receive: int
@@ -124,9 +127,6 @@ def rates(form: str, sizes: Sizes | LatentSizes) -> Rates:
     own = LATENT_FORMS if isinstance(sizes, LatentSizes) else FORMS
     rate: Callable[[Any], Rates] = own[checks.choice("form", form, own)]
     return rate(sizes)
-
-
-# -- heads with keys and values ---------------------------------------------------------------------------------------
 
 
 def _standard(s: Sizes) -> Rates:
@@ -166,7 +166,6 @@ def _in_model_space(s: Sizes, receive: int, send: int, parameters: int) -> Rates
 
 
 def _factors(s: Sizes) -> int:
-    """Parameters of ``W_Q, W_K, W_V, W_O``, biases and norms."""
     sizes = {
         "Q": s.num_heads * s.head_dim,
         "K": s.num_kv_heads * s.head_dim,
@@ -177,11 +176,8 @@ def _factors(s: Sizes) -> int:
     return s.width * sum(sizes.values()) + biases + 2 * s.head_dim * s.qk_norm
 
 
-# -- latent attention -------------------------------------------------------------------------------------------------
-
-
 def _latent(s: LatentSizes) -> Rates:
-    """As :class:`gnn_attention.LatentHeads` has it: the heads' matrices act on receivers, all hear one latent."""
+    """As :class:`gnn_attention.LatentHeads` has it: the heads' matrices act on receivers, with one latent for all."""
     down, source = _query_source(s)
     key = s.latent_dim + s.rotary_dim
     return Rates(
@@ -193,7 +189,7 @@ def _latent(s: LatentSizes) -> Rates:
         parameters=_latent_parameters(s),
         received=s.num_heads * (key + s.latent_dim),
         sent=key + s.latent_dim,
-        cache={"latent, turned key": key},
+        cache={"latent, rotated key": key},
     )
 
 
@@ -204,7 +200,8 @@ def _expanded(s: LatentSizes) -> Rates:
     pair = s.num_heads * (key + s.value_dim)
     return Rates(
         receive=down + s.num_heads * source * key,
-        send=s.width * (s.latent_dim + s.rotary_dim) + s.num_heads * s.latent_dim * (s.content_dim + s.value_dim),
+        send=s.width * (s.latent_dim + s.rotary_dim)
+        + s.num_heads * s.latent_dim * (s.content_dim + s.value_dim),
         logit=key,
         weighting=s.value_dim,
         collect=s.num_heads * s.value_dim * s.width,
@@ -216,17 +213,23 @@ def _expanded(s: LatentSizes) -> Rates:
 
 
 def _query_source(s: LatentSizes) -> tuple[int, int]:
-    """What the query latent costs, and how wide it is."""
     return (0, s.width) if s.query_dim is None else (s.width * s.query_dim, s.query_dim)
 
 
 def _latent_parameters(s: LatentSizes) -> int:
-    """The matrices, and the norms of the latents."""
     down, source = _query_source(s)
     norms = s.latent_dim + (s.query_dim or 0)
-    of_heads = source * (s.content_dim + s.rotary_dim) + s.latent_dim * (s.content_dim + s.value_dim) + s.value_dim * s.width
+    of_heads = (
+        source * (s.content_dim + s.rotary_dim)
+        + s.latent_dim * (s.content_dim + s.value_dim)
+        + s.value_dim * s.width
+    )
     return down + s.width * (s.latent_dim + s.rotary_dim) + s.num_heads * of_heads + norms
 
 
-FORMS: Mapping[str, Callable[[Sizes], Rates]] = {"standard": _standard, "factored": _factored, "merged": _merged}
+FORMS: Mapping[str, Callable[[Sizes], Rates]] = {
+    "standard": _standard,
+    "factored": _factored,
+    "merged": _merged,
+}
 LATENT_FORMS: Mapping[str, Callable[[LatentSizes], Rates]] = {"expanded": _expanded, "latent": _latent}

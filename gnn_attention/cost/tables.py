@@ -8,28 +8,36 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gnn_attention import patterns
 from gnn_attention.cost.configs import ModelSizes
-from gnn_attention.cost.forms import FormCost, GraphCost, Macs, of_graph, of_sizes
+from gnn_attention.cost.forms import FormCost, Macs, of_sizes
+from gnn_attention.cost.graph_cost import GraphCost, of_graph
 from gnn_attention.cost.rate_table import LatentSizes, Sizes, rates
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Compared", "compared", "report"]
-
-WIDTH, LABEL, COLUMN = 100, 46, 18  # three columns of forms beside a label
+WIDTH, LABEL, COLUMN = 100, 46, 18  # three columns of forms after a label
 Compared = tuple[GraphCost, int]  # a graph, and the multiply-accumulates of its edges in one layer
 Layers = list[tuple[TokenGraph, int]]
 
 
 def compared(model: ModelSizes, layers: Layers) -> list[Compared]:
-    """The graphs of a model's layers and, where receivers and senders are the same, causal and full ones of the same tokens."""
+    """The graphs of a model's layers and, where receivers and senders are the same, causal and full ones of
+    the same tokens.
+    """
     graphs = [graph for graph, _ in layers]
     first = graphs[0]
-    if (first.num_dst, first.dst_offset, first.batch, first.heads) == (first.num_src, first.src_offset, None, None):
+    if (first.num_dst, first.dst_offset, first.batch, first.heads) == (
+        first.num_src,
+        first.src_offset,
+        None,
+        None,
+    ):
         others = patterns.causal(first.num_dst), patterns.full(first.num_dst)
         graphs += [other for other in others if all(graph != other for graph in graphs)]
     return [(of_graph(graph), of_sizes(_base(model), model.heads, graph).macs.edges) for graph in graphs]
 
 
-def report(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared], dtype: str) -> str:
+def report(
+    model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared], dtype: str
+) -> str:
     """All of it: the matrices, the forms, the graphs, what it means."""
     parts = [
         _head(model, layers),
@@ -40,13 +48,12 @@ def report(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], gra
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-# -- the tables -------------------------------------------------------------------------------------------------------
-
-
 def _head(model: ModelSizes, layers: Layers) -> list[str]:
     """Whose sizes these are, and the shapes of a layer's matrices in each form (seeds S1.5, S1.12)."""
-    hears = ", ".join(graph.name if len(layers) == 1 else f"{graph.name} in {count} of them" for graph, count in layers)
-    lines = [f"{model.name}: {model.source}", f"{_plural(model.layers, 'layer')}, hearing along {hears}"]
+    graphs = ", ".join(
+        graph.name if len(layers) == 1 else f"{graph.name} in {count} of them" for graph, count in layers
+    )
+    lines = [f"{model.name}: {model.source}", f"{_plural(model.layers, 'layer')}, over {graphs}"]
     return [line for text in [*lines, *_matrices(model.heads)] for line in _wrapped(text)]
 
 
@@ -65,11 +72,17 @@ def _matrices(sizes: Sizes | LatentSizes) -> Iterable[str]:
 
 
 def _latent_matrices(sizes: LatentSizes) -> str:
-    d, latent, turned, source = sizes.width, sizes.latent_dim, sizes.rotary_dim, sizes.query_dim or sizes.width
-    shared = [f"W_DKV [{d}, {latent}]", f"W_KR [{d}, {turned}]"] + ([f"W_DQ [{d}, {source}]"] if sizes.query_dim else [])
+    d, latent, rotary, source = (
+        sizes.width,
+        sizes.latent_dim,
+        sizes.rotary_dim,
+        sizes.query_dim or sizes.width,
+    )
+    shared = [f"W_DKV [{d}, {latent}]", f"W_KR [{d}, {rotary}]"]
+    shared += [f"W_DQ [{d}, {source}]"] if sizes.query_dim else []
     shapes = {
         "W_UQ": (source, sizes.content_dim),
-        "W_QR": (source, turned),
+        "W_QR": (source, rotary),
         "W_UK": (latent, sizes.content_dim),
         "W_UV": (latent, sizes.value_dim),
         "W_O": (sizes.value_dim, d),
@@ -78,7 +91,6 @@ def _latent_matrices(sizes: LatentSizes) -> str:
 
 
 def _forms(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], dtype: str) -> list[str]:
-    """A column for each form: all tokens in one pass, the last one alone, memory."""
     head = f"{'':<{LABEL}}" + "".join(f"{form:>{COLUMN}}" for form in costs)
     tokens = layers[0][0].num_dst
     of_layers = _plural(model.layers, "layer")
@@ -93,36 +105,43 @@ def _forms(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], dty
     ]
 
 
+PARTS = {
+    "receive: queries or patterns": "receive",
+    "send: keys and values, or messages": "send",
+    "logits": "logits",
+    "weighting": "weighting",
+    "collect: the output matrices": "collect",
+    "in all": "total",
+}
+
+
 def _macs(costs: Mapping[str, FormCost], of: Callable[[FormCost], Macs]) -> list[str]:
     base = next(iter(costs))
     least = max(of(costs[base]).total, 1)
-    return [
-        _row("receive: queries or patterns", costs, lambda cost: _number(of(cost).receive)),
-        _row("send: keys and values, or messages", costs, lambda cost: _number(of(cost).send)),
-        _row("logits", costs, lambda cost: _number(of(cost).logits)),
-        _row("weighting", costs, lambda cost: _number(of(cost).weighting)),
-        _row("collect: the output matrices", costs, lambda cost: _number(of(cost).collect)),
-        _row("in all", costs, lambda cost: _number(of(cost).total)),
-        _row(f"times the {base} form", costs, lambda cost: f"{of(cost).total / least:.2f}"),
+    rows = [
+        _row(label, costs, lambda cost, part=name: _number(getattr(of(cost), part)))
+        for label, name in PARTS.items()
     ]
+    return [*rows, _row(f"times the {base} form", costs, lambda cost: f"{of(cost).total / least:.2f}")]
 
 
 def _memory(model: ModelSizes, costs: Mapping[str, FormCost]) -> list[str]:
     ways = dict.fromkeys(way for cost in costs.values() for way in cost.cache)
-    lines = [
+    one = [
+        _row(f"cache, one token: {w}", costs, _cache_cell(lambda cost: cost.cache_per_token, w)) for w in ways
+    ]
+    most = [_row(f"cache, at its largest: {w}", costs, _cache_cell(lambda cost: cost.cache, w)) for w in ways]
+    return [
         _row("parameters of one layer", costs, lambda cost: f"{cost.parameters // model.layers:,}"),
         _row("parameters", costs, lambda cost: _bytes(cost.parameter_bytes)),
         _row("activations of the pass", costs, lambda cost: _bytes(cost.activations)),
         _row("weights of all edges, if written out", costs, lambda cost: _bytes(cost.weights)),
+        *one,
+        *most,
     ]
-    for way in ways:
-        lines.append(_row(f"cache, one token: {way}", costs, _held(lambda cost: cost.cache_per_token, way)))
-    for way in ways:
-        lines.append(_row(f"cache, all that are kept: {way}", costs, _held(lambda cost: cost.cache, way)))
-    return lines
 
 
-def _held(of: Callable[[FormCost], Mapping[str, int]], way: str) -> Callable[[FormCost], str]:
+def _cache_cell(of: Callable[[FormCost], Mapping[str, int]], way: str) -> Callable[[FormCost], str]:
     return lambda cost: _bytes(of(cost)[way]) if way in of(cost) else "-"
 
 
@@ -131,30 +150,27 @@ def _row(label: str, costs: Mapping[str, FormCost], cell: Callable[[FormCost], s
 
 
 def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
-    """A row for each graph."""
-    columns = f"{'edges':>20}{'of causal':>12}{'of full':>10}{'kept':>10}{'fill':>8}{'edge MACs':>12}"
+    columns = f"{'edges':>20}{'of causal':>12}{'of full':>10}{'cached':>10}{'fill':>8}{'edge MACs':>12}"
     lines = [f"{'graph':<28}{columns}"]
     for each, macs in graphs:
-        shares = f"{_percent(each.of_causal):>12}{_percent(each.of_full):>10}{each.kept:>10}{_percent(each.fill):>8}"
+        shares = f"{_percent(each.of_causal):>12}{_percent(each.of_full):>10}{each.cached:>10}{_percent(each.fill):>8}"
         name = textwrap.shorten(each.name, 80, placeholder=" ...")
         row = f"{each.edges:>20,}{shares}{_number(macs):>12}"
         lines += [f"{name:<28}{row}"] if len(name) < 28 else [name, f"{'':<28}{row}"]
     block = graphs[0][0].block
     return lines + _wrapped(
-        f"kept: the most senders that decoding ever keeps; fill: the share of edges in {block} x {block} tiles that hold any; "
+        f"cached: the most senders in the cache while decoding; fill: the share of edges in {block} x {block} tiles that hold any; "
         f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
     )
 
 
-# -- what it means ----------------------------------------------------------------------------------------------------
-
-
-def _meaning(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared]) -> list[str]:
-    """Two sentences, and a warning where the forms are hypothetical."""
+def _meaning(
+    model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared]
+) -> list[str]:
     lines = [*_wrapped(_of_forms(costs)), *_wrapped(_of_graph(layers, costs, graphs))]
     if isinstance(model.heads, Sizes) and not model.mergeable:
         lines += _wrapped(
-            "This model turns or norms queries and keys between W_Q and W_K, so that its patterns differ by distance or by token "
+            "This model rotates or norms queries and keys between W_Q and W_K, so that its patterns differ by distance or by token "
             "and cannot be cached: the last two columns are what the equations would cost without that."
         )
     return lines
@@ -163,8 +179,8 @@ def _meaning(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], g
 def _of_forms(costs: Mapping[str, FormCost]) -> str:
     base, *_, last = costs.values()
     times = last.step.total / max(base.step.total, 1)
-    held = next(iter(last.cache_per_token.values())) / next(iter(base.cache_per_token.values()))
-    cached = f"{held:.3g} times its cache" if held >= 1 else f"1/{1 / held:.3g} of its cache"
+    share = next(iter(last.cache_per_token.values())) / next(iter(base.cache_per_token.values()))
+    cached = f"{share:.3g} times its cache" if share >= 1 else f"1/{1 / share:.3g} of its cache"
     return (
         f"One token more costs the {last.form} form {times:.3g} times the multiply-accumulates of the {base.form} form, and "
         f"{cached} ({next(iter(last.cache_per_token))} for {next(iter(base.cache_per_token))})."
@@ -175,23 +191,19 @@ def _of_graph(layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compar
     first, base = graphs[0][0], next(iter(costs.values()))
     name = first.name if len(layers) == 1 else f"{first.name}, in {layers[0][1]} of the layers,"
     share = base.macs.edges / max(base.macs.total, 1)
-    kept = f"decoding keeps {first.kept:,} of {first.num_src:,} senders"
+    cached = f"decoding caches {first.cached:,} of {first.num_src:,} senders"
     if first.edges == first.causal:
         return (
-            f"{name} has {_percent(first.of_full)} of all pairs and {kept}; its edges take {_percent(share)} of the "
+            f"{name} has {_percent(first.of_full)} of all pairs and {cached}; its edges take {_percent(share)} of the "
             f"{base.form} form's pass, a share that grows with the tokens."
         )
     return (
         f"{name} has {_percent(first.of_causal)} of the edges of the causal graph, so logits and weighting cost "
-        f"{_percent(first.of_causal)} of what they cost there; {kept}."
+        f"{_percent(first.of_causal)} of what they cost there; {cached}."
     )
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def _base(model: ModelSizes) -> str:
-    """The form that others are compared with."""
     return "standard" if isinstance(model.heads, Sizes) else "expanded"
 
 
@@ -204,12 +216,10 @@ def _percent(share: float) -> str:
 
 
 def _number(value: int | float) -> str:
-    """Four digits and a decimal unit."""
     return _scaled(value, 1000, ("", " k", " M", " G", " T", " P", " E"))
 
 
 def _bytes(value: int | float) -> str:
-    """Four digits and a binary unit."""
     return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
 
 
@@ -221,7 +231,6 @@ def _scaled(value: int | float, base: int, units: tuple[str, ...]) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Lines that keep a number with its %, and the sizes of a matrix together."""
     text = re.sub(r" (?=%|\d+\])", "\u00a0", text)
     lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace("\u00a0", " ") for line in lines]

@@ -1,11 +1,11 @@
-"""``gnn-attention compare``: one model trained over several graphs, all else being equal: what does a missing edge cost.
+"""``gnn-attention compare``: one model trained over several graphs, all else equal: the price of a missing edge.
 
-The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from the same windows in
-the same order, so differences between graphs are taken seed by seed. A model hears along its own graph throughout, in training
-and when it is judged on the held-out files; it is also asked how fast it generates through a cache, and how many senders that
-cache has to hold. Finished trainings are kept in a folder, and a further call goes on from there.
+The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from the
+same windows in the same order, so differences between graphs are taken seed by seed. A model uses its own graph in
+training and on the held-out files; the speed of generation through a cache and the senders that the cache holds are
+measured too. Finished trainings are stored in a folder, and a further call goes on from there.
 
-Losses depend on the text, the length and the number of steps: they tell graphs apart at equal means, not in general.
+Losses depend on the text, the length and the number of steps: they compare graphs at equal means, not in general.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.liveness import last_receivers
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
-from gnn_attention.training import compare_plot
 from gnn_attention.training.compare_graphs import Contender, Graphs, contenders
-from gnn_attention.training.compare_results import Mean, Outcome, Row, rows, table
+from gnn_attention.training.compare_results import Mean, Outcome, Row, check_plot, plot, rows, table
 from gnn_attention.training.compare_store import Store
-from gnn_attention.training.trainer import Corpus, Encoded, Recipe, add_recipe, check_corpus, corpus, encoded, train
+from gnn_attention.training.recipe import Recipe, add_recipe
+from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
+from gnn_attention.training.trainer import train
 
-__all__ = ["GRAPHS", "RECIPE", "Mean", "Outcome", "Row", "add_compare", "compare", "rows", "senders_held", "table"]
+__all__ = ["GRAPHS", "RECIPE", "Mean", "Outcome", "Row", "add_compare", "compare", "rows", "table"]
 
 GRAPHS = "causal; window(64); window(16); window(16) | sinks(4); window(16) | strides(16)"
 RECIPE = Recipe(steps=600, length=256, batch=4, warmup=60)
@@ -57,26 +58,29 @@ def compare(
     config: Config | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Train the shipped architecture over each graph from each seed; :func:`rows` and :func:`table` sum it up.
+    """Train the shipped architecture over each graph from each seed; :func:`rows` and :func:`table` sum it
+    up.
 
     Args:
-        graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may leave out the number
-            of tokens (:func:`gnn_attention.convert.expressions.sized`); ``file:NAME`` is the graph of a file, its first
-            ``recipe.length`` tokens (:mod:`gnn_attention.convert.files`).
-        recipe: all that the trainings share, ``RECIPE`` unless given; its ``seed`` and ``graph`` are replaced.
+        graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may
+            leave out the number of tokens (:func:`gnn_attention.convert.expressions.sized`); ``file:NAME`` is
+            the graph of a file, its first ``recipe.length`` tokens (:mod:`gnn_attention.convert.files`).
+        recipe: all that the trainings share, ``RECIPE`` unless given; its ``seed`` and ``graph`` are
+            replaced.
         seeds: how many trainings for each graph, from seeds 0, 1, ...
         out: a folder for what is finished; what is there already is not trained again.
         text: what to learn from, :func:`gnn_attention.training.corpus` unless given.
         config: sizes of the model; its ``vocabulary_size`` is replaced.
         tell: called with a line about where it stands, about twice a second.
 
-    Raises TypeError for an argument of another type; ValueError for a graph that is no graph of ``recipe.length`` tokens, that
-    lets a token hear a later one or stands there twice, for a folder that holds another comparison, and for a training that
-    diverged; all but the last before any training.
+    Raises TypeError for an argument of another type; ValueError for a graph that is no graph of
+    ``recipe.length`` tokens, with an edge from a later token, or twice the same, for a folder that
+    holds another comparison, and for a training that diverged; all but the last before any training.
 
-    >>> text = Corpus({"a.py": "def f(x):\\n    return x\\n" * 30}, {"b.py": "def g(y):\\n    return y\\n" * 30})
+    >>> text = Corpus({"a.py": "def f(x): return x\\n" * 40}, {"b.py": "def g(y): return y\\n" * 40})
     >>> small = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32)
-    >>> found = compare("causal; window(4)", Recipe(steps=2, batch=2, length=16, pieces=260), seeds=1, text=text, config=small)
+    >>> recipe = Recipe(steps=2, batch=2, length=16, pieces=260)
+    >>> found = compare("causal; window(4)", recipe, seeds=1, text=text, config=small)
     >>> [(one.graph, one.edges_per_token, one.senders) for one in found]
     [('causal', 8.5, 16), ('window(4)', 3.625, 4)]
     """
@@ -85,35 +89,25 @@ def compare(
     if text is not None:
         check_corpus(text)
     if tell is not None and not callable(tell):
-        raise TypeError(f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}")
+        raise TypeError(
+            f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}"
+        )
     place = None if out is None else checks.path("out", out)
-    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_Told(tell)))
-
-
-def senders_held(graph: TokenGraph) -> int:
-    """The most senders that a cache has to hold while the tokens of a causal graph come one by one.
-
-    A sender is held from its own coming until its last receiver has heard it.
-
-    >>> from gnn_attention import patterns
-    >>> senders_held(patterns.window(64, 8) | patterns.sinks(64, 2)), senders_held(patterns.chunked(64, 16))
-    (10, 16)
-    """
-    last = last_receivers(graph)
-    come = torch.arange(len(last), device="cpu")[last >= 0]
-    change = torch.zeros(len(last) + 1, dtype=torch.int64, device="cpu")
-    change.index_add_(0, come, torch.ones_like(come))
-    change.index_add_(0, last[come] + 1, -torch.ones_like(come))
-    return int(change.cumsum(0).max())
-
-
-# -- the trainings ----------------------------------------------------------------------------------------------------
+    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_LineProgress(tell)))
 
 
 class _Comparison:
-    """The trainings of one comparison, seed by seed, so that whoever stops early has all graphs beside each other."""
+    # seed by seed, so that an early stop leaves all graphs of some seeds
 
-    def __init__(self, graphs: Graphs, recipe: Recipe, seeds: int, out: Path | None, text: Corpus | None, config: Config) -> None:
+    def __init__(
+        self,
+        graphs: Graphs,
+        recipe: Recipe,
+        seeds: int,
+        out: Path | None,
+        text: Corpus | None,
+        config: Config,
+    ) -> None:
         self.recipe, self.config = recipe, config
         numbers = range(checks.size("seeds", seeds, 1))
         chosen = contenders(graphs, recipe.length, config.num_heads)
@@ -122,7 +116,7 @@ class _Comparison:
         self.store = Store(out, _plan(recipe, self.text, config))
 
     def outcomes(self, shown: Progress) -> Iterator[Outcome]:
-        """What is finished comes at once, all else when it is trained and kept."""
+        """Finished ones at once, the others when they are trained and stored."""
         found = [self.store.find(one.text, one.key, seed) for seed, one in self.pairs]
         known: Encoded | None = None
         for (seed, one), outcome in zip(self.pairs, found, strict=True):
@@ -141,14 +135,13 @@ class _Comparison:
 
 
 def _plan(recipe: Recipe, text: Corpus, config: Config) -> dict[str, Any]:
-    """All that decides the results beside the graph and the seed."""
+    # all that decides the results except the graph and the seed
     sizes = {name: value for name, value in asdict(config).items() if name != "vocabulary_size"}
     content = json.dumps([sorted(part.items()) for part in text]).encode()
     return {"schema": 1, **_shared(recipe), **sizes, "corpus": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says of all trainings."""
     return {name: value for name, value in asdict(recipe).items() if name not in _OWN}
 
 
@@ -158,7 +151,9 @@ def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, sho
 
     model, _, report = train(recipe, known, config, progress=False, graph=one.graph, watch=watch)
     if not math.isfinite(report["held_out_loss"]):
-        raise ValueError(f"{one.text}, seed {recipe.seed}: the training diverged; take a lower rate than {recipe.rate:g}")
+        raise ValueError(
+            f"{one.text}, seed {recipe.seed}: the training diverged; take a lower rate than {recipe.rate:g}"
+        )
     return Outcome(
         one.text,
         one.key,
@@ -169,16 +164,20 @@ def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, sho
         _induction(model, one.graph),
         report["seconds"] / recipe.steps,
         _tokens_per_second(model, one.graph, known.held_out),
-        senders_held(one.graph),
+        most_cached(one.graph),
     )
 
 
 def _induction(model: LanguageModel, graph: TokenGraph) -> float | None:
-    """The best head's score along the first tokens of the graph; None where heads have graphs of their own."""
+    """The best head's score along the first tokens of the graph; None where heads have graphs of their
+    own.
+    """
     if graph.heads is not None:
         return None
     half = min(64, graph.num_dst // 2)
-    return round(float(induction_scores(model, half, graph=algebra.restrict(graph, range(2 * half))).max()), 4)
+    return round(
+        float(induction_scores(model, half, graph=algebra.restrict(graph, range(2 * half))).max()), 4
+    )
 
 
 @torch.no_grad()
@@ -196,33 +195,38 @@ def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) ->
     return round(best, 1)
 
 
-class _Told(Progress):
-    """Progress that is not shown, but told to a function, about twice a second."""
+class _LineProgress(Progress):
+    """Progress as lines for a function, about twice a second."""
 
     def __init__(self, tell: Callable[[str], None] | None) -> None:
         super().__init__("compare", shown=False)
-        self.tell, self.told = tell, -math.inf
+        self.tell, self.last = tell, -math.inf
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         super().advance(steps, note)
-        if self.tell is not None and time.monotonic() - self.told >= _SECONDS_BETWEEN_LINES:
-            self.told = time.monotonic()
+        if self.tell is not None and time.monotonic() - self.last >= _SECONDS_BETWEEN_LINES:
+            self.last = time.monotonic()
             self.tell(str(self))
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention compare``."""
-    command = commands.add_parser("compare", help="train one model over several graphs, all else equal: loss against edges")
-    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), with ; between them"
+    command = commands.add_parser(
+        "compare", help="train one model over several graphs, all else equal: loss against edges"
+    )
+    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
     command.add_argument("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} (default: %(default)s)")
-    command.add_argument("--seeds", type=int, default=SEEDS, help="trainings for each graph (default: %(default)s)")
-    kept = "folder for finished trainings, which a further call does not repeat (default: %(default)s)"
-    command.add_argument("--out", type=Path, default=Path("comparison"), metavar="DIR", help=kept)
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
-    command.add_argument("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
+    command.add_argument(
+        "--seeds", type=int, default=SEEDS, help="trainings for each graph (default: %(default)s)"
+    )
+    folder = "folder for finished trainings, which a further call does not repeat (default: %(default)s)"
+    command.add_argument("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
+    command.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)"
+    )
+    command.add_argument(
+        "--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)"
+    )
     add_recipe(command, RECIPE, without=_OWN)
     command.set_defaults(run=_run)
 
@@ -242,7 +246,7 @@ def _run(args: argparse.Namespace) -> int:
         return 130
     found, facts = rows(outcomes), _facts(recipe, args.seeds)
     if args.plot is not None:
-        made = compare_plot.figure(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
+        made = plot(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
         with atomic_files.written(args.plot) as file:
             made.savefig(file, format=Path(args.plot).suffix[1:].lower())
     _report(args.json, recipe, outcomes, f"{facts}\n{table(found)}")
@@ -250,11 +254,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Before anything is trained in vain."""
     for option, file in (("--json", args.json), ("--plot", args.plot)):
         atomic_files.check_place(option, file)
     if args.plot is not None:
-        compare_plot.check(args.plot)
+        check_plot(args.plot)
 
 
 def _report(file: str | None, recipe: Recipe, outcomes: Sequence[Outcome], text: str) -> None:

@@ -11,8 +11,6 @@ from gnn_attention._support.checks import quoted
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Contender", "Graphs", "contenders"]
-
 FILE = "file:"  # before the name of a file in the place of an expression
 
 Graphs = str | Sequence[str | TokenGraph]
@@ -20,7 +18,7 @@ Graphs = str | Sequence[str | TokenGraph]
 
 @dataclass(frozen=True)
 class Contender:
-    """A graph as it was asked for; ``key`` is the same for the same edges."""
+    """A graph and its name; ``key`` is the same for the same edges."""
 
     text: str
     graph: TokenGraph
@@ -28,20 +26,26 @@ class Contender:
 
 
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
-    """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there twice."""
+    """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there
+    twice.
+    """
     if not isinstance(graphs, (str, list, tuple)):
-        raise TypeError(
-            f"graphs must be expressions with ; between them, or a list of expressions and graphs, got {quoted(graphs)}"
-        )
-    given = [part.strip() for part in graphs.split(";") if part.strip()] if isinstance(graphs, str) else list(graphs)
+        expected = "expressions with ; between them, or a list of expressions and graphs"
+        raise TypeError(f"graphs must be {expected}, got {quoted(graphs)}")
+    given = (
+        [part.strip() for part in graphs.split(";") if part.strip()]
+        if isinstance(graphs, str)
+        else list(graphs)
+    )
     if not given:
-        raise ValueError(f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}")
+        raise ValueError(
+            f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}"
+        )
     found = [_contender(item, length, heads) for item in given]
     for place, one in enumerate(found):
         if same := next((other for other in found[:place] if other.key == one.key), None):
-            raise ValueError(
-                f"graphs: {quoted(same.text)} and {quoted(one.text)} have the same {length} tokens and edges, leave one out"
-            )
+            both = f"{quoted(same.text)} and {quoted(one.text)}"
+            raise ValueError(f"graphs: {both} have the same {length} tokens and edges, leave one out")
     return found
 
 
@@ -66,7 +70,9 @@ def _from_expression(text: str, length: int) -> TokenGraph:
 def _from_file(path: str, length: int) -> TokenGraph:
     graph = files.read(path)
     if graph.num_dst < length:
-        raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of {graph.num_dst} or less")
+        raise ValueError(
+            f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of at most {graph.num_dst}"
+        )
     return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
 
 
@@ -78,18 +84,23 @@ def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
             "leave the number of tokens out of the expression, or take another length"
         )
     if graph.batch is not None or graph.heads not in (None, heads):
-        raise ValueError(f"graphs: {quoted(name)} must be one graph, or one for each of the {heads} heads, got {graph!r}")
+        raise ValueError(
+            f"graphs: {quoted(name)} must be one graph, or one for each of the {heads} heads, got {graph!r}"
+        )
     later = (graph - patterns.causal(length)).num_edges
     if later:
         raise ValueError(
-            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which tell the token that is asked for; "
+            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which give the target away; "
             "write '(...) & causal' for an expression, and take the lines with src > dst out of a file"
         )
 
 
 def _key(graph: TokenGraph) -> str:
     """The same for the same edges: 16 hexadecimal digits."""
-    digest, count = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode()), graph.num_dst
+    digest, count = (
+        hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode()),
+        graph.num_dst,
+    )
     for start in range(0, count, 256):
         digest.update(graph.rows(start, min(start + 256, count)).mask().numpy().tobytes())
     return digest.hexdigest()[:16]

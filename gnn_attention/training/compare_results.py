@@ -1,20 +1,29 @@
-"""What a comparison of graphs found: an outcome for each training, a row for each graph, and the rows as a table."""
+"""Results of a comparison of graphs: outcomes of trainings, rows of graphs, a table and a plot."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Mean", "Outcome", "Row", "rows", "table"]
+from gnn_attention._support.text import printable
+from gnn_attention.draw import _axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model, trained over one graph from one seed, and what it came to.
+    """The result of one training: one graph, one seed.
 
-    ``key`` tells its edges from others'. Losses are in nats for a token, over the graph's own edges. ``induction`` is the score
-    of the best head, None for a graph that differs by head. ``senders``: the most that a cache holds while tokens come.
+    ``key`` identifies the edges. Losses are in nats for a token, over the graph's own edges.
+    ``induction`` is the score of the best head, None for a graph that differs by head. ``senders``: the most
+    that a cache holds while tokens come.
     """
 
     graph: str
@@ -56,7 +65,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """What the seeds of one graph came to; ``difference`` is its loss less the first graph's, seed by seed."""
+    """What the seeds of one graph came to; ``difference`` is its loss less the first graph's, seed by
+    seed.
+    """
 
     graph: str
     edges_per_token: float
@@ -69,7 +80,9 @@ class Row:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """A row for each graph, in the order in which they come; the others are compared with the first on the same seeds."""
+    """A row for each graph, in the order in which they come; the others are compared with the first on the
+    same seeds.
+    """
     of_graph: dict[str, list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: one.seed):
         of_graph.setdefault(one.key, []).append(one)
@@ -112,8 +125,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 def table(found: Sequence[Row]) -> str:
     """The rows to read, with the standard error over the seeds behind ``±``.
 
-    >>> made = [Outcome("causal", "a", seed, 4.5, 2.0 + seed / 10, 2.0, 0.5, 0.01, 300.0, 8) for seed in (0, 1)]
-    >>> made += [Outcome("window(2)", "b", seed, 1.9, 2.1 + seed / 10, 2.0, None, 0.01, 320.0, 2) for seed in (0, 1)]
+    >>> made = [Outcome("causal", "a", s, 4.5, 2.0 + s / 10, 2.0, 0.5, 0.01, 300.0, 8) for s in (0, 1)]
+    >>> made += [Outcome("window(2)", "b", s, 1.9, 2.1 + s / 10, 2.0, None, 0.01, 320.0, 2) for s in (0, 1)]
     >>> print(table(rows(made)))
     graph      edges/token   loss, held out      to the first    induction  ms/step  tokens/s  senders
     causal             4.5  2.0500 ± 0.0500                 -  0.50 ± 0.00     10.0       300        8
@@ -121,7 +134,63 @@ def table(found: Sequence[Row]) -> str:
     """
     cells = [[name for name, _ in _COLUMNS], *([show(row) for _, show in _COLUMNS] for row in found)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:{'>' if place else '<'}{width}}" for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        for line in cells
-    )
+    aligned = [[f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join("  ".join([f"{row[0].strip():<{widths[0]}}", *row[1:]]) for row in aligned)
+
+
+def plot(found: Sequence[Row], title: str, facts: str) -> Figure:
+    """A point for each graph with its name, bars of one standard error, fewer edges to the left."""
+    made, axes = _axes.figure(8.0, 5.2)
+    first, *others = found
+    for rows, colour, marker in ((others, _axes.BLUE, "o"), ([first], _axes.RED, "s")):
+        x, y = [row.edges_per_token for row in rows], [row.loss.mean for row in rows]
+        style: dict[str, Any] = {
+            "fmt": marker,
+            "color": colour,
+            "markersize": 6,
+            "capsize": 3,
+            "elinewidth": 1.2,
+        }
+        axes.errorbar(x, y, [row.loss.error or 0.0 for row in rows], **style)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="edges per token (mean in-degree)", ylabel="loss, held out (nats a token)")
+    axes.margins(x=0.12, y=0.15)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(alpha=0.3, linewidth=0.4)
+    _name(axes, found)
+    _axes.title(axes, title, facts)
+    made.draw_without_rendering()
+    return made
+
+
+def check_plot(file: str) -> None:
+    """ValueError for a file of an unknown format, ModuleNotFoundError without matplotlib."""
+    made, _ = _axes.figure(1.0, 1.0)
+    endings = made.canvas.get_supported_filetypes()
+    if Path(file).suffix.removeprefix(".").lower() not in endings:
+        known = ", ".join(f".{word}" for word in endings)
+        raise ValueError(f"--plot {file}: expected a file name that ends in one of {known}")
+
+
+def _name(axes: Axes, found: Sequence[Row]) -> None:
+    # towards the middle of the picture, and below the point where another is close above
+    places = {row.graph: axes.transData.transform((row.edges_per_token, row.loss.mean)) for row in found}
+    middle = axes.transAxes.transform((0.5, 0.5))[0]
+    ordered = sorted(found, key=lambda row: row.loss.mean)
+    crowded = {
+        lower.graph
+        for lower, upper in pairwise(ordered)
+        if abs(places[upper.graph][1] - places[lower.graph][1]) < 24
+    }
+    for row in found:
+        left = places[row.graph][0] > middle
+        axes.annotate(
+            printable(row.graph),
+            (row.edges_per_token, row.loss.mean),
+            (-8 if left else 8, -11 if row.graph in crowded else 5),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontsize=8.5,
+            color=_axes.BLACK,
+            **_axes.AS_IT_IS,  # a file's name may hold a $
+        )

@@ -1,9 +1,10 @@
-"""Who does what in a training: one process alone, or the ranks of torchrun, which share windows, tokens and heads.
+"""Who does what in a training: one process alone, or the ranks of torchrun, which share windows, tokens and
+heads.
 
-The ranks form a mesh of three axes. ``data``: every rank has some windows of the batch. ``tokens``: every rank has some tokens of
-its windows (:func:`gnn_attention.distributed.local`). ``heads``: every rank has some heads (``shard_heads``). Over the first two,
-the replicas, gradients are averaged by DistributedDataParallel or FSDP2. The loss of a rank is weighted so that this average is
-the gradient of one process.
+The ranks form a mesh of three axes. ``data``: every rank has some windows of the batch. ``tokens``: every
+rank has some tokens of its windows (:func:`gnn_attention.distributed.local`). ``heads``: every rank has some
+heads (``shard_heads``). Over the first two, the replicas, gradients are averaged by DistributedDataParallel
+or FSDP2. The loss of a rank is weighted so that this average is the gradient of one process.
 """
 
 from __future__ import annotations
@@ -34,18 +35,26 @@ from gnn_attention.model import LanguageModel
 from gnn_attention.training.metrics import nats, predicted
 from gnn_attention.training.recipe import Recipe
 
-__all__ = ["Alone", "Layout", "Ranks", "clip", "lost", "started"]
-
 COPIES = ("ddp", "fsdp")
-_OF_LOSS = ("gloo", "nccl", "processgroup", "connection closed", "connection reset", "timeout", "timed out")  # in their words
+_OF_LOSS = (
+    "gloo",
+    "nccl",
+    "processgroup",
+    "connection closed",
+    "connection reset",
+    "timeout",
+    "timed out",
+)  # in their words
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share the tokens of a window and how many the heads; all others share the windows of the batch.
+    """How many ranks share the tokens of a window and how many the heads; all others share the windows of the
+    batch.
 
-    ``data`` says what replicas keep: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp" where heads stay
-    together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of :func:`gnn_attention.distributed.local`.
+    ``data`` says what replicas keep: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
+    where heads stay together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of
+    :func:`gnn_attention.distributed.local`.
 
     >>> Layout(heads=2).copies
     'fsdp'
@@ -64,7 +73,9 @@ class Layout:
         if self.data is not None:
             checks.choice("data", self.data, COPIES)
         if self.data == "ddp" and self.heads > 1:
-            raise ValueError("data 'ddp' keeps whole weights on every rank, but heads > 1 shares them out: take data 'fsdp'")
+            raise ValueError(
+                "data 'ddp' is whole weights on every rank, but heads > 1 shards them: take data 'fsdp'"
+            )
 
     @property
     def copies(self) -> str:
@@ -74,7 +85,9 @@ class Layout:
     def replicas(self, ranks: int) -> int:
         """How many ranks have the same heads; ValueError where the ranks do not go into the layout."""
         if ranks % (self.tokens * self.heads):
-            raise ValueError(f"ranks must be a multiple of tokens {self.tokens} x heads {self.heads}, got {ranks}")
+            raise ValueError(
+                f"ranks must be a multiple of tokens {self.tokens} x heads {self.heads}, got {ranks}"
+            )
         return ranks // self.heads
 
 
@@ -91,7 +104,9 @@ class Alone:
         """What is called in a step: the model, where the work on it is done."""
         return model.to(self.device)
 
-    def loss(self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str) -> Tensor:
+    def loss(
+        self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
+    ) -> Tensor:
         """What is sent backward for a batch of windows."""
         return nats(called, window.to(self.device), graph, precision)
 
@@ -113,22 +128,32 @@ class Alone:
 
 
 class Ranks(Alone):
-    """The ranks of an initialised process group, in the order of a :class:`Layout`; every one calls every method.
+    """The ranks of an initialised process group, in the order of a :class:`Layout`; every one calls every
+    method.
 
-    Raises ValueError for ranks that do not go into the layout, or a batch with fewer windows than ranks that share it.
+    Raises ValueError for ranks that do not go into the layout, or a batch with fewer windows than ranks that
+    share it.
     """
 
     def __init__(self, layout: Layout, recipe: Recipe, device: torch.device | str = "cpu") -> None:
         """Takes all ranks of the default process group."""
         super().__init__(device)
-        self.layout, self.rank, self.count = layout, torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.layout, self.rank, self.count = (
+            layout,
+            torch.distributed.get_rank(),
+            torch.distributed.get_world_size(),
+        )
         self.replicas = layout.replicas(self.count)
         sharing = self.replicas // layout.tokens
         if recipe.batch < sharing:
-            raise ValueError(f"batch must have a window for each of the {sharing} ranks that share it, got {recipe.batch}")
+            raise ValueError(
+                f"batch must have a window for each of the {sharing} ranks that share it, got {recipe.batch}"
+            )
         kind, sizes = self.device.type, (sharing, layout.tokens, layout.heads)
         self.mesh = init_device_mesh(kind, sizes, mesh_dim_names=("data", "tokens", "heads"))
-        self.copies = init_device_mesh(kind, (self.replicas, layout.heads), mesh_dim_names=("replicas", "heads"))["replicas"]
+        self.copies = init_device_mesh(
+            kind, (self.replicas, layout.heads), mesh_dim_names=("replicas", "heads")
+        )["replicas"]
 
     def placed(self, model: LanguageModel) -> nn.Module:
         """The model with its heads shared out, under DDP or FSDP2."""
@@ -144,14 +169,19 @@ class Ranks(Alone):
         fully_shard(model, mesh=self.copies)
         return model
 
-    def loss(self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str) -> Tensor:
+    def loss(
+        self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
+    ) -> Tensor:
         """Of this rank's windows and tokens; the mean over replicas is the loss of the whole batch."""
         data = self.mesh["data"]
         own = window.tensor_split(data.size())[data.get_local_rank()].to(self.device)
         inputs, targets = own[:, :-1], own[:, 1:]
         if self.layout.tokens > 1:
             graph = distributed.local(graph, self.layout.partition, self.mesh["tokens"], self.layout.exchange)
-            inputs, targets = (distributed.scatter(x, graph.partition, -1, group=self.mesh["tokens"]) for x in (inputs, targets))
+            inputs, targets = (
+                distributed.scatter(x, graph.partition, -1, group=self.mesh["tokens"])
+                for x in (inputs, targets)
+            )
         logits = predicted(called, inputs, graph, precision)
         total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return total * (self.replicas / window[:, 1:].numel())
@@ -164,9 +194,9 @@ class Ranks(Alone):
 
     def agreed(self, share: float) -> float:
         """The first rank's share."""
-        told = torch.tensor(share, dtype=torch.float64, device=self.device)
-        torch.distributed.broadcast(told, src=0)
-        return told.item()
+        first = torch.tensor(share, dtype=torch.float64, device=self.device)
+        torch.distributed.broadcast(first, src=0)
+        return first.item()
 
     def whole(self, model: LanguageModel) -> LanguageModel:
         """A model of its own with the weights of all ranks, on every rank."""
@@ -184,13 +214,15 @@ class Ranks(Alone):
 def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
     """Scale the gradients so that their norm is at most ``most``, and return the norm that they had.
 
-    As ``torch.nn.utils.clip_grad_norm_``, which takes no DTensors of several meshes, or beside plain tensors: here each kind has
-    its own norm first.
+    As ``torch.nn.utils.clip_grad_norm_``, which takes no DTensors of several meshes, or with plain tensors:
+    here each kind has its own norm first.
     """
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(
+                parameter
+            )
     norms = [_norm([parameter.grad for parameter in some]) for some in kinds.values()]
     total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     for some in kinds.values():
@@ -205,7 +237,8 @@ def _norm(gradients: list[Any]) -> Tensor:
 
 @contextmanager
 def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
-    """The process group of torchrun, gloo on a CPU and NCCL on CUDA, and this rank's device; None in a program on its own.
+    """The process group of torchrun, gloo on a CPU and NCCL on CUDA, and this rank's device; None in a
+    program on its own.
 
     ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
     """
@@ -226,4 +259,6 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
 
 def lost(error: Exception) -> bool:
     """True for what torch.distributed raises where another rank died, or did not come in time."""
-    return isinstance(error, torch.distributed.DistError) or any(word in str(error).lower() for word in _OF_LOSS)
+    return isinstance(error, torch.distributed.DistError) or any(
+        word in str(error).lower() for word in _OF_LOSS
+    )

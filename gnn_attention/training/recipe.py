@@ -1,4 +1,6 @@
-"""What decides the weights that ``gnn-attention train`` makes: a recipe, its windows of text, its learning rate."""
+"""What decides the weights that ``gnn-attention train`` makes: a recipe, its windows of text, its learning
+rate.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,6 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Recipe", "add_recipe", "check_long_enough", "fitting", "rate", "windows"]
-
 _HELP = {
     "steps": "batches to learn from",
     "seed": "of the first weights and of the windows",
@@ -30,18 +30,19 @@ _HELP = {
     "clip": "largest norm of the gradient",
     "repeats": "share of windows, at first, that say one stretch of text again and again",
     "precision": "of the products: float32 or bfloat16",
-    "graph": "who hears whom in a window, an expression such as 'window(8192, 256)'; causal unless given",
+    "graph": "graph of a window, an expression such as 'window(8192, 256)'; causal unless given",
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the trained weights, beside the corpus and the machine.
+    """Everything that decides the trained weights, except the corpus and the machine.
 
-    ``repeats`` is the share of training windows, at the beginning, that say one stretch of text (an eighth to a half of the
-    window) again and again until the window is full; it falls evenly to a fifth of that, and all other windows are text as it
-    stands. Text alone gave this model no induction head within four million tokens (score 0.01). With these windows the score
-    passed 0.5 within three million, reached 0.64, and was 0.56 in the end; ``history`` in the file tells it all.
+    ``repeats`` is the share of training windows, at the beginning, that say one stretch of text (an eighth to
+    a half of the window) again and again until the window is full; it falls evenly to a fifth of that, and
+    all other windows are text as it stands. Text alone gave this model no induction head within four million
+    tokens (score 0.01). With these windows the score passed 0.5 within three million, reached 0.64, and was
+    0.56 in the end; ``history`` in the file tells it all.
 
     ``rate`` is the highest learning rate, reached after ``warmup`` steps; it falls to a tenth along a cosine.
 
@@ -62,8 +63,14 @@ class Recipe:
     graph: str = ""
 
     def __post_init__(self) -> None:
-        """Check every value."""
-        for name, least in (("steps", 1), ("seed", 0), ("batch", 1), ("length", 8), ("pieces", 256), ("warmup", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("seed", 0),
+            ("batch", 1),
+            ("length", 8),
+            ("pieces", 256),
+            ("warmup", 0),
+        ):
             checks.size(name, getattr(self, name), least)
         checks.choice("precision", self.precision, ("float32", "bfloat16"))
         for name in ("rate", "clip", "repeats", "decay"):
@@ -71,9 +78,8 @@ class Recipe:
         if not isinstance(self.graph, str):
             raise TypeError(f"graph must be an expression such as 'causal(128)', got {quoted(self.graph)}")
         if not 0 <= self.repeats <= 1 or not self.decay >= 0:
-            raise ValueError(
-                f"repeats must be a share from 0 to 1 and decay at least 0, got {quoted(self.repeats)}, {quoted(self.decay)}"
-            )
+            got = f"{quoted(self.repeats)}, {quoted(self.decay)}"
+            raise ValueError(f"repeats must be a share from 0 to 1 and decay at least 0, got {got}")
         self.edges()
 
     def edges(self) -> TokenGraph:
@@ -94,13 +100,17 @@ def check_long_enough(recipe: Recipe, *parts: Tensor) -> None:
     """ValueError for a part of the corpus that is no longer than a window."""
     for tokens in parts:
         if len(tokens) <= recipe.length:
-            raise ValueError(f"the corpus has a part of {len(tokens)} tokens: expected more than length = {recipe.length}")
+            raise ValueError(
+                f"the corpus has a part of {len(tokens)} tokens: expected more than length = {recipe.length}"
+            )
 
 
 def windows(
     tokens: Int[Tensor, " tokens"], recipe: Recipe, share: float, generator: torch.Generator
 ) -> Int[Tensor, "batch length_and_one"]:
-    """A batch ``[batch, length + 1]`` of text from anywhere, of which a share says one stretch again and again."""
+    """A batch ``[batch, length + 1]`` of text from anywhere, of which a share says one stretch again and
+    again.
+    """
     place, shape = torch.arange(recipe.length + 1), (recipe.batch, 1)
     start = torch.randint(len(tokens) - recipe.length, shape, generator=generator)
     period = torch.randint(recipe.length // 8, recipe.length // 2 + 1, shape, generator=generator)
@@ -113,8 +123,12 @@ def rate(recipe: Recipe, step: int, done: float) -> float:
     return recipe.rate * min(1.0, (step + 1) / (recipe.warmup + 1)) * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def add_recipe(parser: argparse.ArgumentParser, defaults: Recipe | None = None, without: Collection[str] = ()) -> None:
+def add_recipe(
+    parser: argparse.ArgumentParser, defaults: Recipe | None = None, without: Collection[str] = ()
+) -> None:
     """An option for each field of :class:`Recipe`, those ``without`` left out."""
     for name, default in asdict(defaults or Recipe()).items():
         if name not in without:
-            parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{_HELP[name]} (default: %(default)s)")
+            parser.add_argument(
+                f"--{name}", type=type(default), default=default, help=f"{_HELP[name]} (default: %(default)s)"
+            )

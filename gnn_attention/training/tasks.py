@@ -1,10 +1,11 @@
-"""``gnn-attention reach``: a question that only reach can answer, asked over several graphs.
+"""``gnn-attention reach``: a question that only reach can answer, over several graphs.
 
-In the task NeighborsMatch the root of a binary tree holds a key, every leaf a key and a label, and the label of the leaf with the
-root's key is asked for. The leaves are ``depth`` hops away. Over the tree with fewer layers the answer does not depend on them,
-and no training does better than chance. With ``depth`` layers all of them must pass through the states of two nodes; over a
-virtual node the question goes out and an answer comes back, in one state: both take longer to learn than ``tree ** depth``,
-over which the root hears every leaf at once.
+In the task NeighborsMatch the root of a binary tree holds a key, every leaf a key and a label, and the label
+of the leaf with the root's key is asked for. The leaves are ``depth`` hops away. Over the tree with fewer
+layers the answer does not depend on them, and no training does better than chance. With ``depth`` layers all
+of them must pass through the states of two nodes; over a virtual node the question goes out and an answer
+comes back, in one state: both take longer to learn than ``tree ** depth``, over which the root attends to every
+leaf at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 
-__all__ = ["NeighboursMatch", "Outcome", "Reader", "add_arguments", "compare", "neighbours_match", "run", "table"]
+__all__ = [
+    "NeighboursMatch",
+    "Outcome",
+    "Reader",
+    "add_arguments",
+    "compare",
+    "neighbours_match",
+    "run",
+    "table",
+]
 
 _TESTED = 2048  # samples that a trained model is judged by
 _BATCH = 64
@@ -35,7 +45,8 @@ _RATE = 3e-3
 
 @dataclass(frozen=True, eq=False)
 class NeighboursMatch:
-    """Samples of the task, all on one tree: node 0 is the root, nodes ``2 i + 1`` and ``2 i + 2`` are the children of i.
+    """Samples of the task, all on one tree: node 0 is the root, nodes ``2 i + 1`` and ``2 i + 2`` are the
+    children of i.
 
     ``keys`` and ``labels`` are 0 where a node has none, else they count from 1. ``answers`` count from 0.
     """
@@ -53,19 +64,23 @@ class NeighboursMatch:
 
     @property
     def x(self) -> Float[Tensor, "samples nodes features"]:
-        """Keys and labels, one-hot beside each other, zeros for none: ``leaves + num_labels`` features."""
+        """Keys and labels, one-hot, concatenated, zeros for none: ``leaves + num_labels`` features."""
         sides = ((self.keys, int(self.leaves.sum())), (self.labels, self.num_labels))
-        return torch.cat([functional.one_hot(side, count + 1)[..., 1:].float() for side, count in sides], dim=-1)
+        return torch.cat(
+            [functional.one_hot(side, count + 1)[..., 1:].float() for side, count in sides], dim=-1
+        )
 
 
 def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 0) -> NeighboursMatch:
     """NeighborsMatch on complete binary trees: the label of the leaf that holds the root's key.
 
-    Keys are a random permutation of the ``2 ** depth`` leaves, the root's is one of them, labels are drawn evenly and apart, so
-    that whoever knows nothing of the leaves answers ``1 / num_labels`` of the questions. The tree's edges run both ways, with
-    self loops, so that ``graph ** k`` holds all that is at most k hops away. ValueError for a depth or number below 1.
+    Keys are a random permutation of the ``2 ** depth`` leaves, the root's is one of them, labels are drawn
+    evenly and apart, so that a guess without the leaves answers ``1 / num_labels`` of the questions.
+    The tree's edges run both ways, with self loops, so that ``graph ** k`` holds all that is at most k hops
+    away. ValueError for a depth or number below 1.
 
-    Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys given as features as in their code.
+    Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys given as features as in their
+    code.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> task.graph.num_dst, task.x.shape, task.leaves.int().tolist()
@@ -80,7 +95,7 @@ def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 
 
 
 class Reader(nn.Module):
-    """A small graph transformer with an answer at every node: embed, ``layers`` times hear and think, read out.
+    """A small graph transformer with an answer at every node: ``layers`` blocks of attention and MLP.
 
     Args:
         features: width of the input.
@@ -89,7 +104,8 @@ class Reader(nn.Module):
         width, num_heads: sizes of the states.
         virtual: how many further nodes, with learned states, stand after those of the input.
 
-    ``x`` is ``[N, features]`` or ``[B, N, features]``, the graph has ``N + virtual`` nodes. ValueError where they do not fit.
+    ``x`` is ``[N, features]`` or ``[B, N, features]``, the graph has ``N + virtual`` nodes. ValueError where
+    they do not fit.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> Reader(task.x.shape[-1], task.num_labels, layers=1)(task.x, task.graph**2).shape
@@ -97,7 +113,13 @@ class Reader(nn.Module):
     """
 
     def __init__(
-        self, features: int, num_answers: int, layers: int = 1, width: int = 32, num_heads: int = 2, virtual: int = 0
+        self,
+        features: int,
+        num_answers: int,
+        layers: int = 1,
+        width: int = 32,
+        num_heads: int = 2,
+        virtual: int = 0,
     ) -> None:
         """ValueError for sizes below 1 or a width that is no multiple of num_heads."""
         super().__init__()
@@ -105,29 +127,32 @@ class Reader(nn.Module):
         self.virtual = nn.Parameter(torch.randn(checks.size("virtual", virtual), width))
         numbers = range(checks.size("layers", layers, 1))
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in numbers)
-        self.hear = nn.ModuleList(
-            MessagePassingAttention(StandardHeads(width, num_heads, bias=True), backend="auto") for _ in numbers
+        self.attention = nn.ModuleList(
+            MessagePassingAttention(StandardHeads(width, num_heads, bias=True), backend="auto")
+            for _ in numbers
         )
-        self.think = nn.ModuleList(_perceptron(width) for _ in numbers)
+        self.mlp = nn.ModuleList(_perceptron(width) for _ in numbers)
         self.answer = nn.Linear(width, checks.size("num_answers", num_answers, 1))
 
-    def forward(self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph) -> Float[Tensor, "*batch nodes num_answers"]:
+    def forward(
+        self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph
+    ) -> Float[Tensor, "*batch nodes num_answers"]:
         """Logits of the answers, for every node of the input."""
         state = torch.cat([self.embed(x), self.virtual.expand(*x.shape[:-2], -1, -1)], dim=-2)
-        for norm, hear, think in zip(self.norms, self.hear, self.think, strict=True):
-            state = state + hear(norm(state), graph)
-            state = state + think(state)
+        for norm, attention, mlp in zip(self.norms, self.attention, self.mlp, strict=True):
+            state = state + attention(norm(state), graph)
+            state = state + mlp(state)
         logits: Tensor = self.answer(state[..., : x.shape[-2], :])
         return logits
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a graph with some layers did: ``hears`` says whether the root can have heard of a leaf, one accuracy for each seed."""
+    """A graph with some layers: whether a leaf reaches the root, and one accuracy for each seed."""
 
     graph: str
     layers: int
-    hears: bool
+    reaches: bool
     accuracies: tuple[float, ...]
 
     @property
@@ -137,14 +162,23 @@ class Outcome:
 
 
 def compare(
-    depth: int = 3, seeds: int = 3, steps: int = 300, num_labels: int = 4, tell: Callable[[str], None] | None = None
+    depth: int = 3,
+    seeds: int = 3,
+    steps: int = 300,
+    num_labels: int = 4,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Readers trained on :func:`neighbours_match` over the tree, over ``tree ** depth`` and with a virtual node.
+    """Readers trained on :func:`neighbours_match` over the tree, over ``tree ** depth`` and with a virtual
+    node.
 
-    Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be judged by. ``tell``
-    is called with a line for every model that is done. ValueError for numbers below 1.
+    Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be
+    judged by. ``tell`` is called with a line for every model that is done. ValueError for numbers below 1.
     """
-    tree, seeds, steps = _tree(checks.size("depth", depth, 1)), checks.size("seeds", seeds, 1), checks.size("steps", steps, 1)
+    tree, seeds, steps = (
+        _tree(checks.size("depth", depth, 1)),
+        checks.size("seeds", seeds, 1),
+        checks.size("steps", steps, 1),
+    )
     outcomes = []
     for name, graph, layers in _plans(tree, depth):
         accuracies = []
@@ -152,40 +186,40 @@ def compare(
             accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
             if tell is not None:
                 tell(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
-        outcomes.append(Outcome(name, layers, _hears(tree, graph, layers), tuple(accuracies)))
+        outcomes.append(Outcome(name, layers, _reaches_leaf(tree, graph, layers), tuple(accuracies)))
     return outcomes
 
 
 def _plans(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
-    """The graphs to compare, by name, and the layers over each."""
     star = algebra.tokens.extend(tree, 1, "both", "self")
-    plans = [("the tree", tree, layers) for layers in sorted({1, depth})] + [(f"the tree ** {depth}", tree**depth, 1)]
+    plans = [("the tree", tree, layers) for layers in sorted({1, depth})] + [
+        (f"the tree ** {depth}", tree**depth, 1)
+    ]
     return plans + [("with a virtual node", star, layers) for layers in (1, 2, 3)]
 
 
 def table(outcomes: list[Outcome]) -> str:
     """The outcomes to read.
 
-    >>> print(table([Outcome("the tree", 1, False, (0.25, 0.27)), Outcome("the tree ** 3", 1, True, (1.0, 1.0))]))
-    graph          layers  hears a leaf  accuracy, mean (lowest to highest of 2 seeds)
+    >>> outcomes = [Outcome("the tree", 1, False, (0.25, 0.27)), Outcome("the tree ** 3", 1, True, (1.0, 1.0))]
+    >>> print(table(outcomes))
+    graph          layers  reaches leaf  accuracy, mean (lowest to highest of 2 seeds)
     the tree            1            no   26.0 % ( 25.0 to  27.0)
     the tree ** 3       1           yes  100.0 % (100.0 to 100.0)
     """
     width = max(len(outcome.graph) for outcome in outcomes)
     count = len(outcomes[0].accuracies)
-    lines = [f"{'graph':{width}}  layers  hears a leaf  accuracy, mean (lowest to highest of {count} seeds)"]
+    lines = [f"{'graph':{width}}  layers  reaches leaf  accuracy, mean (lowest to highest of {count} seeds)"]
     for one in outcomes:
         mean, low, high = (100 * number for number in (one.mean, min(one.accuracies), max(one.accuracies)))
-        heard = "yes" if one.hears else "no"
-        lines.append(f"{one.graph:{width}}  {one.layers:6}  {heard:>12}  {mean:5.1f} % ({low:5.1f} to {high:5.1f})")
+        reaches = "yes" if one.reaches else "no"
+        lines.append(
+            f"{one.graph:{width}}  {one.layers:6}  {reaches:>12}  {mean:5.1f} % ({low:5.1f} to {high:5.1f})"
+        )
     return "\n".join(lines)
 
 
-# -- the task ---------------------------------------------------------------------------------------------------------
-
-
 def _tree(depth: int) -> TokenGraph:
-    """The complete binary tree, edges both ways and self loops."""
     count = 2 ** (depth + 1) - 1
     node = torch.arange(count, device="cpu")
     child, parent = node[1:], (node[1:] - 1) // 2
@@ -198,26 +232,25 @@ def _drawn(tree: TokenGraph, samples: int, num_labels: int, generator: torch.Gen
     keys, labels = (torch.zeros(samples, count, dtype=torch.int64) for _ in range(2))
     keys[:, -leaves:] = torch.rand(samples, leaves, generator=generator).argsort(dim=1) + 1
     labels[:, -leaves:] = torch.randint(1, num_labels + 1, (samples, leaves), generator=generator)
-    asked = torch.randint(leaves, (samples, 1), generator=generator) + count - leaves
-    keys[:, :1] = keys.gather(1, asked)
-    return NeighboursMatch(tree, keys, labels, labels.gather(1, asked).squeeze(1) - 1, num_labels)
+    chosen = torch.randint(leaves, (samples, 1), generator=generator) + count - leaves
+    keys[:, :1] = keys.gather(1, chosen)
+    return NeighboursMatch(tree, keys, labels, labels.gather(1, chosen).squeeze(1) - 1, num_labels)
 
 
-def _hears(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
-    """True if what a leaf holds can change the root's state."""
-    heard = analyse.receptive_field(graph, 0, layers)
-    return bool(((heard >= tree.num_dst // 2) & (heard < tree.num_dst)).any())
-
-
-# -- the training -----------------------------------------------------------------------------------------------------
+def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
+    senders = analyse.receptive_field(graph, 0, layers)
+    return bool(((senders >= tree.num_dst // 2) & (senders < tree.num_dst)).any())
 
 
 def _perceptron(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+    return nn.Sequential(
+        nn.RMSNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+    )
 
 
-def _trained(tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int) -> float:
-    """The accuracy of a reader after so many steps."""
+def _trained(
+    tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int
+) -> float:
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -237,15 +270,20 @@ def _trained(tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, 
         return float((model(task.x, graph)[:, 0].argmax(-1) == task.answers).float().mean())
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``gnn-attention reach``."""
-    parser.add_argument("--depth", type=int, default=3, help="hops from the root to the leaves (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="models to train for each graph (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=300, help="batches each learns from (default: %(default)s)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    parser.add_argument(
+        "--depth", type=int, default=3, help="hops from the root to the leaves (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="models to train for each graph (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="batches each learns from (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,14 +15,22 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.model.tokenizer import BytePair
 
-__all__ = ["Corpus", "Encoded", "check_corpus", "corpus", "encoded"]
-
-# Tests and other tools' fixtures, tables of characters, what is not the standard library, what differs by machine.
-_SKIPPED = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "site-packages"} | {
-    "test",
-    "tests",
-    "turtledemo",
-}
+# tests, fixtures of tools, tables of characters, what is not the standard library or differs by machine
+_SKIPPED = frozenset(
+    [
+        "__pycache__",
+        "dist-packages",
+        "distutils",
+        "encodings",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "site-packages",
+        "test",
+        "tests",
+        "turtledemo",
+    ]
+)
 _HELD_OUT = 16  # one file in so many
 
 
@@ -43,7 +51,8 @@ class Encoded(NamedTuple):
 
 
 def corpus(root: Path | None = None) -> Corpus:
-    """The sources of the running interpreter's standard library (or of another folder), split by a hash of the file's name.
+    """The sources of the running interpreter's standard library (or of another folder), split by a hash of
+    the file's name.
 
     Raises ValueError if there are none.
 
@@ -52,11 +61,20 @@ def corpus(root: Path | None = None) -> Corpus:
     (True, set())
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else checks.path("root", root)
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root)))
+    names = sorted(
+        path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root))
+    )
     texts = {name: (root / name).read_text("utf-8", errors="replace") for name in names}
     if not texts:
-        raise ValueError(f"root {str(root)!r} holds no *.py files: expected the sources of the standard library")
-    return Corpus(*({name: texts[name] for name in names if _is_held_out(name) == held_out} for held_out in (False, True)))
+        raise ValueError(
+            f"root {str(root)!r} holds no *.py files: expected the sources of the standard library"
+        )
+    return Corpus(
+        *(
+            {name: texts[name] for name in names if _is_held_out(name) == held_out}
+            for held_out in (False, True)
+        )
+    )
 
 
 def check_corpus(text: Corpus) -> None:
@@ -64,11 +82,15 @@ def check_corpus(text: Corpus) -> None:
     checks.instance("text", text, Corpus)
     for name, part in zip(Corpus._fields, text, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
-            raise TypeError(f"{name} of text must be a mapping from file names to contents, got {quoted(part)}")
+            raise TypeError(
+                f"{name} of text must be a mapping from file names to contents, got {quoted(part)}"
+            )
 
 
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
-    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for training."""
+    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for
+    training.
+    """
     text = corpus() if text is None else text
     check_corpus(text)
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)

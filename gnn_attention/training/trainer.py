@@ -1,9 +1,10 @@
 """``gnn-attention train``: the small language model, trained on text that every Python installation has.
 
-The corpus is the source of the standard library, code and docstrings alike. Some files are held out, chosen by a hash of
-their names, and the loss on them is what the model is judged by. Everything that decides the result stands in a
-:class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made the weights that ship with the
-package, except that their vocabulary was learned before ``tokenizers`` was: the same pieces, some in another order.
+The corpus is the source of the standard library, code and docstrings alike. Some files are held out, chosen
+by a hash of their names, and the loss on them is what the model is judged by. Everything that decides the
+result stands in a :class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made the
+weights that ship with the package, except that their vocabulary was learned before ``tokenizers`` was used:
+the same pieces, some in another order.
 """
 
 from __future__ import annotations
@@ -28,26 +29,10 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, save
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.training.checkpoints import Checkpoints
-from gnn_attention.training.metrics import description, look, measured, peak_memory, rounded, told_before
+from gnn_attention.training.metrics import description, look, measured, peak_memory, rounded
 from gnn_attention.training.parallel import Alone, Layout, Ranks, clip, lost, started
 from gnn_attention.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
-
-__all__ = [
-    "Checkpoints",
-    "Corpus",
-    "Encoded",
-    "Layout",
-    "Ranks",
-    "Recipe",
-    "add_arguments",
-    "add_recipe",
-    "check_corpus",
-    "corpus",
-    "encoded",
-    "run",
-    "train",
-]
 
 _PROMPT = "def read(self, size=-1):\n"
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
@@ -72,49 +57,57 @@ def train(
 
     Args:
         recipe: what decides the result, ``Recipe()`` unless given.
-        text: what to learn from, :func:`corpus` unless given; ``pieces`` is not looked at where it is encoded already.
+        text: what to learn from, :func:`corpus` unless given; ``pieces`` is not looked at where it is encoded
+            already.
         config: sizes of the model; its ``vocabulary_size`` is replaced by what the vocabulary has.
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
-        progress: whether stderr shows how far it is: a bar, elsewhere a line every 5 s; None means only on a terminal.
+        progress: whether stderr shows how far it is: a bar, elsewhere a line every 5 s; None means only on a
+            terminal.
         backend: what attends, a name of ``list_backends()``, "auto" or one of your own.
-        graph: who hears whom in a window, instead of the recipe's.
+        graph: the graph of a window, instead of the recipe's.
         watch: called after every step with the number of steps and the loss of the last.
-        ranks: :class:`Ranks` where several processes train one model, every one of which calls this; the batch is that of all.
-        checkpoints: where to keep :class:`Checkpoints`; if there is one already, the training goes on from it.
+        ranks: :class:`Ranks` where several processes train one model, every one of which calls this; the
+            batch is that of all.
+        checkpoints: where to keep :class:`Checkpoints`; if there is one already, the training goes on from
+            it.
 
-    The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises ValueError for a
-    corpus shorter than one window, a graph of another size than a window, or the checkpoint of another training.
+    The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises
+    ValueError for a corpus shorter than one window, a graph of another size than a window, or the checkpoint
+    of another training.
     """
     minutes = None if minutes is None else checks.number("minutes", minutes, positive=True)
-    recipe, ranks = checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe), ranks or Alone()
+    recipe, ranks = (
+        checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe),
+        ranks or Alone(),
+    )
     config = checks.instance("config", Config(1) if config is None else config, Config)
     if text is not None and not isinstance(text, Encoded):
         check_corpus(text)
     if graph is not None:
         checks.instance("graph", graph, TokenGraph)
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
-    with Progress("train", shown=(on_terminal() if progress is None else progress) and ranks.rank == 0) as shown:
+    progress = on_terminal() if progress is None else progress
+    with Progress("train", shown=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
-        text, vocabulary, tokens, held_out = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
+        known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
+        text, vocabulary, tokens, held_out = known
         check_long_enough(recipe, tokens, held_out)
         model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
         model.backend = backend
-        told = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
+        inputs = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
         fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints)
-        fit.go_on(told)
-        came = fit.run(tokens, held_out, shown)
+        fit.resume(inputs)
+        progress_made = fit.run(tokens, held_out, shown)
         shown.advance(0, "measuring what was learnt")
         model = ranks.whole(model)
-        model.eval().load_state_dict({name: weight.half().float() for name, weight in model.state_dict().items()})
-        report = told | came | measured(model, tokens, held_out, graph)
+        rounded_weights = {name: weight.half().float() for name, weight in model.state_dict().items()}
+        model.eval().load_state_dict(rounded_weights)
+        report = inputs | progress_made | measured(model, tokens, held_out, graph)
         model.cpu()
     if out is not None and ranks.rank == 0:
         save(out, model, vocabulary, report)
     return model, vocabulary, report
-
-
-# -- the steps --------------------------------------------------------------------------------------------------------
 
 
 def _new_model(config: Config, recipe: Recipe) -> LanguageModel:
@@ -124,18 +117,18 @@ def _new_model(config: Config, recipe: Recipe) -> LanguageModel:
 
 
 def _optimizer(model: LanguageModel, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; what is no matrix of a map (norms, biases, tables of distances) does not decay."""
+    # no weight decay for norms, biases and tables of distances
     named = dict(model.named_parameters())
-    kept = [name for name, parameter in named.items() if parameter.dim() < 2 or name.endswith("table")]
+    fixed = [name for name, parameter in named.items() if parameter.dim() < 2 or name.endswith("table")]
     groups = [
-        {"params": [named[name] for name in named if name not in kept], "weight_decay": recipe.decay},
-        {"params": [named[name] for name in kept], "weight_decay": 0.0},
+        {"params": [named[name] for name in named if name not in fixed], "weight_decay": recipe.decay},
+        {"params": [named[name] for name in fixed], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98))
 
 
 class _Fit:
-    """One training under way: the model, its optimizer and what happened so far."""
+    """A training in progress: the model, its optimizer and the losses so far."""
 
     def __init__(
         self,
@@ -154,18 +147,23 @@ class _Fit:
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.losses: list[float] = []
         self.history: list[dict[str, float]] = []
-        self.told: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
         self.began = time.monotonic()
 
     def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
         """All steps, or as many as the minutes allow; tells how far it came."""
         shown.expect(self.recipe.steps, before=len(self.losses))
         while (done := self.share_done()) < 1:
-            self.step(windows(tokens, self.recipe, self.recipe.repeats * (1 - _REPEATS_FALL * done), self.generator), done)
+            self.step(
+                windows(
+                    tokens, self.recipe, self.recipe.repeats * (1 - _REPEATS_FALL * done), self.generator
+                ),
+                done,
+            )
             if len(self.losses) % _STEPS_BETWEEN_LOOKS == 0:
                 self.history.append(self.look(held_out))
-            self.keep()
-            self.tell(shown)
+            self.save_if_due()
+            self.show(shown)
             if self.watch is not None:
                 self.watch(len(self.losses), self.losses[-1])
         seen, seconds = self.tokens_seen(), self.seconds()
@@ -189,38 +187,42 @@ class _Fit:
         self.optimizer.step()
         self.losses.append(self.ranks.mean(loss))
 
-    def keep(self) -> None:
-        """A checkpoint, if one is due."""
+    def save_if_due(self) -> None:
+        """Write a checkpoint, if one is due."""
         step = len(self.losses)
         if self.checkpoints is None or (step % self.checkpoints.every and step < self.recipe.steps):
             return
-        told = {**self.told, "losses": self.losses, "history": self.history, "seconds": self.seconds()}
-        self.checkpoints.save(step, self.model, self.optimizer, self.generator, told, self.ranks.rank == 0)
+        state = {**self.identity, "losses": self.losses, "history": self.history, "seconds": self.seconds()}
+        self.checkpoints.save(step, self.model, self.optimizer, self.generator, state, self.ranks.rank == 0)
 
-    def go_on(self, told: Mapping[str, Any]) -> None:
-        """From the last checkpoint, if there is one; ``told`` says what training this is."""
-        self.told = {name: told[name] for name in ("recipe", "corpus_sha256", "graph")}
+    def resume(self, inputs: Mapping[str, Any]) -> None:
+        """Go on from the last checkpoint, if there is one; ValueError if its inputs are others."""
+        self.identity = {name: inputs[name] for name in ("recipe", "corpus_sha256", "graph")}
         newest = None if self.checkpoints is None else self.checkpoints.newest()
         if self.checkpoints is None or newest is None:
             return
-        before = self.checkpoints.told(newest, self.told)
+        before = self.checkpoints.told(newest, self.identity)
         self.checkpoints.restore(newest, self.model, self.optimizer, self.generator)
-        self.losses, self.history, seconds = told_before(newest, before)
-        self.began -= seconds
+        self.losses, self.history = before["losses"], before["history"]
+        self.began -= before["seconds"]
 
     def look(self, held_out: Tensor) -> dict[str, float]:
         """Where the training stands."""
         recent = {"step": len(self.losses), "training_loss": rounded(self.recent_loss())}
         return recent | look(self.ranks.whole(self.model), held_out, self.graph)
 
-    def tell(self, shown: Progress) -> None:
-        """One more step, of as many as the minutes seem to allow; its loss, how fast it went, and the last look."""
+    def show(self, shown: Progress) -> None:
+        """One more step, of as many as the minutes seem to allow; its loss, how fast it went, and the last
+        look.
+        """
         note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
         if self.history:
             names = ("held_out_loss", "induction", "previous_token")
             note += "".join(f", {name} {self.history[-1][name]:.3f}" for name in names)
         if self.minutes:
-            shown.total = min(self.recipe.steps, round(len(self.losses) / (self.seconds() / 60 / self.minutes)))
+            shown.total = min(
+                self.recipe.steps, round(len(self.losses) / (self.seconds() / 60 / self.minutes))
+            )
         shown.advance(1, note)
 
     def share_done(self) -> float:
@@ -242,35 +244,49 @@ class _Fit:
         return time.monotonic() - self.began
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``gnn-attention train``: where to write, how long, and one for each field of :class:`Recipe`."""
+    """Options of ``gnn-attention train``: where to write, how long, and one for each field of
+    :class:`Recipe`.
+    """
     where = "where to write the weights (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
-    parser.add_argument("--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)")
+    parser.add_argument(
+        "--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)"
+    )
     shown = "on stderr how far it is (default: yes)"
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True, help=shown)
     add_recipe(parser)
     folder = "keep checkpoints there, and go on from the last one"
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help=folder)
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    ranks = parser.add_argument_group("on several ranks", "torchrun --nproc-per-node 2 -m gnn_attention train ...")
-    copies = "what ranks with other windows or tokens keep: whole weights or a part (default: ddp, with --heads fsdp)"
+    ranks = parser.add_argument_group(
+        "on several ranks", "torchrun --nproc-per-node 2 -m gnn_attention train ..."
+    )
+    copies = "weights of each rank: whole (ddp) or a part (fsdp) (default: ddp, with --heads fsdp)"
     ranks.add_argument("--data", choices=["ddp", "fsdp"], help=copies)
-    ranks.add_argument("--tokens", type=int, default=1, help="ranks that share the tokens of a window (default: %(default)s)")
-    ranks.add_argument("--heads", type=int, default=1, help="ranks that share the heads of a layer (default: %(default)s)")
-    ranks.add_argument("--partition", default="contiguous", choices=list(PARTITIONS), help="of tokens (default: %(default)s)")
-    ranks.add_argument("--exchange", default="auto", choices=list(EXCHANGES), help="of senders (default: %(default)s)")
+    ranks.add_argument(
+        "--tokens", type=int, default=1, help="ranks that share the tokens of a window (default: %(default)s)"
+    )
+    ranks.add_argument(
+        "--heads", type=int, default=1, help="ranks that share the heads of a layer (default: %(default)s)"
+    )
+    ranks.add_argument(
+        "--partition", default="contiguous", choices=list(PARTITIONS), help="of tokens (default: %(default)s)"
+    )
+    ranks.add_argument(
+        "--exchange", default="auto", choices=list(EXCHANGES), help="of senders (default: %(default)s)"
+    )
     waits = "seconds after which a rank that waits for another gives up (default: %(default)s)"
     ranks.add_argument("--timeout", type=float, default=120.0, help=waits)
 
 
 def run(args: argparse.Namespace) -> int:
-    """``gnn-attention train``: train, write the file, print the report; 0 if it is there, 130 if it was interrupted.
+    """``gnn-attention train``: train, write the file, print the report; 0 if it is there, 130 if it was
+    interrupted.
 
     1 where a rank was lost: within a second if it died, after ``--timeout`` if it hangs.
     """
@@ -291,14 +307,20 @@ def run(args: argparse.Namespace) -> int:
         if not (torch.distributed.is_initialized() and lost(error)):
             raise
         reason = str(error).strip().splitlines()[0]
-        print(f"gnn-attention train: rank {torch.distributed.get_rank()} lost another: {reason}\n{_left(args)}", file=sys.stderr)
+        print(
+            f"gnn-attention train: rank {torch.distributed.get_rank()} lost another: {reason}\n{_left(args)}",
+            file=sys.stderr,
+        )
         return 1
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, layout: Layout, checkpoints: Checkpoints | None) -> int:
     with started(args.device, args.timeout) as device:
         if device is None and layout != Layout():
-            raise ValueError("--data, --tokens, --heads, --partition and --exchange are for several ranks: start with torchrun")
+            raise ValueError(
+                "--data, --tokens, --heads, --partition and --exchange are for several ranks: start with "
+                "torchrun"
+            )
         ranks = Alone(args.device) if device is None else Ranks(layout, recipe, device)
         model, vocabulary, report = train(
             recipe,
@@ -318,7 +340,11 @@ def _left(args: argparse.Namespace) -> str:
     """What is there to go on from."""
     newest = None if args.checkpoints is None else Checkpoints(args.checkpoints).newest()
     if newest is None:
-        return "nothing was written" if args.checkpoints is None else f"there is no checkpoint in {args.checkpoints} yet"
+        return (
+            "nothing was written"
+            if args.checkpoints is None
+            else f"there is no checkpoint in {args.checkpoints} yet"
+        )
     return f"{newest} is whole: the same command goes on from there, on any number of ranks"
 
 
@@ -330,7 +356,9 @@ def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapp
             f"{out}: {out.stat().st_size:,} bytes, {sum(weight.numel() for weight in model.parameters()):,} weights",
             f"{report['steps']} steps, {report['tokens_seen']:,} tokens in {report['seconds']} s, "
             f"{report['threads']} threads, peak memory {report['peak_memory_mb']:,} MB",
-            "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}".format_map(report),
+            "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}".format_map(
+                report
+            ),
             *_rows("induction", report["induction_scores"]),
             *_rows("previous token", report["previous_token_scores"]),
             "",
@@ -340,4 +368,7 @@ def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapp
 
 
 def _rows(name: str, scores: list[list[float]]) -> list[str]:
-    return [f"{name}, layer {layer}: " + " ".join(f"{score:.3f}" for score in row) for layer, row in enumerate(scores)]
+    return [
+        f"{name}, layer {layer}: " + " ".join(f"{score:.3f}" for score in row)
+        for layer, row in enumerate(scores)
+    ]

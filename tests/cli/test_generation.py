@@ -157,7 +157,7 @@ def test_the_command_of_the_readme(shipped: Any, capsys: pytest.CaptureFixture[s
     assert said.out == vocabulary.decode(found.tolist()) + "\n"
     assert is_greedy(model, found, len(prompt_of(vocabulary)), expressions.parse(graph))
     came = len(prompt_of(vocabulary)) + 79
-    assert said.err.startswith(f"{came} tokens along {graph}: {64 + 4} senders kept, ")
+    assert said.err.startswith(f"{came} tokens along {graph}: {64 + 4} senders cached, ")
 
 
 def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["text"].startswith(PROMPT)
-    assert (said["came"], said["kept"], said["seed"]) == (len(said["tokens"]) - 1, len(said["tokens"]) - 1, 3)
+    assert (said["computed"], said["cached"], said["seed"]) == (len(said["tokens"]) - 1, len(said["tokens"]) - 1, 3)
     assert main([*arguments, "--json", str(tmp_path / "said.json")]) == 0
     assert json.loads((tmp_path / "said.json").read_text()) == said
     assert capsys.readouterr().out == said["text"] + "\n"

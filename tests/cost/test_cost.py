@@ -299,7 +299,7 @@ class TestCaches:
         cache = KeyValueCache(self.GRAPH, latent=7)
         cache.update(LatentHeads(**LATENT), torch.randn(1, 11, 24))
         per_token = cost.of_sizes("latent", LatentSizes.of(**LATENT), self.GRAPH).cache_per_token
-        assert cache.nbytes == 11 * per_token["latent, turned key"]
+        assert cache.nbytes == 11 * per_token["latent, rotated key"]
 
     def test_layers_and_samples(self):
         """Two layers, and samples with graphs of their own."""
@@ -316,7 +316,7 @@ class TestCaches:
             for token in torch.randn(1, 11, 8).split(1, dim=1):
                 cache.update(heads, token)
                 most = max(most, len(cache.positions))
-            assert cost.of_graph(graph).kept == most
+            assert cost.of_graph(graph).cached == most
 
 
 def most_kept(graph: TokenGraph) -> int:
@@ -379,16 +379,16 @@ class TestGraphs:
         assert found.causal == len(single) * int((src <= dst).sum())
         assert found.cells == sum(cells(one, 4) for one in single)
         if graph.num_dst == graph.num_src:
-            assert found.kept == most_kept(graph)
+            assert found.cached == most_kept(graph)
         else:
-            assert found.kept == int(single.any(0).any(0).sum())
+            assert found.cached == int(single.any(0).any(0).sum())
 
     def test_shares(self):
         found = cost.of_graph(patterns.window(8, 2), block=2)
         assert (found.edges, found.causal, found.full, found.cells) == (15, 36, 64, 4 * 4 + 3 * 4)
         assert (found.of_causal, found.of_full, found.fill) == (15 / 36, 15 / 64, 15 / 28)
         nothing = cost.of_graph(patterns.causal(0))
-        assert (nothing.edges, nothing.kept, nothing.of_causal, nothing.fill) == (0, 0, 1.0, 1.0)
+        assert (nothing.edges, nothing.cached, nothing.of_causal, nothing.fill) == (0, 0, 1.0, 1.0)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w and w for each token after it, and 4 sinks for those who no longer hear them."""
@@ -396,7 +396,7 @@ class TestGraphs:
         graph = patterns.window(n, w) | patterns.sinks(n, 4)
         found = cost.of_graph(graph)
         assert found.edges == w * (w + 1) // 2 + (n - w) * w + (1 + 2 + 3) + 4 * (n - w - 3)
-        assert (found.kept, found.causal, found.full) == (w + 4, n * (n + 1) // 2, n * n)
+        assert (found.cached, found.causal, found.full) == (w + 4, n * (n + 1) // 2, n * n)
         tiles = sum(range(1, 34)) + 34 * (n // 128 - 33)  # up to 33 in a row for the window, 1 for the sinks
         assert found.cells == tiles * 128**2 + 64 * (32 * 128 + 64 + 128)  # the border cuts the last row
         assert not {"_enumerate", "_dense"} & {key[0] for key in graph._memo if isinstance(key[0], str)}
@@ -516,7 +516,7 @@ class TestConfigs:
     def test_latent_attention(self):
         """DeepSeek-V3: 576 numbers of a token for 128 heads, against 128 (192 + 128); of parameters as many."""
         costs = cost.of_config("deepseek-v3", 8192)
-        assert costs["latent"].cache_per_token == {"latent, turned key": 61 * 576 * 2}
+        assert costs["latent"].cache_per_token == {"latent, rotated key": 61 * 576 * 2}
         assert costs["expanded"].cache_per_token == {"key, value": 61 * 128 * (192 + 128) * 2}
         assert costs["latent"].parameters == costs["expanded"].parameters == 61 * 187_107_328
 
@@ -578,7 +578,7 @@ class TestCommand:
         graphs = (patterns.window(512, 64) | patterns.sinks(512, 4), patterns.causal(512))
         edges = [cost.of_graph(graph).edges for graph in graphs]
         assert [f"{count:,}" in row for count, row in zip(edges, rows, strict=False)] == [True, True]
-        assert "decoding keeps 68 of 512 senders" in " ".join(out.split())
+        assert "decoding caches 68 of 512 senders" in " ".join(out.split())
 
     def test_a_graph_without_its_size(self, capsys):
         """The tokens of --tokens are filled in, 8192 without; what is written in full stays as it is."""

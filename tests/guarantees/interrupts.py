@@ -1,7 +1,7 @@
 """Interrupts: whoever is ended by Ctrl-C ends at once with one line, leaves every file whole, and can go on.
 
-A case is a command and a moment: some seconds after its start, just before the n-th time that it changes a file or folder (a
-checkpoint being saved), or while a fresh interpreter is loading the package. Afterwards the exit code is 130, stderr holds one
+A case is a command and a moment: some seconds after its start, or just before the n-th time that it changes a file or folder (a
+checkpoint being saved). Afterwards the exit code is 130, stderr holds one
 line and no traceback, no process and no temporary file is left, and the same command, given once more, comes to what the same
 command comes to that nobody interrupted.
 """
@@ -24,8 +24,6 @@ from tests.guarantees import children
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
 __all__ = ["COMMANDS", "GUARANTEE", "Command", "Forks", "measure"]
-
-LOADING = 4.0  # seconds that an interpreter takes to load the package and all commands, about
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def measure(count: int, tell: Tell) -> Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """A command and a moment: ``seconds`` after it began, or just before the ``event``-th change of a file, or while it loads.
+    """A command and a moment: ``seconds`` after it began, or just before the ``event``-th change of a file.
 
     >>> print(Case.drawn(0))
     case 0, train, before its change 50 of a file
@@ -139,7 +137,6 @@ class Case:
     name: str
     seconds: float | None = None
     event: int | None = None
-    loading: bool = False
 
     @staticmethod
     def drawn(number: int) -> Case:
@@ -153,15 +150,13 @@ class Case:
             if command.events and turn % 2 == 0:
                 return Case(number, quick[place], event=rng.randint(1, command.events))
             return Case(number, quick[place], seconds=rng.uniform(0.0, command.span))
-        if turn % 2:
-            return Case(number, "generate", seconds=rng.uniform(0.05, LOADING), loading=True)
         name = slow[turn // 2 % len(slow)]
         return Case(number, name, seconds=rng.uniform(0.0, COMMANDS[name].span))
 
     def __str__(self) -> str:
         """Number, command and moment."""
         moment = f"before its change {self.event} of a file" if self.event else f"after {self.seconds:.3f} s"
-        return f"case {self.number}, {self.name}, {moment}{' of loading' if self.loading else ''}"
+        return f"case {self.number}, {self.name}, {moment}"
 
 
 class Forks:
@@ -192,14 +187,11 @@ class Forks:
     def run(self, case: Case) -> tuple[bool, list[str]]:
         """Whether the command had ended before its interrupt, and what is wrong in words."""
         command, folder = COMMANDS[case.name], self._new(f"case{case.number}")
-        if case.loading:
-            told = _loading(command.arguments, folder, case.seconds or 0.0)
-        else:
-            told = self._told(command.arguments, folder, seconds=case.seconds, event=case.event)
+        told = self._told(command.arguments, folder, seconds=case.seconds, event=case.event)
         ended = told["code"] == 0
         wrong = _after(told, folder)
         again = command.arguments if command.again is None else command.again(folder)
-        return ended, [*wrong, *([] if command.once or case.loading else self._goes_on(case.name, again, folder))]
+        return ended, [*wrong, *([] if command.once else self._goes_on(case.name, again, folder))]
 
     def _goes_on(self, name: str, again: tuple[str, ...], folder: Path) -> list[str]:
         """The command once more: what it comes to is what it comes to alone."""
@@ -232,45 +224,12 @@ class Forks:
         return folder
 
 
-def _loading(arguments: tuple[str, ...], folder: Path, seconds: float) -> dict[str, Any]:
-    """The command in a fresh interpreter, interrupted while that loads the package or soon after."""
-    files = [open(folder.with_suffix(f".{name}"), "wb") for name in ("out", "err")]  # noqa: PTH123, SIM115
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "gnn_attention", *arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            "TMPDIR": str(folder.with_suffix(".tmp")),
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=files[0],
-        stderr=files[1],
-        preexec_fn=_as_from_a_shell,
-    )
-    for file in files:
-        file.close()
-    code = children.waited(child.pid, seconds)
-    if code is None:
-        os.killpg(child.pid, signal.SIGINT)
-        code = children.waited(child.pid, children.PATIENCE)
-    child.returncode = code
-    left = children.left_over(child.pid)
-    early = code == -signal.SIGINT and "gnn_attention" not in _text(folder, "err")
-    return {"code": code, "left": left, "early": early}
-
-
-def _as_from_a_shell() -> None:
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def _after(told: dict[str, Any], folder: Path) -> list[str]:
     """What is wrong with how a command ended."""
     # a command that runs for five seconds says so; what counts is the line with which it ends
     lines = [line for line in _text(folder, "err").splitlines() if line.strip() and " elapsed" not in line]
     wrong = [f"a process was left: {name}" for name in told["left"]]
-    if told["code"] != 0 and not told.get("early"):  # Python itself had not begun with the package
+    if told["code"] != 0:
         if told["code"] not in (130, -signal.SIGINT):
             wrong.append(f"exit code {told['code']}, not 130: {lines[-1:]}"[:300])
         if len(lines) != 1 or "interrupted" not in lines[0]:

@@ -20,8 +20,7 @@ from gnn_attention import draw, explorer
 from gnn_attention import model as language_model
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training import compare_plot
-from gnn_attention.training.compare_results import Mean, Row
+from gnn_attention.training.compare_results import Mean, Row, plot
 
 __all__ = ["SURFACES", "Surface", "written"]
 
@@ -184,12 +183,12 @@ def _large(text: str) -> Any:
 def _compared(text: str) -> Any:
     mean = Mean(1.0, 0.1)
     found = [Row("causal", 4.0, mean, None, None, mean, mean, 4), Row(text, 2.0, mean, mean, None, mean, mean, 4)]
-    return compare_plot.figure(found, "a title", "facts")
+    return plot(found, "a title", "facts")
 
 
 def _compared_under(text: str) -> Any:
     mean = Mean(1.0, 0.1)
-    return compare_plot.figure([Row("causal", 4.0, mean, None, None, mean, mean, 4)], text, "facts")
+    return plot([Row("causal", 4.0, mean, None, None, mean, mean, 4)], text, "facts")
 
 
 def _against_tokens(text: str) -> Any:

@@ -5,6 +5,8 @@ import inspect
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +17,6 @@ import torch
 
 from benchmarks import process
 from gnn_attention import StandardHeads, patterns, verify
-from gnn_attention._support import interrupts as support_interrupts
 from gnn_attention.verify import processes
 from tests.guarantees import interrupts
 from tests.guarantees.interrupts import COMMANDS, Case, Forks
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of te
 def test_cases_cover_the_commands_and_the_moments():
     cases = [Case.drawn(number) for number in range(interrupts.GUARANTEE.full)]
     assert {case.name for case in cases} == set(COMMANDS)
-    assert any(case.loading for case in cases)
     assert {case.name for case in cases if case.event} == {name for name, command in COMMANDS.items() if command.events}
     assert str(Case.drawn(7)) == str(Case.drawn(7))
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
@@ -91,41 +91,20 @@ def test_nothing_measured_does_not_hold(monkeypatch):
 
 # -- what it uncovered ------------------------------------------------------------------------------------------------
 
-COMMAND_LINES = [
-    (["-m", "train"], ["python", "-m", "gnn_attention", "train"], True),
-    (["-m", "train"], ["python", "-W", "error", "-mgnn_attention", "train"], True),
-    (["/usr/bin/gnn-attention", "train"], ["python", "/usr/bin/gnn-attention", "train"], True),
-    (["gnn-attention.exe"], ["gnn-attention.exe"], True),
-    (["-m"], ["python", "-m", "pytest"], False),
-    (["/lib/pytest/__main__.py"], ["python", "-m", "pytest", "gnn_attention"], False),
-    (["-c"], ["python", "-c", "import gnn_attention"], False),
-    ([""], ["python"], False),
-    ([], [], False),
-]
-
-
-@pytest.mark.parametrize(("arguments", "original", "expected"), COMMAND_LINES)
-def test_only_our_commands_handle_interrupts_while_they_load(arguments, original, expected):
-    assert support_interrupts.is_command(arguments, original) is expected
-
-
-def test_a_program_that_imports_the_package_keeps_its_handler(monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    assert before is not support_interrupts._end
-    with support_interrupts.deliverable():
-        assert signal.getsignal(signal.SIGINT) is before
-    monkeypatch.setattr(support_interrupts.sys, "argv", ["gnn-attention"])
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        support_interrupts.quiet()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # inherited: left as it is
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        support_interrupts.quiet()
-        with support_interrupts.deliverable():
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it has ended
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted():
+    program = """
+import signal
+before = signal.getsignal(signal.SIGINT)
+import gnn_attention
+from gnn_attention.__main__ import main
+assert main(["graphs", "causal"]) == 0
+assert signal.getsignal(signal.SIGINT) is before
+import sys
+sys.argv = ["gnn-attention", "graphs", "causal"]
+assert main() == 0
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_an_interrupted_verify_writes_what_there_is():

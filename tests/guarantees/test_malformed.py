@@ -13,7 +13,6 @@ from gnn_attention._support import checks
 from gnn_attention.graph import edge_list
 from gnn_attention.interpret.audit.probe_groups import groups
 from gnn_attention.training import trainer as training
-from gnn_attention.training.metrics import told_before
 from tests.guarantees import malformed
 from tests.guarantees.malformed.case import COMPILED, EAGER, Case, Subject, faults, held
 
@@ -182,17 +181,6 @@ def test_a_backend_of_ones_own_must_return_what_is_due():
     q = torch.zeros(2, 1, 3, 2)
     with pytest.raises(TypeError, match="'own' must return"):
         attend(q, q, q, patterns.causal(3), backend=Backend("own", lambda call: call.q))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("history", [{}]), ("history", [3]), ("losses", ["low"]), ("seconds", None), ("seconds", float("nan"))]
-)
-def test_a_checkpoint_that_tells_no_history_is_refused(name, value):
-    look = {"step": 1, "training_loss": 1.0, "held_out_loss": 1.0, "induction": 0.0, "previous_token": 0.0}
-    told = {"losses": [1.0], "history": [look], "seconds": 2.0}
-    assert told_before("step-1", told) == ([1.0], [look], 2.0)
-    with pytest.raises(ValueError, match=f"step-1 is no checkpoint of a training: .*{name}"):
-        told_before("step-1", told | {name: value})
 
 
 def test_groups_of_an_audit_cover_every_pair_on_its_own():

@@ -22,7 +22,7 @@ from gnn_attention.__main__ import main
 from gnn_attention.huggingface import _overrides
 from gnn_attention.interpret.audit import audit, pytest_plugin
 from gnn_attention.interpret.audit.probe_groups import groups
-from gnn_attention.interpret.audit.runner import Runner, undisturbed
+from gnn_attention.interpret.audit.runner import Runner, isolated
 from gnn_attention.verify.measure import EXACT
 
 T, WIDTH = 8, 4
@@ -235,7 +235,7 @@ def test_two_influences_do_not_cancel():
     """Receivers 1 and 2 hear sender 5 with opposite signs: asked together by a cotangent of ones they would say nothing."""
     module = Linear(torch.zeros(8, 8))
     module.flows[1, 5], module.flows[2, 5] = 1.0, -1.0
-    with undisturbed(module):
+    with isolated(module):
         runner = Runner(module, lambda module, x: module(x), (8, 3), 8, None, 32, 0)
         (answer,) = runner.gradients(runner.draw(0), torch.ones(1, 8, dtype=torch.bool), 0)
     assert answer[5] > 1e-3
@@ -246,7 +246,7 @@ def test_two_influences_do_not_cancel():
 def test_cotangents_are_not_the_inputs():
     """What does not change when a token is scaled has a gradient orthogonal to it: cotangents like inputs would see dust."""
     module = Reads(lambda x: x / x.norm(dim=-1, keepdim=True))
-    with undisturbed(module):
+    with isolated(module):
         runner = Runner(module, lambda module, x: module(x), (8, 3), 8, None, 1, 0)
         (answer,) = runner.gradients(runner.draw(0), torch.ones(1, 8, dtype=torch.bool), 0)
     assert answer.min() > 1e-3
@@ -340,13 +340,13 @@ def test_nan_alone_is_no_leak():
     assert "NaN alone crosses 28 pairs, first 1 -> 0" in str(verdict)
 
 
-def test_samples_that_hear_one_another():
+def test_samples_that_influence_one_another():
     """BatchNorm for each token is local in time, and mixes samples; so does a GRU that takes time first."""
     verdict = audit(nn.BatchNorm1d(T), patterns.self_loops(T), (T, WIDTH))
     assert verdict.crosses_samples
     assert not verdict.leaks
     assert not verdict.ok
-    assert "samples hear one another" in str(verdict)
+    assert "samples influence one another" in str(verdict)
     time_first = nn.GRU(WIDTH, WIDTH)
     assert "[T, B, width]" in str(audit(time_first, CAUSAL, (T, WIDTH)))
 
@@ -524,7 +524,7 @@ def test_an_id_speaks_for_itself():
 def test_no_hook_stays_on_the_embedding():
     """One left there would go on placing old states."""
     module = Tokens(CAUSAL.mask())
-    with undisturbed(module):
+    with isolated(module):
         runner = Runner(module, lambda module, ids: module(ids), (T,), T, "word", 32, 0)
         runner.run(runner.draw(0))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in runner.module.modules())
@@ -631,7 +631,7 @@ def test_the_same_seed_gives_the_same_verdict():
         ("mask transposed", "the second is the first transposed"),
         ("mask off by one", "the first is the second with the edges src <= dst alone"),
         ("documents crossing", "the second has 3 more senders per receiver from receiver 3 on"),
-        ("BatchNorm over time", "samples of a batch hear one another"),
+        ("BatchNorm over time", "samples of a batch influence one another"),
     ],
 )
 def test_the_text_helps_to_find_the_mistake(name, words):

@@ -14,8 +14,8 @@ import gnn_attention as ga
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention import model as lm
 from gnn_attention.heads.latent import LatentHeads
-from gnn_attention.interpret import trace
-from gnn_attention.interpret.circuits import api as circuits
+from gnn_attention.interpret import circuits, trace
+from gnn_attention.interpret.circuits import lengths
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import EXACT
 
@@ -72,7 +72,7 @@ class TestSplit:
     def test_some_edges_at_a_time(self, monkeypatch):
         p, x = drawn(3, 5, 12), drawn(5, 12, seed=1)
         whole = circuits.split(p, x, patterns.causal(5))
-        monkeypatch.setattr(circuits, "NUMBERS_AT_ONCE", 70)  # 36 of them are one edge
+        monkeypatch.setattr(lengths, "NUMBERS_AT_ONCE", 70)  # 36 of them are one edge
         parts = circuits.split(p, x, patterns.causal(5))
         assert all(torch.equal(*pair) for pair in zip(whole, parts, strict=True))
 
@@ -121,9 +121,9 @@ class TestPatternLengths:
         far = FactoredHeads.of(heads, side="sender").patterns(x).square().sum(-1).sqrt().detach()
         sources = (heads, FactoredHeads.of(heads), MergedHeads.of(heads, side="sender"), MessagePassingAttention(heads))
         run = trace.record(MessagePassingAttention(heads), x, patterns.causal(5))
-        for lengths in (*(circuits.pattern_lengths(source, x) for source in sources), circuits.pattern_lengths(run.layers[0])):
-            assert_exact(lengths.receiver, near)
-            assert_exact(lengths.sender, far)
+        for found in (*(circuits.pattern_lengths(source, x) for source in sources), circuits.pattern_lengths(run.layers[0])):
+            assert_exact(found.receiver, near)
+            assert_exact(found.sender, far)
         assert circuits.pattern_lengths(heads, x[0]).receiver.shape == (heads.num_heads, 5)
 
     def test_two_sources(self):

@@ -20,7 +20,7 @@ from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, S
 from gnn_attention import model as lm
 from gnn_attention.backends import call as backends_call
 from gnn_attention.heads.latent import LatentHeads
-from gnn_attention.interpret.trace import api as trace
+from gnn_attention.interpret import trace
 from gnn_attention.interpret.trace import intervene, interventions
 from gnn_attention.verify.measure import EXACT
 
@@ -552,7 +552,7 @@ def test_a_bias_stays_with_its_edges():
         wanted = dense(made, x, LISTED, bias=bias, **{kind: cells(pairs)})
         assert_exact(found.output, wanted.update)
         assert_exact(found.layers[0].weights(), at(wanted.weights, found.layers[0].edge_index))
-        with pytest.raises(NotImplementedError, match="bias beside an operation on some heads: operate on all heads"):
+        with pytest.raises(NotImplementedError, match="bias with an operation on some heads: operate on all heads"):
             trace.record(layer, x, LISTED, bias=bias, surgery=getattr(trace, kind)(pairs, heads=1))
 
 
@@ -626,7 +626,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend, dtype):
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
-    muted = interventions.Split(trace.mute([(0, dst) for dst in range(n)]))
+    muted = interventions.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
     found = ga.attend(q, k, v, graph, scale=scale, backend=intervene.Muting.over(backend, muted))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
@@ -731,12 +731,12 @@ def test_wrong_questions_are_refused():
             question()
 
 
-def test_a_layer_that_walks_for_others_is_refused():
+def test_a_layer_with_message_hooks_is_refused():
     """Hooks of torch_geometric make a layer walk whatever its backend: then nothing could be muted or recorded."""
     layer, x = MessagePassingAttention(heads(), backend="auto"), states(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
-        NotImplementedError, match="a hook or explainer of torch_geometric makes this layer walk: remove it to record"
+        NotImplementedError, match="a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove it to record"
     ):
         trace.record(layer, x, LISTED)
     with (

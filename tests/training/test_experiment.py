@@ -25,8 +25,9 @@ from gnn_attention.__main__ import main
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.convert import expressions
 from gnn_attention.convert import files as convert_files
+from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.model import Config, LanguageModel, induction_scores
-from gnn_attention.training import Corpus, Recipe, compare_plot, compare_store, metrics
+from gnn_attention.training import Corpus, Recipe, compare_results, compare_store, metrics
 from gnn_attention.training import compare as ex
 from gnn_attention.training import trainer as training
 from gnn_attention.training.compare_results import Mean, Outcome, rows, table
@@ -191,10 +192,10 @@ class TestMeasures:
         for _ in range(24):
             cache.append(*(torch.zeros(1, 2, 1, 4) for _ in range(2)))
             most = max(most, len(cache.positions))
-        assert ex.senders_held(graph) == most
+        assert most_cached(graph) == most
 
     def test_nobody_heard_nobody_held(self):
-        assert ex.senders_held(patterns.causal(5) - patterns.causal(5)) == 0
+        assert most_cached(patterns.causal(5) - patterns.causal(5)) == 0
 
     def test_generation_is_timed_through_a_cache_of_the_graph(self, monkeypatch):
         """Half a window, token by token, the last one at its end."""
@@ -270,7 +271,7 @@ class TestGraphs:
 
     def test_files_that_do_not_fit(self, tmp_path):
         convert_files.write(patterns.causal(15), tmp_path / "short.edges")
-        with pytest.raises(ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of 15 or less"):
+        with pytest.raises(ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of at most 15"):
             compared(f"file:{tmp_path / 'short.edges'}")
         convert_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
         with pytest.raises(ValueError, match=r"has 29 edges from a later token .* take the lines with src > dst out of a file"):
@@ -460,7 +461,7 @@ class TestPlot:
         needs("matplotlib")
 
     def test_points_bars_and_names(self):
-        (axes,) = compare_plot.figure(self.FOUND, "title", "facts").axes
+        (axes,) = compare_results.plot(self.FOUND, "title", "facts").axes
         assert axes.get_xscale() == "log"
         points = {tuple(point) for line in axes.lines if line.get_marker() in "os" for point in line.get_xydata().tolist()}
         assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
@@ -473,18 +474,18 @@ class TestPlot:
         assert axes.get_title(loc="left") == "title\nfacts"
 
     def test_names_do_not_overlap_and_stay_inside(self):
-        figure = compare_plot.figure(self.FOUND, "title", "facts")
+        figure = compare_results.plot(self.FOUND, "title", "facts")
         boxes = [text.get_window_extent() for text in figure.axes[0].texts]
         assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
     def test_a_name_is_no_formula(self):
         name = "file:a$x^$b.edges"
-        (axes,) = compare_plot.figure(rows(made(name, [2.0])), "title", "facts").axes
+        (axes,) = compare_results.plot(rows(made(name, [2.0])), "title", "facts").axes
         assert [text.get_text() for text in axes.texts] == [name]
 
     def test_one_graph_and_one_seed(self):
-        figure = compare_plot.figure(rows(made("causal", [2.0])), "title", "facts")
+        figure = compare_results.plot(rows(made("causal", [2.0])), "title", "facts")
         assert [text.get_text() for text in figure.axes[0].texts] == ["causal"]
 
 

@@ -76,7 +76,7 @@ def test_what_the_root_cannot_have_heard_does_not_move_its_answer(graph, layers,
     changed = torch.where(task.leaves[:, None], other.x.double(), x)
     same = reader(x, graph)[:, 0] == reader(changed, graph)[:, 0]
     assert bool(same.all()) is not hears
-    assert tasks._hears(task.graph, graph, layers) is hears
+    assert tasks._reaches_leaf(task.graph, graph, layers) is hears
 
 
 def test_one_layer_over_the_hops_learns_it():
@@ -89,7 +89,7 @@ def test_a_comparison_and_its_table(judged_briefly):
     """Tiny: names, layers and reach of every row; the same again for the same seeds; a line for every model."""
     told = []
     outcomes = tasks.compare(depth=2, seeds=2, steps=2, tell=told.append)
-    assert [(one.graph, one.layers, one.hears) for one in outcomes] == [
+    assert [(one.graph, one.layers, one.reaches) for one in outcomes] == [
         ("the tree", 1, False),
         ("the tree", 2, True),
         ("the tree ** 2", 1, True),
@@ -108,7 +108,7 @@ def test_the_command(tmp_path, capsys, judged_briefly):
     parser = argparse.ArgumentParser()
     tasks.add_arguments(parser)
     assert tasks.run(parser.parse_args(["--depth", "1", "--seeds", "1", "--steps", "1"])) == 0
-    assert "hears a leaf" in capsys.readouterr().out
+    assert "reaches leaf" in capsys.readouterr().out
     file = tmp_path / "reach.json"
     assert tasks.run(parser.parse_args(["--depth", "1", "--seeds", "1", "--steps", "1", "--json", str(file)])) == 0
     assert json.loads(file.read_text())[0]["graph"] == "the tree"
@@ -138,7 +138,7 @@ def test_wrong_numbers_are_named(call, message):
 def test_only_reach_answers():
     """Two seeds: without reach no better than chance, over the hops nearly always."""
     for one in tasks.compare(depth=3, seeds=2, steps=120):
-        if not one.hears:
+        if not one.reaches:
             assert all(abs(accuracy - 0.25) < 5 * (0.25 * 0.75 / 2048) ** 0.5 for accuracy in one.accuracies), one
         if one.graph == "the tree ** 3":
             assert min(one.accuracies) > 0.95, one

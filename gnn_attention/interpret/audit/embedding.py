@@ -1,4 +1,4 @@
-"""Token ids of a module under audit: which of its parts turns them into states, and ids drawn at random."""
+"""Token ids of a module under audit: its embedding, and random ids."""
 
 from __future__ import annotations
 
@@ -11,63 +11,70 @@ from torch import nn
 
 from gnn_attention._support.shapes import Int, Tensor
 
-__all__ = ["another", "embedding_of", "random_ids"]
 
+def embedding_of(
+    module: nn.Module, name: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int
+) -> nn.Module:
+    """The part of that name, else ``module.get_input_embeddings()``, else the ``nn.Embedding`` called with
+    the ids.
 
-def embedding_of(module: nn.Module, given: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int) -> nn.Module:
-    """The part of that name, else the module's own word for it (``get_input_embeddings``), else the one that gets the ids.
-
-    Raises ValueError where none or several ``nn.Embedding`` get the ids.
+    Raises ValueError where none or several are called with the ids.
     """
-    if given is not None:
-        return module.get_submodule(given)
+    if name is not None:
+        return module.get_submodule(name)
     if hasattr(module, "get_input_embeddings"):
-        own: Any = module.get_input_embeddings
-        embedding: nn.Module = own()
+        method: Any = module.get_input_embeddings
+        embedding: nn.Module = method()
         return embedding
     tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
-    found = list(tables.values()) if len(tables) < 2 else _given_the_ids(module, list(tables.values()), call, tokens)
-    if len(found) != 1:
+    parts = list(tables.values())
+    called = parts if len(parts) < 2 else _called_with_ids(module, parts, call, tokens)
+    if len(called) != 1:
         raise ValueError(
-            f"input_shape ({tokens},) asks for token ids, and {len(found)} of the module's embeddings {list(tables)} take them: "
-            "say which with embedding='name', or give input_shape=(T, width) for a module that takes states"
+            f"input_shape ({tokens},) is for token ids, and {len(called)} of the module's embeddings {list(tables)} "
+            "take them: choose with embedding='name', or give input_shape=(T, width) for a module that takes states"
         )
-    return found[0]
+    return called[0]
 
 
 def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
-    """Ids of its vocabulary, never the padding's: models look for that."""
-    ids, padding = torch.randint(_rows(embedding), (1, tokens), generator=generator), getattr(embedding, "padding_idx", None)
-    return ids if padding is None else torch.where(ids == padding, (ids + 1) % _rows(embedding), ids)
+    """Ids of its vocabulary except the padding's, which models treat differently."""
+    ids = torch.randint(_vocabulary_size(embedding), (1, tokens), generator=generator)
+    return _without_padding(ids, embedding)
 
 
-def another(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
-    """For each id one that is another, and not the padding's."""
-    following, padding = (ids + 1) % _rows(embedding), getattr(embedding, "padding_idx", None)
-    return following if padding is None else torch.where(following == padding, (ids + 2) % _rows(embedding), following)
+def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
+    """For each id a different one, and not the padding's."""
+    return _without_padding((ids + 1) % _vocabulary_size(embedding), embedding)
 
 
-def _given_the_ids(
+def _without_padding(ids: Tensor, embedding: nn.Module) -> Tensor:
+    padding = getattr(embedding, "padding_idx", None)
+    return (
+        ids if padding is None else torch.where(ids == padding, (ids + 1) % _vocabulary_size(embedding), ids)
+    )
+
+
+def _called_with_ids(
     module: nn.Module, tables: list[nn.Embedding], call: Callable[[nn.Module, Tensor], Any], tokens: int
 ) -> list[nn.Module]:
-    """The embeddings that are called with the very ids that the module is called with."""
-    smallest = min(tables, key=_rows)
+    smallest = min(tables, key=_vocabulary_size)
     ids = random_ids(smallest, tokens, torch.Generator().manual_seed(0)).to(smallest.weight.device)
-    met: list[nn.Module] = []
+    called: list[nn.Module] = []
 
-    def seen(part: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if arguments and isinstance(arguments[0], Tensor) and torch.equal(arguments[0], ids) and part not in met:
-            met.append(part)
+    def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
+        first = arguments[0] if arguments else None
+        if isinstance(first, Tensor) and torch.equal(first, ids) and part not in called:
+            called.append(part)
 
     with ExitStack() as hooks, torch.no_grad():
         for part in tables:
-            hooks.callback(part.register_forward_pre_hook(seen).remove)
+            hooks.callback(part.register_forward_pre_hook(note).remove)
         call(module, ids)
-    return met
+    return called
 
 
-def _rows(embedding: nn.Module) -> int:
-    """The size of the vocabulary."""
+def _vocabulary_size(embedding: nn.Module) -> int:
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")

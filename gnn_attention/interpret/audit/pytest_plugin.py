@@ -3,7 +3,7 @@
 ``pytest -p gnn_attention.interpret.audit.pytest_plugin``, or in the topmost conftest.py
 ``pytest_plugins = ["gnn_attention.interpret.audit.pytest_plugin"]``, and then ::
 
-    def test_my_model_keeps_to_its_window(audited):
+    def test_my_model_stays_within_its_window(audited):
         audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
 
 It is no entry point: a plugin that every pytest run of the machine loads would import torch in every one of them.
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from gnn_attention.interpret.audit.api import Verdict, audit
+from gnn_attention.interpret.audit.api import audit
+from gnn_attention.interpret.audit.report import Verdict
 
 __all__ = ["audited"]
 
@@ -25,7 +26,7 @@ __all__ = ["audited"]
 def audited() -> Callable[..., Verdict]:
     """:func:`gnn_attention.audit` that fails the test with the verdict's text where information leaks.
 
-    ``audited(module, graph, input_shape, ..., exact=False)`` takes what ``audit`` takes; with ``exact=True`` an allowed pair
+    ``audited(module, graph, input_shape, ..., exact=False)`` takes the arguments of ``audit``; with ``exact=True`` an allowed pair
     that is not used fails the test too. Returns the verdict.
     """
     return _audited

@@ -1,4 +1,4 @@
-"""What is declared to an audit: who may have heard of whom after so many layers of a graph."""
+"""The declared bounds of an audit: which tokens may influence which after so many layers of a graph."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Bounds", "as_graph", "declared", "edges", "is_square"]
-
 MOST_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """In ``after[k][dst, src]`` who may have heard of whom after k layers, in ``hops[k]`` in layer k + 1 alone.
+    """``after[k][dst, src]``: whether src may influence dst after k layers; ``hops[k]``: in layer k + 1
+    alone.
 
-    Of a square graph's tokens each hears itself (its state is carried along).
+    In a square graph each token may influence itself (its state is carried along).
 
     >>> from gnn_attention import patterns
     >>> Bounds.of((patterns.window(9, 3),), layers=2).after[2].sum(1).tolist()
@@ -35,7 +34,9 @@ class Bounds:
         """Those of so many layers; the graphs are cycled. ValueError where a graph cannot follow itself."""
         square = is_square(graphs[0])
         if layers > 1 and not square:
-            raise ValueError(f"layers must be 1 where senders are not the receivers, got {layers} for {graphs[0]!r}")
+            raise ValueError(
+                f"layers must be 1 where senders are not the receivers, got {layers} for {graphs[0]!r}"
+            )
         start = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
         masks = [graph.mask() | start if square else graph.mask() for graph in graphs]
         after, hops = [start], [masks[layer % len(masks)] for layer in range(layers)]
@@ -45,26 +46,33 @@ class Bounds:
 
     @property
     def layers(self) -> int:
-        """How many layers were declared."""
+        """The number of declared layers."""
         return len(self.hops)
 
 
-def declared(given: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
+def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
     """One plain graph for each layer, heads joined: an edge of any head is an edge.
 
-    TypeError for anything but graphs; ValueError where they vary by sample, cannot follow one another or are too large.
+    TypeError for anything but graphs; ValueError where they vary by sample, cannot follow one another or are
+    too large.
     """
-    graphs = (given,) if isinstance(given, TokenGraph) else tuple(given) if isinstance(given, Sequence) else ()
+    graphs = (
+        (value,) if isinstance(value, TokenGraph) else tuple(value) if isinstance(value, Sequence) else ()
+    )
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
-        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(given)}")
+        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
     for graph in graphs:
         if graph.batch is not None:
             raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
         if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MOST_TOKENS:
-            raise ValueError(f"graph must have 1 to {MOST_TOKENS} tokens, as every pair is looked at, got {graph!r}: cut it")
+            expected = f"1 to {MOST_TOKENS} tokens, as every pair is looked at"
+            raise ValueError(f"graph must have {expected}, got {graph!r}: cut it")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
-            raise ValueError(f"graphs of several layers must be square, of the same tokens, got {graphs[0]!r} and {graph!r}")
-    return tuple(graph if graph.heads is None else as_graph(graph.mask().any(0), graph, graph.name) for graph in graphs)
+            got = f"{graphs[0]!r} and {graph!r}"
+            raise ValueError(f"graphs of several layers must be square, of the same tokens, got {got}")
+    return tuple(
+        graph if graph.heads is None else as_graph(graph.mask().any(0), graph, graph.name) for graph in graphs
+    )
 
 
 def is_square(graph: TokenGraph) -> bool:
@@ -74,8 +82,8 @@ def is_square(graph: TokenGraph) -> bool:
 
 def as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
     """The pairs as a graph of the same tokens as another."""
-    listed = TokenGraph.from_edges(pairs.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
-    return replace(listed, dst_offset=like.dst_offset, src_offset=like.src_offset)
+    graph = TokenGraph.from_edges(pairs.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
+    return replace(graph, dst_offset=like.dst_offset, src_offset=like.src_offset)
 
 
 def edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""What an audit found: the verdict, in words, as graphs and as JSON."""
+"""The result of an audit: the verdict, in words, as graphs and as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gnn_attention.analyse import diff, witness
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.reachability import is_square
 
-__all__ = ["Leak", "Verdict", "remarks_on"]
-
 SHOWN = 8  # leaks that the text lists
 DUST = 1e-12  # a gradient so much smaller than the largest may be the rounding of an FFT or a running sum
 
@@ -21,9 +19,9 @@ DUST = 1e-12  # a gradient so much smaller than the largest may be the rounding 
 class Leak:
     """Information from ``src`` changes ``dst``, which no path of the declared graph allows.
 
-    ``path`` holds the tokens through which it goes, src first; the fewest hops that are no edges, then the fewest hops.
-    ``layer`` names the part of the module in which it comes in, None where that cannot be told. ``witnesses`` are those of
-    "jacobian", "perturbation" and "nan" that saw it, ``size`` is the gradient as a share of the largest one anywhere.
+    ``path`` holds the tokens that it passes, src first: the fewest undeclared hops, then the fewest hops.
+    ``layer`` names the part of the module in which it comes in, None if unknown. ``witnesses`` are the
+    detectors that found it, ``size`` is the gradient as a share of the largest one anywhere.
 
     >>> print(Leak(0, 4, (0, 1, 3, 4), "blocks.1.attention", ("jacobian",), 0.25))
     0 -> 4 through 0 -> 1 -> 3 -> 4, comes in at blocks.1.attention (seen by jacobian)
@@ -37,7 +35,6 @@ class Leak:
     size: float
 
     def __str__(self) -> str:
-        """One line."""
         via = f" through {' -> '.join(map(str, self.path))}" if len(self.path) > 2 else ""
         where = "" if self.layer is None else f", comes in at {self.layer}"
         return f"{self.src} -> {self.dst}{via}{where} (seen by {', '.join(self.witnesses)})"
@@ -45,14 +42,15 @@ class Leak:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where information flows in a module, beside where it may.
+    """Where information flows in a module, compared with where it may.
 
-    ``graphs`` are the declared ones, one for each layer or one for all ``layers``; ``allowed`` holds every pair of tokens that
-    their paths join (each token with itself), ``flow`` every pair along which information was seen to flow. ``unused`` are
-    the allowed pairs ``(src, dst)``, src other than dst, along which none was; :meth:`way` tells how it might have.
-    ``poisoned`` are the pairs that only a NaN crosses: dense kernels multiply what they mask by zero, and NaN * 0 is NaN.
-    ``crosses_samples`` says that one sample of a batch hears another. ``probes`` counts the cotangents of the Jacobian,
-    ``backward_passes`` and ``forward_passes`` the passes of batches.
+    ``graphs`` are the declared ones, one for each layer or one for all ``layers``; ``allowed`` holds every
+    pair of tokens that their paths join (each token with itself), ``flow`` every pair along which a flow was
+    found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow; :meth:`way`
+    gives a declared path. ``poisoned`` are the pairs that only a NaN crosses: dense kernels multiply what
+    they mask by zero, and NaN * 0 is NaN. ``crosses_samples``: one sample of a batch influences another.
+    ``probes`` counts the cotangents of the Jacobian, ``backward_passes`` and ``forward_passes`` the passes of
+    batches.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
@@ -80,7 +78,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """True if nothing leaks: no information flows but along the declared graph, from token to token or between samples."""
+        """True if nothing leaks: all flow is along the declared graph, between tokens and between samples."""
         return not self.leaks and not self.crosses_samples
 
     @property
@@ -89,73 +87,70 @@ class Verdict:
         return self.ok and not self.unused
 
     def way(self, src: int, dst: int) -> list[int] | None:
-        """A shortest declared path, the token that holds the information after 0, 1, 2, ... layers; None where there is none."""
+        """A shortest declared path, the token after 0, 1, 2, ... layers; None where there is none."""
         if is_square(self.allowed):
             return witness(self.graphs, src, dst, self.layers)
         return [src, dst] if bool(self.allowed.mask()[dst, src]) else None
 
     def __str__(self) -> str:
-        """One sentence, then the leaks with their ways, what kind of difference it is, and what is unused."""
         names = ", ".join(graph.name for graph in self.graphs)
         lines = [f"{names}, {self.layers} layer{'s' * (self.layers > 1)}: {self._sentence()}"]
         lines += [str(leak) for leak in self.leaks[:SHOWN]]
         lines += [f"... and {len(self.leaks) - SHOWN} more leaks"] if len(self.leaks) > SHOWN else []
-        lines += [self._unused_line()] if self.unused else []
+        if self.unused:
+            src, dst = self.unused[0]
+            lines.append(f"unused, first: {' -> '.join(map(str, self.way(src, dst) or (src, dst)))}")
         if self.poisoned:
             src, dst = self.poisoned[0]
-            lines.append(f"NaN alone crosses {_counted(len(self.poisoned), 'pair')}, first {src} -> {dst} (zero times NaN)")
-        return "\n  ".join([*lines, *self.remarks, self._cost()])
+            pairs = _plural(len(self.poisoned), "pair")
+            lines.append(f"NaN alone crosses {pairs}, first {src} -> {dst} (zero times NaN)")
+        passes = f"{self.backward_passes} backward passes, {self.forward_passes} forward passes"
+        cost = f"{self.probes} probes in {passes}, {self.allowed.num_dst} receivers"
+        return "\n  ".join([*lines, *self.remarks, cost])
 
     def to_json(self) -> str:
-        """All of it but the graphs, which are named, as one JSON object."""
-        record: dict[str, Any] = {
-            "graphs": [graph.name for graph in self.graphs],
-            **{name: getattr(self, name) for name in ("layers", "exact", "ok", "crosses_samples")},
-            "leaks": [vars(leak) | {"size": leak.size if math.isfinite(leak.size) else str(leak.size)} for leak in self.leaks],
-            **{name: getattr(self, name) for name in ("unused", "poisoned", "remarks")},
-            **{name: getattr(self, name) for name in ("probes", "backward_passes", "forward_passes")},
-        }
-        return json.dumps(record, indent=1)
+        """All of it as one JSON object, the declared graphs by name."""
+        record: dict[str, Any] = {"graphs": [graph.name for graph in self.graphs]}
+        record |= {name: getattr(self, name) for name in ("layers", "exact", "ok", "crosses_samples")}
+        sizes = [leak.size if math.isfinite(leak.size) else str(leak.size) for leak in self.leaks]
+        record["leaks"] = [vars(leak) | {"size": size} for leak, size in zip(self.leaks, sizes, strict=True)]
+        rest = ("unused", "poisoned", "remarks", "probes", "backward_passes", "forward_passes")
+        return json.dumps(record | {name: getattr(self, name) for name in rest}, indent=1)
 
     def _sentence(self) -> str:
-        pairs = self.allowed.num_edges - (self.allowed.num_dst if is_square(self.allowed) else 0)  # of two tokens
+        pairs = self.allowed.num_edges - (
+            self.allowed.num_dst if is_square(self.allowed) else 0
+        )  # of two tokens
         if self.exact:
             return f"exact, information flows along all {pairs} allowed pairs and nowhere else"
-        faults = [_counted(len(self.leaks), "leak")] if self.leaks else []
-        faults += ["samples hear one another"] if self.crosses_samples else []
-        return ", ".join(faults or ["no leak"]) + (f", {len(self.unused)} of {pairs} allowed pairs unused" if self.unused else "")
-
-    def _unused_line(self) -> str:
-        src, dst = self.unused[0]
-        path = " -> ".join(map(str, self.way(src, dst) or (src, dst)))
-        return f"unused, first: {path}"
-
-    def _cost(self) -> str:
-        passes = f"{self.probes} probes in {self.backward_passes} backward passes"
-        return f"{passes}, {self.forward_passes} forward passes, {self.allowed.num_dst} receivers"
+        faults = [_plural(len(self.leaks), "leak")] if self.leaks else []
+        faults += ["samples influence one another"] if self.crosses_samples else []
+        unused = f", {len(self.unused)} of {pairs} allowed pairs unused" if self.unused else ""
+        return ", ".join(faults or ["no leak"]) + unused
 
 
-def remarks_on(
+def remarks(
     allowed: TokenGraph, flow: TokenGraph, leaks: tuple[Leak, ...], crosses_samples: bool, depth: int | None
 ) -> tuple[str, ...]:
     """Sentences that help to find the mistake; ``depth`` is how many layers would explain the leaks."""
     found = []
     if leaks:
-        found.append(f"what is allowed (first) beside what was seen (second): {'; '.join(diff(allowed, flow).remarks)}")
+        difference = "; ".join(diff(allowed, flow).remarks)
+        found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
     if crosses_samples:
         found.append(
-            "samples of a batch hear one another (statistics over the batch, or a module that takes [T, B, width]: then audit "
-            "call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
+            "samples of a batch influence one another (statistics over the batch, or a module that takes "
+            "[T, B, width]: then audit call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
         )
     if depth and leaks:
-        found.append(f"the module seems to have {depth} layers: if each may use the graph nothing leaks, say layers={depth}")
+        layers = f"the module seems to have {depth} layers"
+        found.append(f"{layers}: if each may use the graph nothing leaks, say layers={depth}")
     sizes = [leak.size for leak in leaks if "jacobian" in leak.witnesses]
     if sizes and len(sizes) == len(leaks) and max(sizes) < DUST:
-        found.append(
-            f"all leaks are below {DUST} of the largest gradient: if an FFT or a running sum rounds so, say tolerance={DUST}"
-        )
+        below = f"all leaks are below {DUST} of the largest gradient"
+        found.append(f"{below}: if an FFT or a running sum rounds so, say tolerance={DUST}")
     return tuple(found)
 
 
-def _counted(count: int, word: str) -> str:
+def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"

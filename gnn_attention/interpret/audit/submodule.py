@@ -1,7 +1,10 @@
-"""One part of a model, audited in its place: a layer against its own graph, with the mask that the model gives it."""
+"""One part of a model, audited in its place: a layer against its own graph, with the mask that the model
+gives it.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -9,31 +12,30 @@ from torch import nn
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 
-__all__ = ["PartOf"]
-
 
 class PartOf(nn.Module):
-    """A part of a model as a module of its own, from states to states ``[B, T, width]``, with all else as the model has it.
+    """A part of a model as a module of its own, from states to states ``[B, T, width]``.
 
-    The model is run on ``inputs``. When it calls the part for the first time, the states that it gives it are replaced by the
-    caller's; masks, positions and what an encoder said are the model's. Of a whole model an audit sees the paths through all
-    layers: where one layer hears everything, a leak in another stays in its shadow.
+    The model is run on ``inputs``. In the first call of the part, its states are replaced by the caller's;
+    masks, positions and encoder outputs are the model's. An audit of a whole model sees the paths through all
+    layers: where one layer is dense, a leak in another is hidden.
 
     Args:
         model: the whole model.
         part: the name of the part in ``model.named_modules()``, such as ``"model.layers.0"``.
-        inputs: what the model is called with, of one sample: tensors ``[1, ...]`` are repeated for as many samples as there
-            are states, floating ones in their dtype.
+        inputs: of the model, one sample: tensors ``[1, ...]`` are repeated for as many samples as there are
+            states, floating ones in their dtype.
 
-    Raises ValueError if the model has no such part, and when run, if the part is not called or is given other states.
+    Raises ValueError if the model has no such part, and when run, if the part is not called or takes other
+    states.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
     >>> model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm([5, 6]), nn.Linear(6, 2))  # a norm over all tokens at once
-    >>> x = torch.zeros(1, 5, 4)
-    >>> [audit(PartOf(model, name, input=x), patterns.self_loops(5), (5, width)).ok for name, width in [("0", 4), ("2", 6)]]
+    >>> x, loops = torch.zeros(1, 5, 4), patterns.self_loops(5)
+    >>> [audit(PartOf(model, name, input=x), loops, (5, width)).ok for name, width in [("0", 4), ("2", 6)]]
     [True, True]
-    >>> len(audit(PartOf(model, "1", input=x), patterns.self_loops(5), (5, 6)).leaks)
+    >>> len(audit(PartOf(model, "1", input=x), loops, (5, 6)).leaks)
     20
     """
 
@@ -41,9 +43,8 @@ class PartOf(nn.Module):
         super().__init__()
         names = [name for name, _ in model.named_modules() if name]
         if part not in names:
-            raise ValueError(
-                f"part must be the name of a part of {type(model).__name__}, such as {names[:3]}, got {quoted(part)}"
-            )
+            expected = f"the name of a part of {type(model).__name__}, such as {names[:3]}"
+            raise ValueError(f"part must be {expected}, got {quoted(part)}")
         self.model, self.part, self.inputs = model, part, inputs
 
     @property
@@ -52,35 +53,34 @@ class PartOf(nn.Module):
         return self.model.get_submodule(self.part)
 
     def forward(self, states: Float[Tensor, "batch tokens width"]) -> Any:
-        """What the part makes of the states, as it returns it."""
-        met, said = list[bool](), list[Any]()
+        """The output of the part for these states."""
+        calls, outputs = list[bool](), list[Any]()
 
-        def swapped(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            met.append(True)
-            return self._with(states, given, named) if len(met) == 1 else (given, named)
+        def replace_states(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            calls.append(True)
+            return self._with(states, args, kwargs) if len(calls) == 1 else (args, kwargs)
 
-        handles = [  # before all other hooks, so that those see the states that the part gets
-            self.inside.register_forward_pre_hook(swapped, prepend=True, with_kwargs=True),
-            self.inside.register_forward_hook(lambda _, given, output: said.append(output)),
-        ]
-        try:
+        with ExitStack() as hooks:
+            # before all other hooks, so that those see the replaced states
+            before = self.inside.register_forward_pre_hook(replace_states, prepend=True, with_kwargs=True)
+            after = self.inside.register_forward_hook(lambda _, args, output: outputs.append(output))
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
             self.model(**{name: _repeated(value, states) for name, value in self.inputs.items()})
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not said:
+        if not outputs:
             raise ValueError(f"part: {type(self.model).__name__} does not call {self.part!r} on these inputs")
-        return said[0]
+        return outputs[0]
 
-    def _with(self, states: Tensor, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, where the first states among them are the caller's."""
-        values: dict[Any, Any] = {**dict(enumerate(given)), **named}
+    def _with(self, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         place = next((place for place, value in values.items() if _are_states(value)), None)
-        found = None if place is None else list(values[place].shape)
-        if place is None or found != list(states.shape):
-            raise ValueError(f"states must be as {self.part!r} is given them, {found}, got {list(states.shape)}")
+        shape = None if place is None else list(values[place].shape)
+        if place is None or shape != list(states.shape):
+            raise ValueError(
+                f"states must be as {self.part!r} is given them, {shape}, got {list(states.shape)}"
+            )
         values[place] = states
-        return tuple(values[number] for number in range(len(given))), {name: values[name] for name in named}
+        return tuple(values[number] for number in range(len(args))), {name: values[name] for name in kwargs}
 
 
 def _are_states(value: Any) -> bool:
@@ -88,8 +88,8 @@ def _are_states(value: Any) -> bool:
 
 
 def _repeated(value: Any, states: Tensor) -> Any:
-    """An input of one sample, for as many samples as there are states."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(states.device, states.dtype if value.is_floating_point() else value.dtype)
-    return value.expand(len(states), *value.shape[1:]).clone() if value.dim() and len(value) == 1 else value
+    one_sample = value.dim() and len(value) == 1
+    return value.expand(len(states), *value.shape[1:]).clone() if one_sample else value

@@ -1,4 +1,6 @@
-"""One head read off its weights: what it looks for, what it says, and the subspaces through which it does both."""
+"""One head read off its weights: what it looks for, what it says, and the subspaces through which it does
+both.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +22,34 @@ from gnn_attention.interpret.circuits.subspace import Subspace, rank_tolerance
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
-__all__ = ["Circuit", "each", "of"]
+Heads = StandardHeads | MergedHeads | LatentHeads
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """One head as a reader and writer of states: ``logit = scale P . x'`` with ``P = x W_P + b_P``, ``M = x' W_M + b_M``.
+    """One head as a reader and writer of states: ``logit = scale P . x'``, ``P = x W_P + b_P``, ``M = x' W_M
+    + b_M``.
 
-    x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, kept factored: their
-    ``rank()``, ``singular_values()``, ``eigenvalues()`` and ``norm()`` cost next to nothing, and ``full()`` multiplies them out.
-    The matrices hold no bias. Those of queries and values are :attr:`b_P` and :attr:`b_M`; on the senders' side, where
-    ``logit = scale x . P'``, that of keys is :attr:`b_S`. The product of both biases of a logit is the same for all its edges
-    and no part of either; ``b_O`` belongs to the layer.
+    x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, factored:
+    their ``rank()``, ``singular_values()``, ``eigenvalues()`` and ``norm()`` cost next to nothing, and
+    ``full()`` multiplies them out. The matrices hold no bias. Those of queries and values are :attr:`b_P` and
+    :attr:`b_M`; on the senders' side, where ``logit = scale x . P'``, that of keys is :attr:`b_S`. The
+    product of both biases is the same for all edges and part of neither; ``b_O`` belongs to the layer.
 
-    Weights are read once, in float32 or better, without gradients: read anew after training. With a ``gain [width]``, what a
-    norm before the layer multiplies channels with, matrices and subspaces speak of states before that norm, each divided by
-    its root mean square (:func:`of` takes it from a Block).
+    Weights are read once, in float32 or better, without gradients. With a ``gain [width]``, the weight of the
+    norm before the layer, matrices and subspaces refer to states before that norm, each divided by its root
+    mean square (:func:`of` takes it from a Block).
 
-    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (QK and OV
-    circuits; folding the gain is TransformerLens' ``fold_ln``).
+    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer
+        Circuits"
+    (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
     """
 
-    heads: StandardHeads | MergedHeads | LatentHeads
+    heads: Heads
     head: int
     gain: Float[Tensor, " width"] | None = None
 
     def __repr__(self) -> str:
-        """Which head of what."""
         kind = f"{type(self.heads).__name__}({self.heads.extra_repr()})"
         return f"Circuit(head {self.head} of {kind}{'' if self.gain is None else ', gain folded'})"
 
@@ -55,23 +58,26 @@ class Circuit:
         """``1 / sqrt(head_dim)``."""
         return self.heads.scale
 
-    # -- matrices -----------------------------------------------------------------------------------------------------
-
     @cached_property
     def pattern(self) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``; its transpose is the senders' side.
+        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``; transposed: the senders'
+        side.
 
-        Of merged heads, which have no factors, those of the singular value decomposition. ValueError for rotary and latent
-        heads (see :meth:`pattern_at`) and for ``qk_norm``, under which there is no such matrix.
+        Of merged heads, which have no factors, those of the singular value decomposition. ValueError for
+        rotary and latent heads (see :meth:`pattern_at`) and for ``qk_norm``, under which there is no such
+        matrix.
         """
-        if self._turns:
-            raise ValueError(f"{self!r} is rotary, its pattern matrix differs by distance: take pattern_at(dst - src)")
+        if self._is_rotary:
+            raise ValueError(
+                f"{self!r} is rotary, its pattern matrix differs by distance: take pattern_at(dst - src)"
+            )
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
-        """``W_P`` for ``distance = dst - src``: ``W_Q R W_K^T`` for rotary heads, else :attr:`pattern` whatever the distance.
+        """``W_P`` for ``distance = dst - src``: ``W_Q R W_K^T`` for rotary heads, :attr:`pattern` for all
+        others.
 
-        Of latent heads it leads from ``u`` to ``[c, x W_KR]``, as :meth:`LatentHeads.pattern_matrix` tells.
+        Of latent heads it leads from ``u`` to ``[c, x W_KR]``: see :meth:`LatentHeads.pattern_matrix`.
 
         >>> from gnn_attention.rotary import Rotary
         >>> circuit = of(StandardHeads(8, 2, rotary=Rotary()), 0)
@@ -79,11 +85,12 @@ class Circuit:
         (torch.Size([8, 8]), False)
         """
         distance = checks.position("distance", distance)
-        return self._pattern(distance) if self._turns else self.pattern
+        return self._pattern(distance) if self._is_rotary else self.pattern
 
     @cached_property
     def message(self) -> FactoredMatrix:
-        """``W_M = W_V W_O [source_width, width]``, of rank at most ``value_dim``; of latent heads ``[latent_dim, width]``.
+        """``W_M = W_V W_O [source_width, width]``, of rank at most ``value_dim``; of latent heads
+        ``[latent_dim, width]``.
 
         ValueError for heads without ``W_O``, which have values but no messages.
         """
@@ -116,54 +123,50 @@ class Circuit:
         bias = self._bias("b_V")
         return None if bias is None else bias @ self.message.right
 
-    # -- vectors ------------------------------------------------------------------------------------------------------
+    def patterns(
+        self, x: Float[Tensor, "*tokens width"], side: str = "receiver"
+    ) -> Float[Tensor, "*tokens other"]:
+        """The pattern of each token, ``x W_P + b_P``; for ``side="sender"``, ``x W_P^T + b_S``.
 
-    def patterns(self, x: Float[Tensor, "*tokens own_width"], side: str = "receiver") -> Float[Tensor, "*tokens other_width"]:
-        """What each token looks for, ``x W_P + b_P``; ``side="sender"``: what it wants to be found by, ``x W_P^T + b_S``.
-
-        A logit is then ``scale`` times the dot product with the other token's state, plus what is the same for all in-edges of
-        the receiver where the other side has a bias.
+        A logit is ``scale`` times the dot product with the other token's state, plus a constant over all
+        in-edges of the receiver where the other side has a bias.
         """
         receives = checks.choice("side", side, SIDES) == "receiver"
         matrix, bias = (self.pattern, self.b_P) if receives else (self.pattern.T, self.b_S)
         return _applied(x, matrix, bias)
 
     def messages(self, x: Float[Tensor, "*tokens source_width"]) -> Float[Tensor, "*tokens width"]:
-        """What each token says, ``x W_M + b_M``, in the space of states."""
+        """The message of each token, ``x W_M + b_M``, in the space of states."""
         if isinstance(self.heads, LatentHeads):
             own = x.reshape(1, -1, x.shape[-1]).to(self.heads.W_DKV.dtype)
             x = self.heads.latents(own).detach().reshape(*x.shape[:-1], self.heads.latent_dim)
         return _applied(x, self.message, self.b_M)
 
-    # -- subspaces ----------------------------------------------------------------------------------------------------
-
     @property
     def reads_as_receiver(self) -> Subspace:
         """All of a receiver's state that this head's logits depend on: the columns of ``W_Q``."""
-        return self._reads(self._columns.receiver)
+        return self._reads(_columns_of(self.heads, self.head).receiver)
 
     @property
     def reads_as_sender(self) -> Subspace:
         """All of a sender's state that this head's logits depend on: the columns of ``W_K``."""
-        return self._reads(self._columns.sender)
+        return self._reads(_columns_of(self.heads, self.head).sender)
 
     @property
     def reads_as_value(self) -> Subspace:
         """All of a sender's state that its message depends on: the columns of ``W_V``."""
-        return self._reads(self._columns.value)
+        return self._reads(_columns_of(self.heads, self.head).value)
 
     @property
     def writes(self) -> Subspace:
         """All that messages can be made of: the rows of ``W_O``. ValueError for heads without one."""
-        columns = self._columns.written
+        columns = _columns_of(self.heads, self.head).written
         if columns is None:
             raise ValueError("heads without W_O have values but no messages: they write no states")
         return Subspace.spanned_by(columns.mT)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
-
     @property
-    def _turns(self) -> bool:
+    def _is_rotary(self) -> bool:
         return getattr(self.heads, "rotary", None) is not None
 
     def _pattern(self, distance: int | None) -> FactoredMatrix:
@@ -174,8 +177,10 @@ class Circuit:
         return matrix if self.gain is None else self._gained(self._gained(matrix).T).T
 
     def _gained(self, matrix: FactoredMatrix) -> FactoredMatrix:
-        """The gain as a factor of the rows: the side that reads states."""
-        return matrix if self.gain is None else FactoredMatrix(self.gain.to(matrix.left).unsqueeze(1) * matrix.left, matrix.right)
+        # the rows are the side that reads states
+        if self.gain is None:
+            return matrix
+        return FactoredMatrix(self.gain.to(matrix.left).unsqueeze(1) * matrix.left, matrix.right)
 
     def _bias(self, name: str) -> Tensor | None:
         bias = getattr(self.heads, name, None)
@@ -187,10 +192,6 @@ class Circuit:
         bias = _read(biases[self.head])
         return bias if self.gain is None else self.gain.to(bias) * bias
 
-    @property
-    def _columns(self) -> _Columns:
-        return _columns_of(self.heads, self.head)
-
     def _reads(self, columns: Tensor) -> Subspace:
         columns = columns if self.gain is None else self.gain.to(columns).unsqueeze(1) * columns
         return Subspace.spanned_by(columns.mT)
@@ -200,13 +201,15 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     """The circuit of one head.
 
     Args:
-        source: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`; an attention layer
-            of them; or a ``gnn_attention.model.Block``, whose norm's gain is then folded in.
+        source: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`;
+            an attention layer of them; or a ``gnn_attention.model.Block``, whose norm's gain is then folded
+            in.
         head: which query head.
-        gain: ``[width]``, the weight of the norm before a layer of another model: see :class:`Circuit`. (A LayerNorm also
-            centres; what it reads has no part along the channels' mean, which no gain says.)
+        gain: ``[width]``, the weight of the norm before a layer of another model: see :class:`Circuit`. (A
+            LayerNorm also centres: it reads nothing along the channels' mean, which no gain expresses.)
 
-    Raises TypeError for another source, IndexError for a head that is not there, ValueError for a gain that does not fit.
+    Raises TypeError for another source, IndexError for an unknown head, ValueError for a gain that does not
+    fit.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
@@ -214,7 +217,7 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     >>> circuit.pattern.shape, circuit.pattern.rank().item(), circuit.writes
     (torch.Size([128, 128]), 32, Subspace(dim 32 of 128))
     """
-    heads, gain = _opened(source, gain)
+    heads, gain = _unwrap(source, gain)
     number = checks.size("head", head)
     if number >= heads.num_heads:
         raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {number}")
@@ -227,11 +230,8 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
     >>> len(each(StandardHeads(8, 4, num_kv_heads=2)))
     4
     """
-    heads, gain = _opened(source, gain)
+    heads, gain = _unwrap(source, gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 class _Columns(NamedTuple):
@@ -243,47 +243,52 @@ class _Columns(NamedTuple):
     written: Tensor | None
 
 
-def _columns_of(heads: StandardHeads | MergedHeads | LatentHeads, head: int) -> _Columns:
+def _columns_of(heads: Heads, head: int) -> _Columns:
     if isinstance(heads, MergedHeads):
         pattern, message = heads.W_P[head], heads.W_M[head]
         return _Columns(pattern, pattern.mT, message, message.mT)
     if isinstance(heads, LatentHeads):  # what the norms are given: they mix channels, but add no direction
         query = torch.cat([heads.W_UQ[head], heads.W_QR[head]], dim=1) if heads.W_DQ is None else heads.W_DQ
-        return _Columns(query, torch.cat([heads.W_DKV, heads.W_KR], dim=1), heads.W_DKV, heads.message_matrix().right[head].mT)
-    shared = head * heads.num_kv_heads // heads.num_heads
-    return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], None if heads.W_O is None else heads.W_O[head].mT)
+        key = torch.cat([heads.W_DKV, heads.W_KR], dim=1)
+        return _Columns(query, key, heads.W_DKV, heads.message_matrix().right[head].mT)
+    shared, W_O = head * heads.num_kv_heads // heads.num_heads, heads.W_O
+    written = None if W_O is None else W_O[head].mT
+    return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], written)
 
 
-def _opened(source: Any, gain: Tensor | None) -> tuple[StandardHeads | MergedHeads | LatentHeads, Tensor | None]:
-    """The heads themselves, and the gain that is folded into them."""
+def _unwrap(source: Any, gain: Tensor | None) -> tuple[Heads, Tensor | None]:
     heads = source
     if isinstance(source, Block):
         if gain is not None:
-            raise ValueError("gain must not be given with a Block, which has its own; give it with block.attention")
+            raise ValueError(
+                "gain must not be given with a Block, which has one; give it with block.attention"
+            )
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
     if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
         raise TypeError(
-            f"source must be heads whose widths are known, a layer of them or a Block, got {type(heads).__name__}; "
-            "foreign.heads_of(model, layer) makes heads of another model's layer"
+            "source must be heads whose widths are known, a layer of them or a Block, got "
+            f"{type(heads).__name__}; foreign.heads_of(model, layer) makes heads of another model's layer"
         )
     return heads, None if gain is None else _checked_gain(heads, gain)
 
 
-def _checked_gain(heads: StandardHeads | MergedHeads | LatentHeads, gain: Any) -> Tensor:
+def _checked_gain(heads: Heads, gain: Any) -> Tensor:
     if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
         raise ValueError(
-            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, without norms between"
+            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, without "
+            "norms between"
         )
     if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
         got = list(gain.shape) if isinstance(gain, Tensor) else type(gain).__name__
-        raise ValueError(f"gain must be a float tensor [{heads.width}], a number for each channel of a state, got {got}")
+        raise ValueError(
+            f"gain must be a float tensor [{heads.width}], one number for each channel, got {got}"
+        )
     return _read(gain)
 
 
 def _read(part: Tensor) -> Tensor:
-    """A copy in float32 or better, without gradients."""
     return part.detach().to(torch.promote_types(part.dtype, torch.float32), copy=True)
 
 
@@ -292,7 +297,7 @@ def _of_head(matrices: FactoredMatrix, head: int) -> FactoredMatrix:
 
 
 def _thin(matrix: Tensor) -> FactoredMatrix:
-    """A matrix as two factors as thin as its rank allows, evenly scaled, by singular value decomposition."""
+    # two factors as thin as the rank allows, evenly scaled
     u, values, vh = torch.linalg.svd(_read(matrix), full_matrices=False)
     rank = max(int((values > rank_tolerance(matrix) * values[:1]).sum()), 1)
     root = values[:rank].sqrt()
@@ -300,7 +305,7 @@ def _thin(matrix: Tensor) -> FactoredMatrix:
 
 
 def _applied(x: Tensor, matrix: FactoredMatrix, bias: Tensor | None) -> Tensor:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 1 or x.shape[-1] != matrix.shape[0]:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != matrix.shape[:1]:
         got = f"{list(x.shape)} in {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {got}")
     result = x.to(matrix.left) @ matrix.left @ matrix.right

@@ -1,4 +1,4 @@
-"""A subspace of the space of states: what a head reads or writes, to project on, to edit, to compare with another."""
+"""A subspace of the space of states: what a head reads or writes, to project on, edit and compare."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Tensor
-
-__all__ = ["Subspace", "rank_tolerance"]
+from gnn_attention.interpret._describe import shape_and_dtype_of, shape_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Subspace:
-    """``dim`` directions at right angles in a space of ``width`` channels: the columns of ``basis [width, dim]``, of length 1.
+    """``dim`` orthogonal directions in a space of ``width`` channels: the orthonormal columns of ``basis``.
 
-    :meth:`spanned_by` makes one of any directions. ``U + V`` holds all sums of a vector of each. States are rows, ``[*, width]``.
-    Raises ValueError for a basis whose columns are not orthonormal.
+    :meth:`spanned_by` makes one of any directions. ``U + V`` holds all sums of a vector of each. States are
+    rows, ``[*, width]``. Raises ValueError for a basis whose columns are not orthonormal.
 
     Source: seeds S1.24 and S1.25 (a cloud of words, a line of sentiment in it, a second line: a plane).
 
@@ -30,27 +29,31 @@ class Subspace:
     basis: Float[Tensor, "width dim"]
 
     def __post_init__(self) -> None:
-        """Check the basis."""
         basis = self.basis
-        if not isinstance(basis, Tensor) or basis.dim() != 2 or not basis.is_floating_point() or not _orthonormal(basis):
-            got = f"{list(basis.shape)} in {basis.dtype}" if isinstance(basis, Tensor) else type(basis).__name__
+        fits = isinstance(basis, Tensor) and basis.dim() == 2 and basis.is_floating_point()
+        if not fits or not _is_orthonormal(basis):
             raise ValueError(
-                f"basis must be a float tensor [width, dim] with orthonormal columns, got {got}; "
-                "Subspace.spanned_by(directions) makes one"
+                "basis must be a float tensor [width, dim] with orthonormal columns, got "
+                f"{shape_and_dtype_of(basis)}; Subspace.spanned_by(directions) makes one"
             )
 
     @classmethod
-    def spanned_by(cls, directions: Float[Tensor, "*count width"], tolerance: float | None = None) -> Subspace:
-        """The subspace that the rows of ``directions`` span (a single vector: a line), by singular value decomposition.
+    def spanned_by(cls, directions: Float[Tensor, "*n width"], tolerance: float | None = None) -> Subspace:
+        """The span of the rows of ``directions`` (a single vector: a line), by singular value decomposition.
 
-        Singular values up to ``tolerance`` times the largest count as 0: unless given, the rounding of such a matrix. Half
-        inputs give a float32 basis. ValueError for anything but finite ``[count, width]`` or ``[width]``.
+        Singular values up to ``tolerance`` times the largest count as 0 (default: :func:`rank_tolerance`).
+        Half inputs give a float32 basis. ValueError for anything but finite ``[count, width]`` or
+        ``[width]``.
 
         >>> Subspace.spanned_by(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
         Subspace(dim 1 of 2)
         """
-        if not isinstance(directions, Tensor) or directions.dim() not in (1, 2) or not directions.is_floating_point():
-            got = f"{list(directions.shape)}" if isinstance(directions, Tensor) else type(directions).__name__
+        if (
+            not isinstance(directions, Tensor)
+            or directions.dim() not in (1, 2)
+            or not directions.is_floating_point()
+        ):
+            got = shape_of(directions)
             raise ValueError(f"directions must be a float tensor [count, width] or [width], got {got}")
         if not bool(directions.isfinite().all()):
             raise ValueError("directions must be finite: what spans a subspace holds no NaN and no infinity")
@@ -70,7 +73,6 @@ class Subspace:
         return self.basis.shape[0]
 
     def __repr__(self) -> str:
-        """Both sizes."""
         return f"Subspace(dim {self.dim} of {self.width})"
 
     def __add__(self, other: Subspace) -> Subspace:
@@ -80,10 +82,8 @@ class Subspace:
         self._check_same_space(other)
         return Subspace.spanned_by(torch.cat([self.basis.mT, other.basis.mT.to(self.basis)]))
 
-    # -- states -------------------------------------------------------------------------------------------------------
-
     def projector(self) -> Float[Tensor, "width width"]:
-        """The matrix ``B B^T``: states times it are projected. Of size width x width, as asked."""
+        """The matrix ``B B^T``: states times it are projected. Of size width x width."""
         return self.basis @ self.basis.mT
 
     def coordinates(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens dim"]:
@@ -98,8 +98,12 @@ class Subspace:
         """The rest: what :meth:`project` leaves of each state, at right angles to the subspace."""
         return x - self.project(x)
 
-    def contains(self, x: Float[Tensor, "*tokens width"], tolerance: float | None = None) -> Bool[Tensor, "*tokens"]:
-        """Which states lie in it: ``|reject(x)| <= tolerance |x|``, the root of the dtype's rounding unless given."""
+    def contains(
+        self, x: Float[Tensor, "*tokens width"], tolerance: float | None = None
+    ) -> Bool[Tensor, "*tokens"]:
+        """Which states lie in it: ``|reject(x)| <= tolerance |x|``, the root of the dtype's rounding unless
+        given.
+        """
         rest = self.reject(x).norm(dim=-1)
         tolerance = torch.finfo(x.dtype).eps ** 0.5 if tolerance is None else tolerance
         inside: Tensor = rest <= tolerance * x.norm(dim=-1)
@@ -108,10 +112,12 @@ class Subspace:
     def edit(
         self, x: Float[Tensor, "*tokens width"], direction: Float[Tensor, " width"], value: float | Tensor
     ) -> Float[Tensor, "*tokens width"]:
-        """Project down to a line, set the coordinate there, project up (seed S1.25): ``x + (value - x . u) u``.
+        """Project down to a line, set the coordinate there, project up (seed S1.25): ``x + (value - x . u)
+        u``.
 
-        ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state. All that is at
-        right angles to u stays. ValueError for a direction at right angles to the subspace, or values that do not fit.
+        ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.
+        All that is at right angles to u stays. ValueError for a direction at right angles to the subspace, or
+        values that do not fit.
 
         >>> line = Subspace.spanned_by(torch.tensor([0.0, 2.0, 0.0]))
         >>> line.edit(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([0.0, 1.0, 0.0]), -1.0).tolist()
@@ -121,15 +127,17 @@ class Subspace:
         line = self._line(direction).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
-            raise ValueError(f"value must be one number or one for each of {list(x.shape[:-1])} states, got {list(value.shape)}")
+            raise ValueError(
+                f"value must be one number or one for each of {list(x.shape[:-1])} states, got {list(value.shape)}"
+            )
         return x + (value - x @ line).unsqueeze(-1) * line
 
-    # -- two subspaces ------------------------------------------------------------------------------------------------
-
     def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
-        """The principal angles between both, ascending, from 0 (a shared direction) to pi / 2: as many as the smaller has.
+        """The principal angles between both, ascending, from 0 (a shared direction) to pi / 2: as many as the
+        smaller has.
 
-        Small angles are as exact as large ones. Source: Björck and Golub 1973, Mathematics of Computation 27 (123), section 4.
+        Small angles are as exact as large ones. Source: Björck and Golub 1973, Mathematics of Computation 27
+        (123), section 4.
         """
         small, large = self._by_size(other)
         inside = large.mT @ small
@@ -138,20 +146,21 @@ class Subspace:
         return torch.atan2(sines, cosines)
 
     def overlap(self, other: Subspace) -> float:
-        """The mean squared cosine of their principal angles: 1 if the smaller lies in the larger, 0 at right angles.
+        """The mean squared cosine of their principal angles: 1 if the smaller lies in the larger, 0 at right
+        angles.
 
         Two random subspaces have ``larger dim / width`` on average; a subspace without directions shares 0.
         """
         small, large = self._by_size(other)
         return float((large.mT @ small).square().sum() / max(small.shape[1], 1))
 
-    # -- inside -------------------------------------------------------------------------------------------------------
-
     def _by_size(self, other: Subspace) -> tuple[Tensor, Tensor]:
         """Both bases, the smaller first, in the wider of both dtypes."""
         self._check_same_space(other)
         wide = torch.promote_types(self.basis.dtype, other.basis.dtype)
-        small, large = sorted((self.basis, other.basis.to(self.basis.device)), key=lambda basis: basis.shape[1])
+        small, large = sorted(
+            (self.basis, other.basis.to(self.basis.device)), key=lambda basis: basis.shape[1]
+        )
         return small.to(wide), large.to(wide)
 
     def _check_same_space(self, other: Subspace) -> None:
@@ -164,7 +173,7 @@ class Subspace:
 
     def _check_states(self, name: str, x: object) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != (self.width,):
-            got = f"{list(x.shape)} in {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            got = shape_and_dtype_of(x)
             raise ValueError(f"{name} must be floats [*, {self.width}], as wide as the space, got {got}")
 
     def _line(self, direction: Tensor) -> Tensor:
@@ -183,9 +192,11 @@ class Subspace:
 
 
 def rank_tolerance(matrix: Tensor) -> float:
-    """The share of the largest singular value that rounding of the matrix's dtype may put into those that are 0.
+    """The share of the largest singular value that rounding of the matrix's dtype may put into those that are
+    0.
 
-    ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``: for half precision it would be > 1.
+    ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``: for half
+    precision it would be > 1.
     """
     eps = float(torch.finfo(matrix.dtype).eps)
     return min(eps * max(matrix.shape), math.sqrt(eps))
@@ -195,7 +206,7 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
 
 
-def _orthonormal(basis: Tensor) -> bool:
+def _is_orthonormal(basis: Tensor) -> bool:
     wide = _wide(basis.detach())
     error = wide.mT @ wide - torch.eye(basis.shape[1], dtype=wide.dtype, device=wide.device)
     return not error.numel() or bool(error.abs().max() <= torch.finfo(basis.dtype).eps ** 0.5)

@@ -1,4 +1,6 @@
-"""What a head does, as a graph: a template of the edges that it would listen along, and how well heads match it."""
+"""What a head does, as a graph: a template of the edges that it would listen along, and how well heads match
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,15 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.interpret._describe import dtype_of
 from gnn_attention.interpret.trace import Run, pairs, record
 from gnn_attention.interpret.trace.layer import LayerTrace
-
-__all__ = ["TEMPLATES", "Template", "detect", "duplicate_token", "induction", "match", "previous_token"]
 
 Template = Callable[[Tensor], TokenGraph]
 
 
 def previous_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Everyone hears the token before its own: ``src = dst - 1``, whatever the tokens are.
+    """Each token attends to the one before it: ``src = dst - 1``, whatever the tokens are.
 
     >>> previous_token(torch.tensor([7, 7, 8])).edge_index.tolist()
     [[0, 1], [1, 2]]
@@ -31,7 +32,7 @@ def previous_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
 
 
 def duplicate_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Everyone hears the earlier tokens that are the same as its own: ``token[src] = token[dst]``, ``src < dst``.
+    """Each token attends to its earlier equals: ``token[src] = token[dst]``, ``src < dst``.
 
     >>> duplicate_token(torch.tensor([7, 8, 7, 7])).edge_index.tolist()
     [[0, 0, 2], [2, 3, 3]]
@@ -41,15 +42,17 @@ def duplicate_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
 
 
 def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Everyone hears what came after the earlier tokens that are the same as its own: ``token[src - 1] = token[dst]``.
+    """Each token attends to what followed its earlier equals: ``token[src - 1] = token[dst]``.
 
-    ``1 <= src <= dst``: a token that follows its equal hears itself.
+    ``1 <= src <= dst``: a token that follows its equal attends to itself.
 
-    >>> induction(torch.tensor([7, 8, 9, 7, 8])).edge_index.tolist()  # 7 hears the 8 that followed 7, 8 hears 9
+    >>> induction(torch.tensor([7, 8, 9, 7, 8])).edge_index.tolist()  # 7 to the 8 that followed 7, 8 to 9
     [[1, 2], [3, 4]]
     """
     rows = _as_rows(tokens)
-    before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)  # of the first token: none there is
+    before = torch.cat(
+        [rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1
+    )  # of the first token: none there is
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 
 
@@ -60,37 +63,37 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = "mean") -> Float[Tensor, "layers heads"]:
-    """How much of what each head heard came along the edges of the template, ``[layers, heads]``.
+def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = "mean") -> Tensor:
+    """How much of each head's attention lies on the edges of the template, ``[layers, heads]``.
 
     An edge that carried nothing, because it was cut, muted or never there, counts 0. ``measure``:
 
     * ``"mean"``: over the receivers that have in-edges in the template, the weight they give to them;
     * ``"mul"``: the share of all weight, of all receivers, that lies on the template; the mean over samples;
-    * ``"abs"``: ``1 - sum |weight - template| / tokens``, the template as a mask of 0 and 1; from 1 (equal) down; the mean over
-      samples.
+    * ``"abs"``: ``1 - sum |weight - template| / tokens``, the template as a mask of 0 and 1; from 1 (equal)
+      down; the mean over samples.
 
-    The last two are those of TransformerLens' ``detect_head``. ``template`` may differ by sample (and head) as the run's tokens
-    do; ``run`` is what ``trace.record`` returns, or calls of it.
+    The last two are those of TransformerLens' ``detect_head``. ``template`` may differ by sample (and head)
+    as the run's tokens do; ``run`` is what ``trace.record`` returns, or calls of it.
 
-    Raises ValueError for no layers, layers of different numbers of heads, a template over other tokens, another measure.
+    Raises ValueError for no layers, layers of different numbers of heads, a template over other tokens,
+    another measure.
 
     Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; TransformerLens, ``head_detector.py``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
     >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8), patterns.causal(4))
-    >>> match(run, previous_token(torch.arange(4)))  # even listening: (1/2 + 1/3 + 1/4) / 3
+    >>> match(run, previous_token(torch.arange(4)))  # uniform weights: (1/2 + 1/3 + 1/4) / 3
     tensor([[0.3611, 0.3611]])
     """
-    told = _MEASURES[checks.choice("measure", measure, _MEASURES)]
+    of_layer = _MEASURES[checks.choice("measure", measure, _MEASURES)]
     layers = tuple(run.layers if isinstance(run, Run) else run)
     counts = {layer.q.shape[1] for layer in layers}
     if len(counts) != 1:
-        raise ValueError(
-            f"run must hold layers with one number of heads, got {sorted(counts) or 'no layers'}; take some of its layers"
-        )
+        got = sorted(counts) or "no layers"
+        raise ValueError(f"run must hold layers with one number of heads, got {got}; take some of its layers")
     with torch.no_grad():
-        return torch.stack([told(_seen(layer, template)) for layer in layers])
+        return torch.stack([of_layer(_overlap(layer, template)) for layer in layers])
 
 
 def detect(
@@ -103,18 +106,19 @@ def detect(
     """Runs the model on the tokens and matches all its heads with a template, ``[layers, heads]``.
 
     Args:
-        model: a ``gnn_attention.model.LanguageModel``, or any module of our attention layers that takes ``(tokens, graph)``.
+        model: a ``gnn_attention.model.LanguageModel``, or any module of our attention layers that takes
+            ``(tokens, graph)``.
         tokens: ``[T]`` or ``[B, T]``.
         template: one of :data:`TEMPLATES` by name, a function like them, or a graph.
-        graph: who hears whom; the model's own unless given.
+        graph: the graph of the run; the model's own unless given.
         measure: as in :func:`match`.
 
     Raises as :func:`match` and the model do, ValueError for another name.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
-    >>> said_twice = torch.randperm(1024, generator=torch.Generator().manual_seed(0))[:32].repeat(2)
-    >>> scores = detect(trained, said_twice, "induction")
+    >>> repeated = torch.randperm(1024, generator=torch.Generator().manual_seed(0))[:32].repeat(2)
+    >>> scores = detect(trained, repeated, "induction")
     >>> divmod(int(scores.argmax()), 4)  # layer and head
     (1, 3)
     """
@@ -129,51 +133,50 @@ def detect(
     return match(run, wanted, measure)
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-class _Seen(NamedTuple):
-    """What one layer's heads heard, and what the template wants of it."""
-
+class _Overlap(NamedTuple):
     weights: Float[Tensor, "batch heads edges"]
-    wanted: Bool[Tensor, "batch heads edges"]
+    wanted: Bool[Tensor, "batch heads edges"]  # the edges that the template has
     degrees: Int[Tensor, "batch heads dst"]  # of the template: edges that the graph lacks too
 
 
-def _seen(layer: LayerTrace, template: TokenGraph) -> _Seen:
+def _overlap(layer: LayerTrace, template: TokenGraph) -> _Overlap:
     weights = layer.delivered()
     batch, heads, _ = weights.shape
     frame = (layer.graph.num_dst, layer.graph.num_src)
     sizes = ((template.batch, batch), (template.heads, heads))
-    if (template.num_dst, template.num_src) != frame or any(own not in (None, there) for own, there in sizes):
-        raise ValueError(f"template must be over the tokens, samples and heads of {layer!r}, got {template!r}")
-    wanted = pairs.present(template, layer.edge_index, batch, heads)
+    if (template.num_dst, template.num_src) != frame or any(
+        size not in (None, there) for size, there in sizes
+    ):
+        raise ValueError(
+            f"template must be over the tokens, samples and heads of {layer!r}, got {template!r}"
+        )
+    wanted = pairs.is_edge(template, layer.edge_index, batch, heads)
     degrees = template.in_degree().to(weights.device).expand(batch, heads, -1)
-    return _Seen(weights, wanted, degrees)
+    return _Overlap(weights, wanted, degrees)
 
 
-def _mean(seen: _Seen) -> Tensor:
-    receivers = (seen.degrees > 0).sum((0, 2))
-    return (seen.weights * seen.wanted).sum((0, 2)) / receivers.clamp(min=1)
+def _mean(x: _Overlap) -> Tensor:
+    receivers = (x.degrees > 0).sum((0, 2))
+    return (x.weights * x.wanted).sum((0, 2)) / receivers.clamp(min=1)
 
 
-def _mul(seen: _Seen) -> Tensor:
-    whole = seen.weights.sum(2)
-    return torch.where(whole > 0, (seen.weights * seen.wanted).sum(2) / whole, 0.0).mean(0)
+def _mul(x: _Overlap) -> Tensor:
+    whole = x.weights.sum(2)
+    return torch.where(whole > 0, (x.weights * x.wanted).sum(2) / whole, 0.0).mean(0)
 
 
-def _abs(seen: _Seen) -> Tensor:
-    unheard = seen.degrees.sum(2) - seen.wanted.sum(2)
-    return (1 - ((seen.weights - seen.wanted.to(seen.weights)).abs().sum(2) + unheard) / seen.degrees.shape[2]).mean(0)
+def _abs(x: _Overlap) -> Tensor:
+    missing = x.degrees.sum(2) - x.wanted.sum(2)
+    difference = (x.weights - x.wanted.to(x.weights)).abs().sum(2) + missing
+    return (1 - difference / x.degrees.shape[2]).mean(0)
 
 
-_MEASURES: Mapping[str, Callable[[_Seen], Tensor]] = {"mean": _mean, "mul": _mul, "abs": _abs}
+_MEASURES: Mapping[str, Callable[[_Overlap], Tensor]] = {"mean": _mean, "mul": _mul, "abs": _abs}
 
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
-    """``[B, T]``."""
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        got = dtype_of(tokens)
         raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {got}; see BytePair.encode")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")

@@ -1,4 +1,6 @@
-"""A head between the embedding and the unembedding: what it copies, which words it makes likelier, what its vectors mean."""
+"""A head between the embedding and the unembedding: what it copies, which words it makes likelier, what its
+vectors mean.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,9 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads.factored_matrix import FactoredMatrix
+from gnn_attention.interpret._describe import dtype_of, shape_of
 from gnn_attention.interpret.circuits.head import Circuit, each, of
 from gnn_attention.model import Block, LanguageModel
-
-__all__ = [
-    "TopTokens",
-    "VocabularyEffect",
-    "copying",
-    "copying_score",
-    "copying_scores",
-    "effect_on_vocabulary",
-    "full_circuit",
-    "neuron_patterns",
-    "top_tokens",
-]
 
 
 class TopTokens(NamedTuple):
@@ -40,34 +31,38 @@ class VocabularyEffect(NamedTuple):
 
 
 def full_circuit(
-    circuit: Circuit, embedding: Float[Tensor, "words_in source_width"], unembedding: Float[Tensor, "words_out width"]
+    circuit: Circuit,
+    embedding: Float[Tensor, "words_in source_width"],
+    unembedding: Float[Tensor, "words_out width"],
 ) -> FactoredMatrix:
-    """``W_E W_M W_U [vocabulary, vocabulary]``, kept factored: how a token, if heard, moves the logit of every token.
+    """``W_E W_M W_U [vocabulary, vocabulary]``, factored: how a token, attended to, moves the logit of every
+    token.
 
-    Row s, column t: what the message of token s, read from its embedding, adds to the logit of t. ``embedding`` and
-    ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and ``nn.Linear`` do; multiply the latter by the
-    gain of the last norm. Norms beyond their gains, biases and what stands between are left out. ValueError for other widths.
+    Row s, column t: what the message of token s, read from its embedding, adds to the logit of t.
+    ``embedding`` and ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and
+    ``nn.Linear`` do; multiply the latter by the gain of the last norm. Norms beyond their gains, biases and
+    what stands between are left out. ValueError for other widths.
 
-    Source: Elhage et al. 2021, "The OV and QK circuits" (the full OV circuit, there transposed); TransformerLens,
-    ``W_E @ OV @ W_U``.
+    Source: Elhage et al. 2021, "The OV and QK circuits" (the full OV circuit, there transposed).
     """
     message = circuit.message
-    for name, matrix, width in (("embedding", embedding, message.shape[0]), ("unembedding", unembedding, message.shape[1])):
+    given = {"embedding": embedding, "unembedding": unembedding}
+    for (name, matrix), width in zip(given.items(), message.shape, strict=True):
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] != width:
-            got = list(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+            got = shape_of(matrix)
             raise ValueError(f"{name} must be [vocabulary, {width}], a row for each token, got {got}")
     left, right = (matrix.detach().to(message.left) for matrix in (embedding, unembedding))
     return FactoredMatrix(left @ message.left, message.right @ right.mT)
 
 
 def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
-    """``sum Re(lambda) / sum |lambda|`` over the eigenvalues of a square matrix: 1 if all are positive, -1 if all negative.
+    """``sum Re(lambda) / sum |lambda|`` of a square matrix's eigenvalues: 1 if all are positive, -1 if
+    negative.
 
-    Of a full circuit: do tokens raise their own logits? The eigenvalues are those of the small product, never of the large one.
-    A matrix without eigenvalues other than 0 has 0.
-
-    Source: Elhage et al. 2021, "Summarizing OV/QK matrices"; Olsson et al. 2022, copying. Positive eigenvalues are evidence of
-    copying and no proof: a matrix that is not symmetric may have them and raise other tokens more.
+    Of a full circuit: do tokens raise their own logits? Computed from the small product of the factors; 0 for
+    a matrix without eigenvalues other than 0. Positive eigenvalues are evidence of copying, not proof: an
+    asymmetric matrix may have them and raise other tokens more. Source: Elhage et al. 2021, "Summarizing
+    OV/QK matrices".
 
     >>> column = torch.tensor([[1.0], [2.0]])
     >>> copying(FactoredMatrix(column, column.mT)), copying(FactoredMatrix(column, -column.mT))
@@ -79,14 +74,15 @@ def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
 
 
 def copying_score(model: LanguageModel, layer: int, head: int) -> float:
-    """:func:`copying` of the :func:`full_circuit` of one head of the model, the gains of both norms folded in.
+    """:func:`copying` of the :func:`full_circuit` of one head of the model, the gains of both norms folded
+    in.
 
-    Raises TypeError for another kind of model (make the :func:`full_circuit` of its heads), IndexError for a head or layer that
-    is not there.
+    Raises TypeError for another kind of model (make the :func:`full_circuit` of its heads), IndexError for an
+    unknown head or layer.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
-    >>> copying_score(trained, 1, 3) > 0.5  # the induction head says again what it hears
+    >>> copying_score(trained, 1, 3) > 0.5  # the induction head copies what it attends to
     True
     """
     return float(copying(_full_circuit_of(model, layer, head)))
@@ -102,10 +98,10 @@ def copying_scores(model: LanguageModel) -> Float[Tensor, "layers heads"]:
 def effect_on_vocabulary(
     model: LanguageModel, layer: int, head: int, tokens: Int[Tensor, "*lead"], k: int = 10
 ) -> VocabularyEffect:
-    """Which logits each token moves most if a receiver hears it through one head alone, ``[*, k]``: rows of the full circuit.
+    """The logits that each token moves most through one head alone, ``[*, k]``: rows of the full circuit.
 
-    Values are in the units of the :func:`full_circuit`: they compare tokens with one another, as norms leave them to a factor.
-    Raises as :func:`copying_score` does, and IndexError for tokens that are not of the vocabulary, ValueError for a k too large.
+    Values are in the units of the :func:`full_circuit`: they compare tokens, as norms leave them to a factor.
+    Raises as :func:`copying_score` does, IndexError for unknown tokens, ValueError for a k too large.
 
     >>> from gnn_attention import model as lm
     >>> trained, vocabulary = lm.load_trained()
@@ -119,35 +115,38 @@ def effect_on_vocabulary(
     return VocabularyEffect(_largest(logits, k), TopTokens(low.tokens, -low.values))
 
 
-def top_tokens(vectors: Float[Tensor, "*lead width"], embedding: Float[Tensor, "vocabulary width"], k: int = 10) -> TopTokens:
+def top_tokens(
+    vectors: Float[Tensor, "*lead width"], embedding: Float[Tensor, "vocabulary width"], k: int = 10
+) -> TopTokens:
     """The ``k`` tokens whose embeddings match each vector best, by dot product, best first.
 
-    For patterns (of which tokens is it a template?), for neurons (:func:`neuron_patterns`), and, with the unembedding, for
-    messages. ``-vectors`` finds what they avoid. Source: seed S1.11. ValueError for widths that differ or a k too large.
+    For patterns (of which tokens is it a template?), for neurons (:func:`neuron_patterns`), and, with the
+    unembedding, for messages. ``-vectors`` finds what they avoid. Source: seed S1.11. ValueError for widths
+    that differ or a k too large.
 
     >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)
     TopTokens(tokens=tensor([2, 1]), values=tensor([2., 1.]))
     """
-    fits = isinstance(vectors, Tensor) and isinstance(embedding, Tensor) and embedding.dim() == 2 and vectors.dim()
+    fits = (
+        all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding)) and embedding.dim() == 2
+    )
     if not fits or vectors.shape[-1] != embedding.shape[1]:
-        got = " and ".join(
-            str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in (vectors, embedding)
+        got = f"{shape_of(vectors)} and {shape_of(embedding)}"
+        raise ValueError(
+            f"vectors [*, width] and embedding [vocabulary, width] must be tensors of one width, got {got}"
         )
-        raise ValueError(f"vectors [*, width] and embedding [vocabulary, width] must be tensors of one width, got {got}")
     return _largest(vectors.detach() @ embedding.detach().to(vectors).mT, k)
 
 
 def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons width"]:
-    """What each neuron of a layer's MLP looks for: its input weights with the gain of the norm before it, ``[neurons, width]``.
+    """The input weights of a layer's MLP neurons times the gain of the norm before, ``[neurons, width]``.
 
-    A neuron is a pattern that does not depend on the token, where a head makes a new one for each (seed S1.11). Its bias, and
-    its activation, are left out. TypeError for another kind of model, IndexError for a layer that is not there.
+    A neuron is a pattern that does not depend on the token, where a head makes a new one for each (seed
+    S1.11). Bias and activation are left out. TypeError for another kind of model, IndexError for an unknown
+    layer.
     """
     block = _block(model, layer)
     return block.mlp[0].get_parameter("weight").detach() * block.mlp_norm.weight.detach()
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _blocks(model: Any) -> list[Block]:
@@ -167,7 +166,7 @@ def _block(model: Any, layer: int) -> Block:
 
 
 def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:
-    """The embedding, and the unembedding with the gain of the norm before it."""
+    # the gain of the last norm is folded into the unembedding
     return model.embedding.weight, model.unembedding.weight * model.norm.weight
 
 
@@ -177,10 +176,11 @@ def _full_circuit_of(model: LanguageModel, layer: int, head: int) -> FactoredMat
 
 def _known(tokens: Any, count: int) -> Tensor:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        got = dtype_of(tokens)
         raise TypeError(f"tokens must be an integer tensor, got {got}; see BytePair.encode")
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
-        raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {int(tokens.min())} .. {int(tokens.max())}")
+        got = f"{int(tokens.min())} .. {int(tokens.max())}"
+        raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {got}")
     return tokens.long()
 
 

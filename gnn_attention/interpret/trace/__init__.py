@@ -1,20 +1,34 @@
-"""What happens in a call, step by step, and interventions in it."""
+"""What each edge carried in a run, runs in which edges are cut or muted, and how much came from where in the
+end.
 
-from gnn_attention.interpret.trace.api import (
-    GLOSSARY,
-    VIEWS,
-    LayerTrace,
-    Phase,
-    Run,
-    Surgery,
-    Term,
-    cut,
-    flow,
-    mute,
-    operate,
-    record,
-    rollout,
-)
+>>> import torch
+>>> import gnn_attention.interpret.trace as trace
+>>> from gnn_attention import model as lm
+>>> model, vocabulary = lm.load_trained()
+>>> tokens = torch.tensor([vocabulary.encode("Llamas do not output words")])
+>>> with torch.no_grad():
+...     run = trace.record(model, tokens)
+...     changed = trace.record(model, tokens, surgery=trace.cut([(0, 5)], layers=1, heads=2))
+>>> len(run.layers), len(run.states), run["blocks.1.attn.hook_pattern"].shape
+(2, 5, torch.Size([1, 4, 66]))
+>>> run.layers[1].weights([(0, 5)]).shape  # [B, edges, heads]
+torch.Size([1, 1, 4])
+>>> run.layers[1].carried([(0, 5)], heads=2).shape  # [B, edges, heads, width]
+torch.Size([1, 1, 1, 128])
+>>> bool(changed.layers[1].weights([(0, 5)])[0, 0, 2] == 0), torch.equal(run.output[:, :5], changed.output[:, :5])
+(True, True)
+
+Numbers of edges are ``[B, edges, heads]``, as ``MessagePassingAttention`` returns its weights, with a batch
+of one for a single sequence. Tensors of size tokens x tokens or edges x heads x width are made on request
+only.
+"""
+
+from gnn_attention.interpret.trace.attribution import flow, rollout
+from gnn_attention.interpret.trace.intervene import operate
+from gnn_attention.interpret.trace.interventions import Surgery, cut, mute
+from gnn_attention.interpret.trace.layer import LayerTrace
+from gnn_attention.interpret.trace.run import Phase, Run, record
+from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
 __all__ = [
     "GLOSSARY",

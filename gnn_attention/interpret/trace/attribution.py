@@ -1,45 +1,106 @@
-"""How much of what a token knows in the end came from which token in the beginning: attention rollout and attention flow.
+"""How much of a token's last state came from each token of the input: attention rollout and attention flow.
 
-Both read a stack of layers as a layered graph, with a node for each token before the first layer and after each layer. A node
-hears the tokens it attended to and, through the residual stream, itself: half and half. These shares are the mixing
-``A = 0.5 W + 0.5 I`` of a layer, W its weights, the mean over heads. Rollout multiplies shares along every path and adds the
-paths; flow is the largest flow where shares are capacities. Rows of A sum to 1, so rollout never exceeds flow.
+Both read a stack of layers as a layered graph, with a node for each token before the first layer and after
+each layer. A node receives from the tokens it attends to and, through the residual stream, from itself, half
+and half: the mixing ``A = 0.5 W + 0.5 I`` of a layer, W its weights, the mean over heads. Rollout multiplies
+shares along every path and adds the paths; flow is the largest flow where shares are capacities. Rows of A
+sum to 1, so rollout never exceeds flow. Source: Abnar and Zuidema 2020 (arXiv 2005.00928), section 3.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import sorted_edges
-
-__all__ = ["Mixing", "largest_flow", "rolled_out"]
+from gnn_attention.interpret.trace.layer import LayerTrace
 
 UNIT = 2**52  # a capacity of 1: flows of whole numbers are exact
 
 
+def rollout(
+    layers: Sequence[LayerTrace], receivers: Iterable[int] | None = None
+) -> Float[Tensor, "batch receivers tokens"]:
+    """Attention rollout, rows of ``A_L ... A_2 A_1``: the share of each token in each receiver's last state.
+
+    A muted edge brings nothing. Where a row of W does not sum to 1, as for an isolated receiver, that row of
+    ``W + I`` is divided by its sum. Rows of the result sum to 1. Time is edges x receivers: pass few
+    ``receivers`` of long sequences (None: all, tokens x tokens numbers). ``run.layers[:k]`` gives the rollout
+    of k layers.
+
+    Raises ValueError for no layers or layers over different tokens, IndexError for an unknown receiver.
+
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
+    >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8), patterns.causal(3))
+    >>> [round(share, 4) for share in rollout(run.layers * 2, [2])[0, 0].tolist()]
+    [0.3194, 0.2361, 0.4444]
+    """
+    mixings = _mixings(layers)
+    batch, tokens = mixings[0].own.shape
+    chosen = (
+        range(tokens) if receivers is None else [_token("receivers", token, tokens) for token in receivers]
+    )
+    last = functional.one_hot(torch.tensor(chosen, dtype=torch.int64), tokens).mT
+    # share[b, 0, i, r]: how much of receiver r is token i, before the layer that is next
+    share = last.to(mixings[0].own).repeat(batch, 1, 1, 1)
+    for layer in reversed(mixings):
+        edges, order = sorted_edges(layer.pairs[0], layer.pairs[1], tokens, tokens)
+        weights = layer.brought.index_select(1, order).unsqueeze(1)
+        brought = csr_ops.outgoing(weights, share, csr_ops.tensors_of(edges), 1)
+        share = brought + layer.own[:, None, :, None] * share
+    return share.squeeze(1).mT
+
+
+def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> float:
+    """Attention flow: the largest flow from token ``src`` before the first layer to ``dst`` after the last,
+    at most 1.
+
+    Each layer's ``A`` of :func:`rollout` gives the capacities of the layered graph. It is at least the
+    rollout of the same pair: a flow may use every path in full. Time grows with layers x edges; for short
+    sequences. Raises as :func:`rollout` does. Computed by networkx's ``maximum_flow_value``.
+
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
+    >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8), patterns.causal(3))
+    >>> round(flow(run.layers * 2, 0, 2), 4)
+    0.5
+    """
+    import networkx
+
+    mixings = _mixings(layers)
+    batch, count = mixings[0].own.shape
+    src, dst, sample = _token("src", src, count), _token("dst", dst, count), _token("sample", sample, batch)
+    network = networkx.DiGraph()
+    network.add_nodes_from([(0, src), (len(mixings), dst)])
+    for level, layer in enumerate(mixings):
+        for (sender, receiver), share in _capacities(layer, sample).items():
+            network.add_edge((level, sender), (level + 1, receiver), capacity=share)
+    return int(networkx.maximum_flow_value(network, (0, src), (len(mixings), dst))) / UNIT
+
+
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """One layer's ``A``, sparse: what each edge brings to its receiver, and what the receiver keeps of itself.
+    """One layer's sparse ``A``: the share that each edge brings, and the receiver's own share.
 
-    ``A = W + I``, each row divided by its sum: ``0.5 W + 0.5 I`` where weights sum to 1. Who hears nobody keeps everything.
+    ``A = W + I``, each row divided by its sum: ``0.5 W + 0.5 I`` where weights sum to 1.
     """
 
     pairs: Int[Tensor, "2 edges"]
     brought: Float[Tensor, "batch edges"]
-    kept: Float[Tensor, "batch tokens"]
+    own: Float[Tensor, "batch tokens"]
 
     @classmethod
     def of(cls, pairs: Int[Tensor, "2 edges"], weights: Float[Tensor, "batch edges"], tokens: int) -> Mixing:
         """From the weights of a layer's edges, the mean over heads.
 
         >>> mixing = Mixing.of(torch.tensor([[0, 1], [1, 1]]), torch.tensor([[0.25, 0.75]]), 2)
-        >>> mixing.brought.tolist(), mixing.kept.tolist()
+        >>> mixing.brought.tolist(), mixing.own.tolist()
         ([[0.125, 0.375]], [[1.0, 0.5]])
         """
         dst = pairs[1].expand(weights.shape)
@@ -47,38 +108,27 @@ class Mixing:
         return cls(pairs, weights / total.gather(1, dst), 1 / total)
 
 
-def rolled_out(layers: Sequence[Mixing], receivers: Int[Tensor, " receivers"]) -> Float[Tensor, "batch receivers tokens"]:
-    """Rows of ``A_L ... A_2 A_1``: from the receivers back to the first layer, in time of edges x receivers."""
-    batch, tokens = layers[-1].kept.shape
-    count = len(receivers)
-    share = layers[-1].kept.new_zeros(tokens, count)  # share[i, r]: how much of receiver r is token i, at the layer that is next
-    share[receivers, torch.arange(count, device=share.device)] = 1.0
-    share = share.repeat(batch, 1, 1, 1)
-    for layer in reversed(layers):
-        listed, order = sorted_edges(layer.pairs[0], layer.pairs[1], tokens, tokens)
-        weights = layer.brought.index_select(1, order).unsqueeze(1)
-        told = csr_ops.outgoing(weights, share, csr_ops.tensors_of(listed), 1)
-        share = told + layer.kept[:, None, :, None] * share
-    return share.squeeze(1).mT
-
-
-def largest_flow(layers: Sequence[Mixing], src: int, dst: int, sample: int) -> float:
-    """The maximum flow from token ``src`` below the first layer to token ``dst`` above the last; at most 1."""
-    import networkx
-
-    network = networkx.DiGraph()
-    network.add_nodes_from([(0, src), (len(layers), dst)])
-    for level, layer in enumerate(layers):
-        for (sender, receiver), share in _capacities(layer, sample).items():
-            network.add_edge((level, sender), (level + 1, receiver), capacity=share)
-    return int(networkx.maximum_flow_value(network, (0, src), (len(layers), dst))) / UNIT
+@torch.no_grad()
+def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
+    sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
+    if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
+        raise ValueError(
+            f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}; take run.layers"
+        )
+    return [Mixing.of(layer.edge_index, layer.delivered().mean(1), layer.graph.num_dst) for layer in layers]
 
 
 def _capacities(layer: Mixing, sample: int) -> Counter[tuple[int, int]]:
-    """The entries of A, (sender, receiver) -> share, in units of 1 / UNIT."""
-    found: Counter[tuple[int, int]] = Counter()
-    for token, share in enumerate(layer.kept[sample].tolist()):
-        found[token, token] += round(share * UNIT)
+    shares: Counter[tuple[int, int]] = Counter()
+    for token, share in enumerate(layer.own[sample].tolist()):
+        shares[token, token] += round(share * UNIT)
     for sender, receiver, share in zip(*layer.pairs.tolist(), layer.brought[sample].tolist(), strict=True):
-        found[sender, receiver] += round(share * UNIT)
-    return found
+        shares[sender, receiver] += round(share * UNIT)
+    return shares
+
+
+def _token(name: str, value: int, count: int) -> int:
+    number = checks.size(name, value)
+    if number >= count:
+        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
+    return number

@@ -1,14 +1,14 @@
-"""Edge surgery: a run in which some edges are not there, or are there and say nothing.
+"""Interventions applied: a run in which edges are cut or muted.
 
-======  =========================================  ====================================================================
-cut     the graph without the edge                 the other in-edges of its receiver share the weight: softmax renormalises
-mute    the edge with its message taken away       it keeps its weight, and nothing comes along it
-======  =========================================  ====================================================================
+======  =========================================  ==========================================================
+cut     the graph without the edge                 softmax renormalises the receiver's remaining weights
+mute    the edge with its message taken away       its weight stays, and nothing comes along it
+======  =========================================  ==========================================================
 
-A cut changes the graph that a layer is given. A muted edge is what a sink is: one more logit in its receiver's softmax, without
-a value. So attention runs over the graph without it, on any backend, and each row is scaled by ``e^(lse_without - lse)``, the
-share of the weight that was not muted. Both are exact, for gradients too: nothing is subtracted, a message that is not sent is
-never read, and tokens x tokens is never made.
+A cut changes the graph of a layer. A muted edge acts as a sink: one more logit in its receiver's softmax,
+without a value. So attention runs over the graph without it, on any backend, and each row is scaled by
+``e^(lse_without - lse)``, the share of the weight that was not muted. Both are exact, for gradients too:
+nothing is subtracted, a message that is not sent is never read, and tokens x tokens is never made.
 """
 
 from __future__ import annotations
@@ -29,35 +29,42 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import Call
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import pairs as trace_pairs
-from gnn_attention.interpret.trace.interventions import Split, Surgery
+from gnn_attention.interpret.trace.interventions import LastSplit, Surgery
 from gnn_attention.layer import MessagePassingAttention
-
-__all__ = ["Muting", "attention_layers", "check_unwatched", "exchanged", "muted_by", "operate"]
 
 INPUTS = ("x", "g", "bias", "return_attention_weights")  # of a layer
 
 
 def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
-    """The attention layers inside a module, in the order of ``module.modules()``; ValueError without any, TypeError for none."""
+    """The attention layers inside a module, in the order of ``module.modules()``; ValueError if there is
+    none.
+    """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module that holds attention layers, got {type(module).__name__}")
+        raise TypeError(
+            f"module must be a torch.nn.Module that holds attention layers, got {type(module).__name__}"
+        )
     layers = [part for part in module.modules() if isinstance(part, MessagePassingAttention)]
     if not layers:
-        raise ValueError(f"module must hold a MessagePassingAttention, got {type(module).__name__}, which has none")
+        raise ValueError(
+            f"module must hold a MessagePassingAttention, got {type(module).__name__}, which has none"
+        )
     return layers
 
 
 @contextmanager
 def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
-    """Inside, the layers of ``module`` run with the given operations; leaving restores them, after exceptions too.
+    """Inside, the layers of ``module`` run with the given interventions; leaving restores them, after
+    exceptions too.
 
-    Operations add up, and hold in all threads; while one is in such a block, any other that would enter one is refused
-    (NotImplementedError). Every backend serves; a layer that walks (``backend=None``) runs through "auto" while edges are muted,
-    and refuses a graph that differs by head. Set a backend before, not inside.
+    Interventions add up and hold in all threads; while one thread is inside, another that would enter is
+    refused (NotImplementedError). Every backend is supported; a layer on the message-passing path
+    (``backend=None``) runs through "auto" while edges are muted, and refuses a graph that differs by head.
+    Set a backend before, not inside.
 
-    Raises TypeError or IndexError before anything changes for what is no operation, or a layer or head that is not there;
-    the layer's call raises ValueError for a pair that is no edge of its graph, NotImplementedError for a per-edge bias beside an
-    operation on some heads (the graph then has no single list of edges), or where torch_geometric's hooks make the layer walk.
+    Raises TypeError or IndexError before anything changes for arguments that are no interventions, or an
+    unknown layer or head; the layer's call raises ValueError for a pair that is no edge of its graph,
+    NotImplementedError for a per-edge bias with an intervention on some heads (the graph then has no single
+    edge list), or where torch_geometric's hooks force the message-passing path.
 
     >>> import torch
     >>> from gnn_attention import model as lm
@@ -74,26 +81,27 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     with ExitStack() as stack:
         stack.enter_context(turn(layers, brief=False))
         for surgery in surgeries:
-            split = Split(surgery)
+            split, context = LastSplit(surgery), _cut_layer if surgery.kind == "cut" else _muted_layer
             for number in range(len(layers)) if surgery.layers is None else surgery.layers:
-                stack.enter_context(_cutting(layers[number], split) if surgery.kind == "cut" else _muting(layers[number], split))
+                stack.enter_context(context(layers[number], split))
         yield module
 
 
 def _check_places(surgery: Surgery, layers: list[MessagePassingAttention]) -> None:
     if not isinstance(surgery, Surgery):
         raise TypeError(f"surgeries must be made by cut(...) or mute(...), got {type(surgery).__name__}")
-    for layer in surgery.layers or ():
-        if layer >= len(layers):
-            raise IndexError(f"layers must be in 0 .. {len(layers) - 1}, the attention layers of the module, got {layer}")
-    for layer in layers if surgery.layers is None else [layers[number] for number in surgery.layers]:
-        for head in surgery.heads or ():
-            if head >= layer.heads.num_heads:
-                raise IndexError(f"heads must be in 0 .. {layer.heads.num_heads - 1}, got {head}")
+    numbers = range(len(layers)) if surgery.layers is None else surgery.layers
+    for number in numbers:
+        if number >= len(layers):
+            expected = f"0 .. {len(layers) - 1}, the attention layers of the module"
+            raise IndexError(f"layers must be in {expected}, got {number}")
+        most = layers[number].heads.num_heads - 1
+        if surgery.heads and max(surgery.heads) > most:
+            raise IndexError(f"heads must be in 0 .. {most}, got {max(surgery.heads)}")
 
 
 @contextmanager
-def exchanged(layer: MessagePassingAttention, backend: Backend) -> Iterator[None]:
+def backend_replaced(layer: MessagePassingAttention, backend: Backend) -> Iterator[None]:
     """Inside, the layer runs on another backend."""
     before, layer.backend = layer.backend, backend
     try:
@@ -103,7 +111,7 @@ def exchanged(layer: MessagePassingAttention, backend: Backend) -> Iterator[None
 
 
 @contextmanager
-def _cutting(layer: MessagePassingAttention, split: Split) -> Iterator[None]:
+def _cut_layer(layer: MessagePassingAttention, split: LastSplit) -> Iterator[None]:
     handle = layer.register_forward_pre_hook(partial(_without_edges, split), with_kwargs=True)
     try:
         yield
@@ -112,89 +120,93 @@ def _cutting(layer: MessagePassingAttention, split: Split) -> Iterator[None]:
 
 
 @contextmanager
-def _muting(layer: MessagePassingAttention, split: Split) -> Iterator[None]:
-    handle = layer.register_forward_pre_hook(partial(_checked, split), with_kwargs=True)
+def _muted_layer(layer: MessagePassingAttention, split: LastSplit) -> Iterator[None]:
+    handle = layer.register_forward_pre_hook(partial(_check_muted, split), with_kwargs=True)
     try:
-        with exchanged(layer, Muting.over(layer.backend, split)):
+        with backend_replaced(layer, Muting.over(layer.backend, split)):
             yield
     finally:
         handle.remove()
 
 
-def _given(layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """A layer's inputs by name, the graph as one of ours; None where the layer itself will say what is wrong."""
-    given = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
-    if given.get("g") is None and given.get("edge_index") is not None:  # the layer's other name for its graph
-        given["g"] = given.pop("edge_index")
-    pair = given.get("x")
+def _inputs(
+    layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    # by name, the graph as a TokenGraph; None where the layer itself will raise
+    inputs = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
+    if inputs.get("g") is None and inputs.get("edge_index") is not None:
+        inputs["g"] = inputs.pop("edge_index")
+    pair = inputs.get("x")
     x_src, x_dst = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, pair)
-    if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor) or "g" not in given:
+    if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor) or "g" not in inputs:
         return None
-    return {**given, "g": layer._as_graph(given["g"], x_src, x_dst)}
+    return {**inputs, "g": layer._as_graph(inputs["g"], x_src, x_dst)}
 
 
-def _without_edges(split: Split, layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a layer is given instead: the graph without the edges that are cut, and the bias without theirs."""
-    given = _given(layer, args, kwargs)
-    if given is None:
+def _without_edges(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
+    inputs = _inputs(layer, args, kwargs)
+    if inputs is None:
         return None
-    graph, heads, bias = given["g"], layer.heads.num_heads, given.get("bias")
+    graph, heads, bias = inputs["g"], layer.heads.num_heads, inputs.get("bias")
     split.surgery.check(graph, heads)
     rest = split(graph, heads)[1]
-    return (), {**given, "g": rest, "bias": _bias_of(rest, graph, bias) if isinstance(bias, Tensor) else bias}
+    return (), {
+        **inputs,
+        "g": rest,
+        "bias": _bias_of(rest, graph, bias) if isinstance(bias, Tensor) else bias,
+    }
 
 
-def _checked(split: Split, layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    check_unwatched(layer, "mute an edge")
-    given = _given(layer, args, kwargs)
-    if given is not None:
-        split.surgery.check(given["g"], layer.heads.num_heads)
+def _check_muted(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> None:
+    check_no_hooks(layer, "mute an edge")
+    inputs = _inputs(layer, args, kwargs)
+    if inputs is not None:
+        split.surgery.check(inputs["g"], layer.heads.num_heads)
 
 
-def check_unwatched(layer: MessagePassingAttention, what: str) -> None:
-    """NotImplementedError where the layer walks whatever its backend, which no backend then sees."""
+def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
+    """NotImplementedError where the layer takes the message-passing path whatever its backend."""
     if layer._is_watched():
-        raise NotImplementedError(f"a hook or explainer of torch_geometric makes this layer walk: remove it to {what}")
+        raise NotImplementedError(
+            "a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove it to "
+            + what
+        )
 
 
 def _bias_of(part: TokenGraph, graph: TokenGraph, bias: Tensor) -> Tensor:
-    """The per-edge ``bias`` of ``graph`` for those of its edges that a part of it has."""
     if not bias.dim() or bias.shape[-1] != graph.num_edges or bias.shape[-1] == 1:
         return bias
     if trace_pairs.varies(part):
-        raise NotImplementedError("bias beside an operation on some heads: operate on all heads, or give the bias as a score_mod")
+        raise NotImplementedError(
+            "bias with an operation on some heads: operate on all heads, or give the bias as a score_mod"
+        )
     return bias[..., graph.positions_of(part.edge_index).to(bias.device)]
-
-
-# -- muted edges ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Muting(Backend):
     """A backend whose calls run on another one, with some edges muted."""
 
-    split: Split | None = None
+    split: LastSplit | None = None
     inner: str | Backend | None = None
 
     @classmethod
-    def over(cls, inner: str | Backend | None, split: Split) -> Muting:
+    def over(cls, inner: str | Backend | None, split: LastSplit) -> Muting:
         """The edges of ``split`` muted over ``inner``."""
         name = inner.name if isinstance(inner, Backend) else inner or "auto"
         return cls(f"{name} with muted edges", partial(_run_muted, split, inner), split=split, inner=inner)
 
 
-def muted_by(backend: Any, graph: TokenGraph, heads: int) -> list[TokenGraph]:
-    """The edges that a layer's backend mutes: one graph for each operation."""
-    found = []
+def muted_graphs(backend: Any, graph: TokenGraph, heads: int) -> Iterator[TokenGraph]:
+    """The edges that a layer's backend mutes: one graph for each intervention."""
     while isinstance(backend, Muting):
         assert backend.split is not None
-        found.append(backend.split.surgery.touched(graph, heads))
+        yield backend.split.surgery.selection(graph, heads)
         backend = backend.inner
-    return found
 
 
-def _run_muted(split: Split, inner: str | Backend | None, call: Call) -> tuple[Tensor, Tensor]:
-    """``sum over the other in-edges of w_e v_src``, with the weights and the lse of all."""
+def _run_muted(split: LastSplit, inner: str | Backend | None, call: Call) -> tuple[Tensor, Tensor]:
+    # sum over the other in-edges of w_e v_src, with the weights and the lse of all
     muted, rest = split(call.graph, call.q.shape[1])
     bias = None if call.bias is None else _bias_of(rest, call.graph, call.bias)
     options = (call.scale, call.score_mod, bias, call.sink_logits, call.dropout, inner or "auto")
@@ -204,8 +216,7 @@ def _run_muted(split: Split, inner: str | Backend | None, call: Call) -> tuple[T
 
 
 def _lse_of(call: Call, muted: TokenGraph) -> Tensor:
-    """``log sum of e^logit`` over the muted in-edges of each receiver."""
-    pairs = trace_pairs.listing(muted, call.q.device)
+    pairs = trace_pairs.union(muted, call.q.device)
     bias = None if call.bias is None else _bias_of(muted, call.graph, call.bias)
     logits = trace_pairs.logits(replace(call, graph=muted, bias=bias), pairs)
     return edges.softmax(logits, pairs[1], muted.num_dst)[1]

@@ -1,4 +1,6 @@
-"""Operations on edges, as values: which edges, in which layers and heads, and the graph in two that follows from them."""
+"""Interventions on edges, as values: which edges, in which layers and heads, and how they part a graph in
+two.
+"""
 
 from __future__ import annotations
 
@@ -15,63 +17,60 @@ from gnn_attention.graph.intervals.arithmetic import ask
 from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace import pairs
 
-__all__ = ["Split", "Surgery", "cut", "mute"]
+Numbers = int | Iterable[int] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Surgery:
-    """What :func:`cut` and :func:`mute` return: which edges, in which layers and heads, and what happens to them."""
+    """The result of :func:`cut` and :func:`mute`: which edges, in which layers and heads, and what happens to
+    them.
+    """
 
     kind: str
     edges: TokenGraph | Tensor | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
 
-    def touched(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
-        """The edges of ``graph`` that the operation is about: a graph that differs by head if not all heads are.
+    def selection(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
+        """The chosen edges of ``graph``: a graph that differs by head if not all heads are chosen.
 
         >>> import torch
         >>> graph = TokenGraph.from_edges(torch.tensor([[0, 0, 1], [0, 1, 1]]), 2)
-        >>> cut([(0, 1)], heads=1).touched(graph, 2).mask().int().tolist()
+        >>> cut([(0, 1)], heads=1).selection(graph, 2).mask().int().tolist()
         [[[0, 0], [0, 0]], [[0, 0], [1, 0]]]
         """
-        part = self.in_any_head(graph)
+        part = self._in_chosen_heads(graph)
         if self._in_all_heads(num_heads):
             return part
-        assert self.heads is not None
-        rule = partial(_in_heads, part.rule, self.heads)
+        rule = partial(_in_heads, part.rule, self.heads or ())
         return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None)
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
-        """:meth:`touched` and the rest of ``graph``. Heads that are not operated on keep ``graph`` itself and its plans."""
-        touched = self.touched(graph, num_heads)
-        rest = graph - touched
+        """:meth:`selection` and the rest of ``graph``; heads that are not chosen keep ``graph`` itself and
+        its plans.
+        """
+        selection = self.selection(graph, num_heads)
+        rest = graph - selection
         if self._in_all_heads(num_heads) or pairs.varies(graph):
-            return touched, rest
-        part, operated = self.in_any_head(graph), [head in (self.heads or ()) for head in range(num_heads)]
+            return selection, rest
+        part, chosen = self._in_chosen_heads(graph), [head in (self.heads or ()) for head in range(num_heads)]
         without, nothing = graph - part, part & ~part
-        made_of(touched, [[part if operated[head] else nothing for head in range(num_heads)]])
-        return touched, made_of(rest, [[without if operated[head] else graph for head in range(num_heads)]])
-
-    def in_any_head(self, graph: TokenGraph) -> TokenGraph:
-        """The edges of ``graph`` that the operation is about in the heads that it is about."""
-        return graph if self.edges is None else self._as_graph(graph) & graph
+        made_of(selection, [[part if is_chosen else nothing for is_chosen in chosen]])
+        return selection, made_of(rest, [[without if is_chosen else graph for is_chosen in chosen]])
 
     def check(self, graph: TokenGraph, num_heads: int) -> None:
         """ValueError or IndexError for a listed pair that is no edge."""
         if isinstance(self.edges, Tensor):
-            chosen = None if self.heads is None else list(self.heads)
-            pairs.check_edges(graph, self.edges, num_heads, chosen, f"there is nothing to {self.kind}")
+            pairs.check_edges(graph, self.edges, num_heads, self.heads, f"there is nothing to {self.kind}")
 
     def _in_all_heads(self, num_heads: int) -> bool:
         return self.heads is None or set(self.heads) == set(range(num_heads))
 
-    def _as_graph(self, graph: TokenGraph) -> TokenGraph:
+    def _in_chosen_heads(self, graph: TokenGraph) -> TokenGraph:
         if not isinstance(self.edges, Tensor):
-            assert self.edges is not None
-            return self.edges
-        listed = TokenGraph.from_edges(self.edges, graph.num_dst, graph.num_src, coalesce=True, name="some")
-        return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+            return graph if self.edges is None else self.edges & graph
+        part = TokenGraph.from_edges(self.edges, graph.num_dst, graph.num_src, coalesce=True, name="some")
+        return replace(part, dst_offset=graph.dst_offset, src_offset=graph.src_offset) & graph
 
 
 def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -81,32 +80,33 @@ def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Te
     return chosen & ask(inner, b, h, dst, src)
 
 
-def cut(edges: Any = None, layers: int | Iterable[int] | None = None, heads: int | Iterable[int] | None = None) -> Surgery:
-    """The edges are not there: the weights of a receiver's other in-edges grow to a sum of 1; without any it hears nobody.
+def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Surgery:
+    """Remove edges: a receiver's remaining weights are renormalised to a sum of 1; without in-edges it is
+    isolated.
 
     Args:
-        edges: a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a :class:`TokenGraph` (its edges, as far as the
-            layer's graph has them), or None: every edge.
+        edges: a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a :class:`TokenGraph` (its edges,
+            as far as the layer's graph has them), or None: every edge.
         layers: numbers of the attention layers, in the order of ``model.modules()``; None: all.
         heads: numbers of the heads; None: all.
 
-    Raises TypeError, ValueError or IndexError for what is none of these.
+    Raises TypeError, ValueError or IndexError for other arguments.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
     >>> from gnn_attention.interpret.trace import operate
     >>> layer, x, graph = MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), patterns.causal(5)
     >>> with operate(layer, cut([(1, 3), (2, 3)])):
-    ...     found = layer(x, graph)
+    ...     out = layer(x, graph)
     >>> gone = TokenGraph.from_edges(torch.tensor([[1, 2], [3, 3]]), 5)
-    >>> torch.equal(found, layer(x, graph - gone)), torch.equal(found, layer(x, graph))
+    >>> torch.equal(out, layer(x, graph - gone)), torch.equal(out, layer(x, graph))
     (True, False)
     """
     return _surgery("cut", edges, layers, heads)
 
 
-def mute(edges: Any = None, layers: int | Iterable[int] | None = None, heads: int | Iterable[int] | None = None) -> Surgery:
-    """The edges keep their weight and say nothing: all other weights stay, and what the edges carried is missing from the update.
+def mute(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Surgery:
+    """Take the messages of edges away: all weights stay, what the edges carried is missing from the update.
 
     Arguments and errors are those of :func:`cut`; ``mute(heads=3)`` takes head 3 out of the model.
 
@@ -121,19 +121,19 @@ def mute(edges: Any = None, layers: int | Iterable[int] | None = None, heads: in
     return _surgery("mute", edges, layers, heads)
 
 
-def _surgery(kind: str, which: Any, layers: Any, heads: Any) -> Surgery:
-    which = which if which is None or isinstance(which, TokenGraph) else pairs.as_pairs(which)
-    return Surgery(kind, which, _numbers("layers", layers), _numbers("heads", heads))
+def _surgery(kind: str, edges: Any, layers: Numbers, heads: Numbers) -> Surgery:
+    edges = edges if edges is None or isinstance(edges, TokenGraph) else pairs.as_pairs(edges)
+    return Surgery(kind, edges, _numbers("layers", layers), _numbers("heads", heads))
 
 
-def _numbers(name: str, value: Any) -> tuple[int, ...] | None:
+def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
     if value is None:
         return None
     return tuple(checks.sizes(name, value)) if isinstance(value, Iterable) else (checks.size(name, value),)
 
 
-class Split:
-    """A graph in two, what an operation is about and the rest: worked out once for the graph that came last."""
+class LastSplit:
+    """:meth:`Surgery.split`, cached for the last graph."""
 
     def __init__(self, surgery: Surgery) -> None:
         self.surgery = surgery

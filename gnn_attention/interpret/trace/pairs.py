@@ -1,7 +1,9 @@
-"""What a call of attention says about chosen pairs of tokens: which are edges, for whom, and with which logit.
+"""What a call of attention says about chosen pairs of tokens: which are edges, for whom, and with which
+logit.
 
-A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Nothing of the size tokens x tokens
-or pairs x heads x channels is made: ends are gathered some pairs at a time, those of a whole graph not at all.
+A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Nothing of the
+size tokens x tokens or pairs x heads x channels is made: ends are gathered some pairs at a time, those of a
+whole graph not at all.
 """
 
 from __future__ import annotations
@@ -20,22 +22,21 @@ from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, kept
 from gnn_attention.graph.regions import enumerate_pairs
 
-__all__ = ["as_pairs", "check_edges", "listing", "logits", "overlaps", "positions", "present", "varies"]
-
 AT_ONCE = 2**16  # pairs whose ends are gathered together
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
-    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair.
-
-    TypeError, ValueError or IndexError for what is none of them.
+    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair; else TypeError
+    or ValueError.
 
     >>> as_pairs((0, 3)).tolist(), as_pairs([(0, 3), (1, 2)]).tolist()
     ([[0], [3]], [[0, 1], [3, 2]])
     """
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
-            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {type(pairs).__name__}")
+            raise TypeError(
+                f"edges must be a tensor [2, K] or a list of (src, dst), got {type(pairs).__name__}"
+            )
         rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         pairs = (rows.unsqueeze(0) if rows.dim() == 1 else rows).mT
     highest = 1 if pairs.is_floating_point() or not pairs.numel() else int(pairs.max()) + 1
@@ -43,11 +44,14 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
 
 
 def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
-    """Positions ``[K]`` in a list of ``count`` edges; TypeError or IndexError for what is none."""
+    """Positions ``[K]`` in a list of ``count`` edges; TypeError or IndexError for anything else."""
     if chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise TypeError(f"edges must be integers, positions [K] or pairs, got {chosen.dtype}; of a bool mask use nonzero()")
+        raise TypeError(
+            f"edges must be integers, positions [K] or pairs, got {chosen.dtype}; of a bool mask use nonzero()"
+        )
     if ((chosen < 0) | (chosen >= count)).any():
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {int(chosen.min())} .. {int(chosen.max())}")
+        got = f"{int(chosen.min())} .. {int(chosen.max())}"
+        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
     return chosen.long()
 
 
@@ -56,11 +60,11 @@ def varies(graph: TokenGraph) -> bool:
     return graph.heads is not None or graph.batch is not None
 
 
-def listing(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and head: ``graph.edge_index`` unless the graph varies, else by receiver.
+def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
+    """All pairs that are an edge for some sample and head: ``graph.edge_index`` unless the graph varies.
 
     >>> graph = TokenGraph.from_rule(lambda b, h, dst, src: dst == src + h, 3, heads=2)
-    >>> listing(graph, torch.device("cpu")).tolist()
+    >>> union(graph, torch.device("cpu")).tolist()
     [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
     """
     if not varies(graph):
@@ -76,7 +80,9 @@ def _union(graph: TokenGraph) -> Tensor:
     return torch.stack([keys % width, keys // width])
 
 
-def present(graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int) -> Bool[Tensor, "batch heads pairs"]:
+def is_edge(
+    graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int
+) -> Bool[Tensor, "batch heads pairs"]:
     """Where each pair is an edge of the graph, for each sample and head."""
     src, dst = pairs
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
@@ -84,11 +90,13 @@ def present(graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads:
     return enumerate_pairs.evaluate(graph.rule, repr(graph), b, h, dst, src).expand(batch, heads, len(src))
 
 
-def check_edges(graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], heads: int, chosen: list[int] | None, then: str) -> None:
+def check_edges(
+    graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[int] | None, then: str
+) -> None:
     """ValueError or IndexError for a pair that is no edge for any sample and any of the ``chosen`` heads."""
     edge_list.checked(pairs, graph.num_dst, graph.num_src)
-    found = present(graph, pairs, graph.batch or 1, heads)
-    missing = ~(found if chosen is None else found[:, chosen]).any(0).any(0)
+    there = is_edge(graph, pairs, graph.batch or 1, heads)
+    missing = ~(there if chosen is None else there[:, list(chosen)]).any(0).any(0)
     if missing.any():
         src, dst = pairs[:, missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {then}")
@@ -96,36 +104,42 @@ def check_edges(graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], heads: int, ch
 
 def overlaps(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
-    if _is_listing(pairs, call.graph):
-        return _overlaps_of_all(call)
-    return torch.cat([recomputed(_overlaps, call, part) for part in torch.split(pairs, AT_ONCE, dim=1)], dim=-1)
-
-
-def _is_listing(pairs: Tensor, graph: TokenGraph) -> bool:
-    return not varies(graph) and pairs is graph.edges_on(pairs.device)
-
-
-def _overlaps_of_all(call: Call) -> Tensor:
-    """Of all edges at once, by the operator over lists of edges: nothing is gathered."""
-    wide, device = edges.accumulation_dtype(call.q.dtype), call.q.device
-    listed = csr_ops.tensors_of(edges_of(call.graph, device))
-    score = csr_ops.products(call.q.to(wide), call.k.to(wide), listed) * call.scale
-    score = call.modified(score, listed[2].long(), listed[1].long())
-    return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
-
-
-def _overlaps(call: Call, pairs: Tensor) -> Tensor:
-    wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
-    q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)  # gradients are summed in it too
-    return call.modified(edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale), dst, src)
+    if _is_edge_index(pairs, call.graph):
+        return _overlaps_of_edges(call)
+    return torch.cat(
+        [recomputed(_overlaps, call, part) for part in torch.split(pairs, AT_ONCE, dim=1)], dim=-1
+    )
 
 
 def logits(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
-    numbers = overlaps(call, pairs)
-    if call.bias is not None:
-        bias = call.bias if _is_listing(pairs, call.graph) else call.bias[..., call.graph.positions_of(pairs).to(pairs.device)]
+    numbers, bias = overlaps(call, pairs), call.bias
+    if bias is not None:
+        all_edges = _is_edge_index(pairs, call.graph)
+        bias = bias if all_edges else bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
     if not varies(call.graph):
         return numbers
-    return numbers.masked_fill(~present(call.graph, pairs, *numbers.shape[:2]), -torch.inf)
+    return numbers.masked_fill(~is_edge(call.graph, pairs, *numbers.shape[:2]), -torch.inf)
+
+
+def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
+    return not varies(graph) and pairs is graph.edges_on(pairs.device)
+
+
+def _overlaps_of_edges(call: Call) -> Tensor:
+    # by the operator over edge lists, which gathers nothing
+    wide, device = edges.accumulation_dtype(call.q.dtype), call.q.device
+    tensors = csr_ops.tensors_of(edges_of(call.graph, device))
+    score = csr_ops.products(call.q.to(wide), call.k.to(wide), tensors) * call.scale
+    score = call.modified(score, tensors[2].long(), tensors[1].long())
+    return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
+
+
+def _overlaps(call: Call, pairs: Tensor) -> Tensor:
+    # widened before the gather, so that gradients are summed in the wide dtype too
+    wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
+    q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
+    return call.modified(
+        edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale), dst, src
+    )

@@ -1,0 +1,67 @@
+"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | compare | reach``.
+
+Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gnn_attention import __version__, training
+from gnn_attention._support import output
+from gnn_attention.cli import audit, bench, cost, explore, generate, graphs, verify
+from gnn_attention.training import compare, tasks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, by default that of ``sys.argv``, and return its exit code."""
+    output.prepare()
+    try:
+        return _run(_parser().parse_args(arguments))
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+        return 130
+    finally:
+        if arguments is None:  # the process ends: everything is written, an interrupt has nothing to stop
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        code: int = args.run(args)
+    except BrokenPipeError:  # the reader, a pager for example, has closed the pipe
+        output.finish()
+        return 0
+    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
+        with suppress(OSError):  # a stderr without a reader
+            print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
+        return 2
+    return code if output.finish() else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gnn-attention", description="Attention masks as graphs.")
+    parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    verify.add_verify(commands)
+    audit.add_audit(commands)
+    bench.add_bench(commands)
+    graphs.add_graphs(commands)
+    graphs.add_draw(commands)
+    generate.add_generate(commands)
+    explore.add_explore(commands)
+    train = commands.add_parser(
+        "train", help="train the small language model on the standard library's sources"
+    )
+    training.add_arguments(train)
+    train.set_defaults(run=training.run)
+    reach = commands.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
+    tasks.add_arguments(reach)
+    reach.set_defaults(run=tasks.run)
+    compare.add_compare(commands)
+    cost.add_cost(commands)
+    return parser

@@ -1,0 +1,99 @@
+"""Composition of heads: how much a later head reads of what an earlier one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.heads.factored_matrix import FactoredMatrix
+from gnn_attention.interpret.circuits.head import Circuit, each
+from gnn_attention.model import LanguageModel
+
+KINDS = ("q", "k", "v")
+
+
+def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | None = None) -> float:
+    """Share of the earlier head's output that the later one reads, ``||A B|| / (||A|| ||B||)`` in Frobenius
+    norms.
+
+    ``A = W_M`` of the earlier head; ``B`` is the later head's ``W_P`` for ``kind="q"`` (read by its
+    receiver), ``W_P^T`` for ``"k"`` (by its sender: what an induction head needs of a previous-token head),
+    ``W_M`` for ``"v"`` (passed on). A rotary later head needs a ``distance`` for q and k. If the space
+    between is rotated at random, the root of the mean square is exactly ``width ** -0.5``, whatever the
+    heads: compare with that.
+
+    Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
+
+    Source: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
+        composition;
+    TransformerLens' ``all_composition_scores``.
+    """
+    kind = checks.choice("kind", kind, KINDS)
+    for name, circuit in (("earlier", earlier), ("later", later)):
+        if not isinstance(circuit, Circuit):
+            raise TypeError(
+                f"{name} must be a Circuit, got {quoted(circuit)}; circuits.of(heads, head) makes one"
+            )
+    return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
+
+
+def compositions(
+    layers: LanguageModel | Sequence[Sequence[Circuit]],
+    kind: str,
+    distance: int | None = None,
+    relative: bool = False,
+) -> Float[Tensor, "later_layer later_head earlier_layer earlier_head"]:
+    """:func:`composition` of all pairs, ``[later layer, head, earlier layer, head]``; 0 in the same or a
+    later layer.
+
+    ``layers`` is a language model (gains are folded in), or ``[each(heads) for heads in ...]`` in the order
+    of any model. ``relative=True`` gives them in units of ``width ** -0.5``: 1 is what unrelated heads have.
+
+    >>> from gnn_attention import model as lm
+    >>> trained, _ = lm.load_trained()
+    >>> compositions(trained, "k").shape
+    torch.Size([2, 4, 2, 4])
+    """
+    kind = checks.choice("kind", kind, KINDS)
+    blocks = layers.blocks if isinstance(layers, LanguageModel) else None
+    rows = [list(row) for row in layers] if blocks is None else [each(block) for block in blocks]  # type: ignore[union-attr]
+    counts = {len(row) for row in rows}
+    if len(counts) != 1 or 0 in counts:
+        lengths = [len(row) for row in rows]
+        raise ValueError(f"layers must be one or more, all with one number of heads, got {lengths}")
+    written = [[_unit_rows(head.message) for head in row] for row in rows]
+    read = [[_unit_rows(_reader(head, kind, distance).T) for head in row] for row in rows]
+    scores = written[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
+    for later in range(len(rows)):
+        for earlier in range(later):
+            pairs = [[_product_norm(A, B) for A in written[earlier]] for B in read[later]]
+            scores[later, :, earlier] = torch.tensor(pairs)
+    return scores * rows[0][0].message.shape[1] ** 0.5 if relative else scores
+
+
+def _reader(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
+    if kind == "v":
+        return later.message
+    pattern = later.pattern if distance is None else later.pattern_at(distance)
+    return pattern if kind == "q" else pattern.T
+
+
+def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
+    # R of left = Q R times right: as few rows as the rank, with the norms of the matrix, since Q changes none
+    rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
+    norm = rows.norm()
+    return rows / norm if bool(norm > 0) else rows
+
+
+def _product_norm(written: Tensor, read: Tensor) -> Tensor:
+    if written.shape[1] != read.shape[1]:
+        raise ValueError(
+            f"the earlier head writes states of width {written.shape[1]}, the later reads vectors of width "
+            f"{read.shape[1]}: composition is between heads that read what others write (latent heads read latents)"
+        )
+    norm: Tensor = (written @ read.to(written).mT).norm()
+    return norm

@@ -1,0 +1,192 @@
+"""The record of a run: one :class:`LayerTrace` for each attention call, and the states between the blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.locks import of_this_thread, turn
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import AttentionInfo, attend, attended
+from gnn_attention.backends import Backend
+from gnn_attention.backends.call import Call
+from gnn_attention.interpret.trace.intervene import (
+    attention_layers,
+    backend_replaced,
+    check_no_hooks,
+    muted_graphs,
+    operate,
+)
+from gnn_attention.interpret.trace.interventions import Surgery
+from gnn_attention.interpret.trace.layer import LayerTrace
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.model import Block
+
+COMMUNICATION, COMPUTATION = "communication", "computation"
+RESIDUAL_HOOKS = {  # of a block: the phase, and the tensor of that phase
+    "hook_resid_pre": (0, "before"),
+    "hook_resid_mid": (0, "after"),
+    "hook_mlp_out": (1, "update"),
+    "hook_resid_post": (1, "after"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """One step of the residual stream, ``after = before + update``: communication along edges or computation.
+
+    ``layer`` numbers the :class:`gnn_attention.model.Block`. Sources: seeds S4.11, S4.19.
+    """
+
+    layer: int
+    name: str
+    before: Float[Tensor, "batch tokens width"]
+    update: Float[Tensor, "batch tokens width"]
+    after: Float[Tensor, "batch tokens width"]
+
+    def __repr__(self) -> str:
+        return f"Phase(layer {self.layer}, {self.name}, {list(self.after.shape)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The result of :func:`record`: the module's output, a :class:`LayerTrace` for each attention call, the
+    phases.
+
+    ``run["blocks.0.attn.hook_q"]``, ``run["blocks.1.state update"]``: any name of a call, after its number.
+    """
+
+    output: Any
+    layers: tuple[LayerTrace, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def states(self) -> tuple[Float[Tensor, "batch tokens width"], ...]:
+        """The states before the first phase and after each (seed S4.11); empty for a module without
+        blocks.
+        """
+        return (*(phase.before for phase in self.phases[:1]), *(phase.after for phase in self.phases))
+
+    def __repr__(self) -> str:
+        return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
+
+    def __getitem__(self, name: str) -> Tensor:
+        """``"blocks.<call>.<name>"``: names of :class:`LayerTrace` and TransformerLens' residual hooks; else
+        KeyError.
+        """
+        if name == "hook_embed" and self.phases:
+            return self.phases[0].before
+        word, _, rest = name.partition(".")
+        number, _, part = rest.partition(".")
+        if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
+            raise KeyError(
+                f"no part of this run is called {quoted(name)}: expected blocks.0 .. blocks.{len(self.layers) - 1}, "
+                "as in 'blocks.0.attn.hook_q' or 'blocks.0.listening distribution'"
+            )
+        if part in RESIDUAL_HOOKS and 2 * int(number) < len(self.phases):
+            which, attribute = RESIDUAL_HOOKS[part]
+            result: Tensor = getattr(self.phases[2 * int(number) + which], attribute)
+            return result
+        return self.layers[int(number)][part]
+
+
+def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery] = (), **options: Any) -> Run:
+    """``module(*inputs, **options)``, and what every edge of its attention layers carried.
+
+    ``module`` is a ``LanguageModel``, a ``Block``, a ``MessagePassingAttention`` or any module with such
+    layers; it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut` and :func:`mute`.
+    Phases and states are those of the blocks of ``gnn_attention.model``. A layer on the message-passing path
+    (``backend=None``) runs through "auto", which returns the log-sum-exp.
+
+    Only calls of this thread are recorded; threads that record one module take turns. The record is
+    differentiable; run under ``torch.no_grad()`` to save memory.
+
+    Raises ValueError for a module without such a layer, NotImplementedError where torch_geometric's hooks or
+    explainers force the message-passing path, and as :func:`operate` does.
+
+    >>> import torch
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)).double(), torch.randn(5, 8).double()
+    >>> run = record(layer, x, patterns.window(5, 2))
+    >>> edges = run.layers[0].edge_index
+    >>> received = torch.zeros_like(x).index_add(0, edges[1], run.layers[0].carried(edges)[0].sum(1))
+    >>> torch.allclose(received, run.output, rtol=0, atol=1e-12)
+    True
+    """
+    surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
+    traces: list[LayerTrace] = []
+    phases: list[Phase] = []
+    layers = attention_layers(module)
+    with turn(layers, brief=True), operate(module, *surgeries), ExitStack() as stack:
+        for number, layer in enumerate(layers):
+            stack.enter_context(_recorded_layer(number, layer, traces))
+        for number, block in enumerate(part for part in module.modules() if isinstance(part, Block)):
+            stack.enter_context(_recorded_block(number, block, phases))
+        output = module(*inputs, **options)
+    return Run(output, tuple(traces), tuple(phases))
+
+
+@contextmanager
+def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[LayerTrace]) -> Iterator[None]:
+    inner = layer.backend
+    calls: list[tuple[Call, Tensor, AttentionInfo]] = []
+
+    def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
+        (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
+        muted = tuple(muted_graphs(inner, call.graph, call.q.shape[1]))
+        update = update if update.dim() == 3 else update.unsqueeze(0)
+        traces.append(LayerTrace(number, module.heads, update, z, call, info, muted))
+
+    run = partial(_run_and_append, threading.get_ident(), inner, calls)
+    with ExitStack() as stack:
+        stack.enter_context(backend_replaced(layer, Backend("recorder", run)))
+        stack.callback(
+            layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it")).remove
+        )
+        stack.callback(layer.register_forward_hook(of_this_thread(append_trace)).remove)
+        yield
+
+
+def _run_and_append(
+    thread: int, inner: str | Backend | None, calls: list[Any], call: Call
+) -> tuple[Tensor, Tensor | None]:
+    if threading.get_ident() != thread:
+        return attended(call, inner or "auto")
+    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner or "auto")
+    out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+    calls.append((call, out, info))
+    return out, info._lse
+
+
+@contextmanager
+def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[None]:
+    at: dict[str, Tensor] = {}
+
+    def save_input(name: str, module: nn.Module, inputs: Any) -> None:
+        at[name] = inputs[0]
+
+    def save_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        at[name] = output
+
+    def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
+        phases.append(Phase(number, COMMUNICATION, at["before"], at["attention"], at["between"]))
+        phases.append(Phase(number, COMPUTATION, at["between"], at["mlp"], output))
+        at.clear()
+
+    with ExitStack() as stack:
+        for handle in (
+            block.attention_norm.register_forward_pre_hook(of_this_thread(partial(save_input, "before"))),
+            block.attention.register_forward_hook(of_this_thread(partial(save_output, "attention"))),
+            block.mlp_norm.register_forward_pre_hook(of_this_thread(partial(save_input, "between"))),
+            block.mlp.register_forward_hook(of_this_thread(partial(save_output, "mlp"))),
+            block.register_forward_hook(of_this_thread(append_phases)),
+        ):
+            stack.callback(handle.remove)
+        yield
