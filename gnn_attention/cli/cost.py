@@ -170,7 +170,8 @@ def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
     graph = expressions.parse(expressions.sized(expression, TOKENS if tokens is None else tokens))
     if tokens not in (None, graph.num_dst):
         raise ValueError(
-            f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change the graph"
+            f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change "
+            "the graph"
         )
     return graph
 

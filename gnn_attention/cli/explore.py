@@ -33,7 +33,7 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--graph",
         action="append",
         metavar="EXPR",
-        help="a graph to begin with, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated",
+        help="a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated",
     )
     command.add_argument(
         "--room", type=int, default=16, metavar="N", help="how many tokens may be added (default %(default)s)"
@@ -57,7 +57,8 @@ def _explore(args: argparse.Namespace) -> int:
         )
         shown.save(out)
     print(
-        f"{out}: {shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB; open it in a browser, it needs no network"
+        f"{out}: {shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB; open it in a browser, it needs no "
+        "network"
     )
     return 0
 

@@ -1,6 +1,7 @@
 """The command ``gnn-attention generate``: the trained model continues a text, along the edges of any graph.
 
-Every token is computed once (``cache``): the cache holds a sender for as long as the graph has receivers for it.
+Every token is computed once (``cache``): the cache holds a sender for as long as the graph has receivers for
+it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def continued(
     backend: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """A prompt continued by ``tokens`` tokens, as a dict: ``text``, ``tokens``, ``graph``, ``cached`` senders, ``bytes``.
+    """A prompt continued by ``tokens`` tokens, as a dict: ``text``, ``tokens``, ``cached`` senders,
+    ``bytes``, ...
 
-    ``graph`` is an expression (:func:`gnn_attention.convert.expressions.parse`), causal unless given; ``file`` holds
-    another model than the one that ships with the package; ``progress`` shows how far it is.
+    ``graph`` is an expression (:func:`gnn_attention.convert.expressions.parse`), causal unless given;
+    ``file`` holds another model than the one that ships with the package; ``progress`` shows how far it is.
 
     Raises ValueError for an empty prompt, a graph with too few tokens and a faulty expression or file.
 

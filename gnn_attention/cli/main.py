@@ -1,4 +1,5 @@
-"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | compare | reach``.
+"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | compare |
+...``.
 
 Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """

@@ -18,8 +18,8 @@ class ModelSizes:
     """The attention of one model: ``layers`` layers of heads of one size, of which ``window_layers`` have a
     window.
 
-    ``window`` counts as :func:`gnn_attention.patterns.window` does, the token itself included. ``rotary``: rotated
-    by position, between ``W_Q`` and ``W_K``.
+    ``window`` counts as :func:`gnn_attention.patterns.window` does, the token itself included. ``rotary``:
+    rotated by position, between ``W_Q`` and ``W_K``.
     """
 
     name: str

@@ -139,14 +139,14 @@ def of_form(
     graph: TokenGraph | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> FormCost:
-    """What "standard", "factored" or "merged" heads cost in one layer, over ``graph``, or over a causal graph of ``tokens``.
+    """The cost of a layer of "standard", "factored" or "merged" heads, over ``graph`` or ``causal(tokens)``.
 
     Sizes are those of :class:`gnn_attention.StandardHeads`, without biases. With neither tokens nor graph:
     one token with a self loop. ValueError for an unknown form, for tokens and graph at once, for a graph of
     another number of heads.
 
-    >>> of_form("merged", 4096, 1, head_dim=128).macs.send, of_form("factored", 4096, 1, head_dim=128).macs.send
-    (16777216, 1048576)
+    >>> [of_form(form, 4096, 1, head_dim=128).macs.send for form in ("merged", "factored")]
+    [16777216, 1048576]
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
     {'standard': 1.0, 'factored': 16.5, 'merged': 24.0}
@@ -203,10 +203,10 @@ def of_config(
 ) -> dict[str, FormCost]:
     """What all attention layers of a model cost together, for each of its forms.
 
-    ``model`` is a name of :data:`CONFIGS` or sizes; its layers attend as :func:`graphs_of` says, or all of them
-    along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out: the factored and merged
-    forms of models with them are what the seeds' equations would cost. Raises ValueError for an unknown name,
-    with the nearest.
+    ``model`` is a name of :data:`CONFIGS` or sizes; its layers attend as :func:`graphs_of` says, or all of
+    them along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out: the factored and
+    merged forms of models with them are what the seeds' equations would cost. Raises ValueError for an
+    unknown name, with the nearest.
 
     >>> costs = of_config("llama-3-8b")
     >>> {form: cost.cache_per_token for form, cost in costs.items() if form != "factored"}["standard"]
@@ -226,8 +226,8 @@ def of_config(
 def graphs_of(model: ModelSizes, tokens: int) -> list[tuple[TokenGraph, int]]:
     """The graphs of a model's layers over so many tokens, each with the number of its layers.
 
-    >>> graphs_of(config("gemma-3-4b"), 8192)
-    [(TokenGraph(window(8192, 1024): 8192 src -> 8192 dst), 29), (TokenGraph(causal(8192): 8192 src -> 8192 dst), 5)]
+    >>> [(graph.name, layers) for graph, layers in graphs_of(config("gemma-3-4b"), 8192)]
+    [('window(8192, 1024)', 29), ('causal(8192)', 5)]
     """
     tokens, found = checks.size("tokens", tokens, 1), []
     if model.window is not None:

@@ -13,11 +13,11 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Counts of a graph over all its samples and heads, with those of the causal and full graph of the same tokens.
+    """Counts of a graph over all samples and heads, with those of the causal and full graph of its tokens.
 
-    ``cached``: the most senders in the cache while decoding, each until its last receiver has come; of a graph between
-    two sequences, the senders with an edge. ``cells``: the pairs in the ``block x block`` tiles that hold an edge, which
-    a block-sparse kernel visits.
+    ``cached``: the most senders in the cache while decoding, each until its last receiver has come; of a
+    graph between two sequences, the senders with an edge. ``cells``: the pairs in the ``block x block`` tiles
+    that hold an edge, which a block-sparse kernel visits.
     """
 
     name: str
@@ -79,7 +79,7 @@ def most_cached(graph: TokenGraph) -> int:
     if not graph.num_src:
         return 0
     place = torch.arange(graph.num_src, device="cpu")
-    # closed: all senders of the tokens so far have come; a chunk is what comes at once, one token of a causal graph
+    # closed: all senders of the tokens so far have come; a chunk comes at once, a token in a causal graph
     closed = kept(last_senders, graph).cummax(0).values <= place
     chunk = closed.cumsum(0) - closed.long()
     comes, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1

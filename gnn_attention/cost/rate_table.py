@@ -1,13 +1,12 @@
 """What one token and one edge cost in each form of the weights: the rates from which ``cost`` makes its sums.
 
-======== ======================================= ============================= =============== ============================
-form     a receiver                              a sender                      an edge of a    cached per sender
-                                                                               head
-======== ======================================= ============================= =============== ============================
-standard query ``d H D``, output ``H V d``       key and value ``d G (D + V)`` ``D + V``       key and value ``G (D + V)``
-factored pattern ``2 d H D``                     message ``2 d H V``           ``2 d``         pattern and message ``2 H d``
-merged   pattern ``H d^2``                       message ``H d^2``             ``2 d``         the same
-======== ======================================= ============================= =============== ============================
+======== ============================= ============================= ========= ==========================
+form     a receiver                    a sender                      an edge   cached per sender
+======== ============================= ============================= ========= ==========================
+standard query and output `dH(D + V)`  key and value `dG(D + V)`     `D + V`   key and value `G(D + V)`
+factored pattern `2dHD`                message `2dHV`                `2d`      pattern and message `2Hd`
+merged   pattern `Hd^2`                message `Hd^2`                `2d`      the same
+======== ============================= ============================= ========= ==========================
 
 in multiply-accumulates and numbers, with d the width, H and G the query and the key/value heads, D and V the
 widths of keys and values (seeds S1.5, S1.14, S1.21). Only products with matrices, logits and weighted sums
@@ -177,7 +176,7 @@ def _factors(s: Sizes) -> int:
 
 
 def _latent(s: LatentSizes) -> Rates:
-    """As :class:`gnn_attention.LatentHeads` has it: the heads' matrices act on receivers, with one latent for all."""
+    """As in :class:`gnn_attention.LatentHeads`: the heads' matrices act on receivers, one latent for all."""
     down, source = _query_source(s)
     key = s.latent_dim + s.rotary_dim
     return Rates(

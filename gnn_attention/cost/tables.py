@@ -67,7 +67,8 @@ def _matrices(sizes: Sizes | LatentSizes) -> Iterable[str]:
         f"standard: W_Q {sizes.num_heads} x [{d}, {key}], W_K {sizes.num_kv_heads} x [{d}, {key}], "
         f"W_V {sizes.num_kv_heads} x [{d}, {value}], W_O {sizes.num_heads} x [{value}, {d}]",
         f"factored: the same; a token's message in one head, (x W_V) W_O: {thin:,} multiply-accumulates",
-        f"merged: W_P {sizes.num_heads} x [{d}, {d}], W_M {sizes.num_heads} x [{d}, {d}]; that message, x W_M: {square:,}",
+        f"merged: W_P {sizes.num_heads} x [{d}, {d}], W_M {sizes.num_heads} x [{d}, {d}]; that message, x "
+        f"W_M: {square:,}",
     ]
 
 
@@ -118,11 +119,12 @@ PARTS = {
 def _macs(costs: Mapping[str, FormCost], of: Callable[[FormCost], Macs]) -> list[str]:
     base = next(iter(costs))
     least = max(of(costs[base]).total, 1)
-    rows = [
-        _row(label, costs, lambda cost, part=name: _number(getattr(of(cost), part)))
-        for label, name in PARTS.items()
-    ]
+    rows = [_row(label, costs, _macs_cell(of, name)) for label, name in PARTS.items()]
     return [*rows, _row(f"times the {base} form", costs, lambda cost: f"{of(cost).total / least:.2f}")]
+
+
+def _macs_cell(of: Callable[[FormCost], Macs], part: str) -> Callable[[FormCost], str]:
+    return lambda cost: _number(getattr(of(cost), part))
 
 
 def _memory(model: ModelSizes, costs: Mapping[str, FormCost]) -> list[str]:
@@ -153,13 +155,15 @@ def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
     columns = f"{'edges':>20}{'of causal':>12}{'of full':>10}{'cached':>10}{'fill':>8}{'edge MACs':>12}"
     lines = [f"{'graph':<28}{columns}"]
     for each, macs in graphs:
-        shares = f"{_percent(each.of_causal):>12}{_percent(each.of_full):>10}{each.cached:>10}{_percent(each.fill):>8}"
+        shares = f"{_percent(each.of_causal):>12}{_percent(each.of_full):>10}"
+        shares += f"{each.cached:>10}{_percent(each.fill):>8}"
         name = textwrap.shorten(each.name, 80, placeholder=" ...")
         row = f"{each.edges:>20,}{shares}{_number(macs):>12}"
         lines += [f"{name:<28}{row}"] if len(name) < 28 else [name, f"{'':<28}{row}"]
     block = graphs[0][0].block
     return lines + _wrapped(
-        f"cached: the most senders in the cache while decoding; fill: the share of edges in {block} x {block} tiles that hold any; "
+        f"cached: the most senders in the cache while decoding; fill: the share of edges in {block} x "
+        f"{block} tiles that hold any; "
         f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
     )
 
@@ -170,7 +174,8 @@ def _meaning(
     lines = [*_wrapped(_of_forms(costs)), *_wrapped(_of_graph(layers, costs, graphs))]
     if isinstance(model.heads, Sizes) and not model.mergeable:
         lines += _wrapped(
-            "This model rotates or norms queries and keys between W_Q and W_K, so that its patterns differ by distance or by token "
+            "This model rotates or norms queries and keys between W_Q and W_K, so that its patterns differ "
+            "by distance or by token "
             "and cannot be cached: the last two columns are what the equations would cost without that."
         )
     return lines
@@ -182,7 +187,8 @@ def _of_forms(costs: Mapping[str, FormCost]) -> str:
     share = next(iter(last.cache_per_token.values())) / next(iter(base.cache_per_token.values()))
     cached = f"{share:.3g} times its cache" if share >= 1 else f"1/{1 / share:.3g} of its cache"
     return (
-        f"One token more costs the {last.form} form {times:.3g} times the multiply-accumulates of the {base.form} form, and "
+        f"One token more costs the {last.form} form {times:.3g} times the multiply-accumulates of the "
+        f"{base.form} form, and "
         f"{cached} ({next(iter(last.cache_per_token))} for {next(iter(base.cache_per_token))})."
     )
 
@@ -194,11 +200,13 @@ def _of_graph(layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compar
     cached = f"decoding caches {first.cached:,} of {first.num_src:,} senders"
     if first.edges == first.causal:
         return (
-            f"{name} has {_percent(first.of_full)} of all pairs and {cached}; its edges take {_percent(share)} of the "
+            f"{name} has {_percent(first.of_full)} of all pairs and {cached}; its edges take "
+            f"{_percent(share)} of the "
             f"{base.form} form's pass, a share that grows with the tokens."
         )
     return (
-        f"{name} has {_percent(first.of_causal)} of the edges of the causal graph, so logits and weighting cost "
+        f"{name} has {_percent(first.of_causal)} of the edges of the causal graph, so logits and weighting "
+        "cost "
         f"{_percent(first.of_causal)} of what they cost there; {cached}."
     )
 

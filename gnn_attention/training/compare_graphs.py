@@ -71,7 +71,8 @@ def _from_file(path: str, length: int) -> TokenGraph:
     graph = files.read(path)
     if graph.num_dst < length:
         raise ValueError(
-            f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of at most {graph.num_dst}"
+            f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of at most "
+            f"{graph.num_dst}"
         )
     return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
 
@@ -90,7 +91,8 @@ def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
     later = (graph - patterns.causal(length)).num_edges
     if later:
         raise ValueError(
-            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which give the target away; "
+            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which give the "
+            "target away; "
             "write '(...) & causal' for an expression, and take the lines with src > dst out of a file"
         )
 

@@ -4,8 +4,8 @@ In the task NeighborsMatch the root of a binary tree holds a key, every leaf a k
 of the leaf with the root's key is asked for. The leaves are ``depth`` hops away. Over the tree with fewer
 layers the answer does not depend on them, and no training does better than chance. With ``depth`` layers all
 of them must pass through the states of two nodes; over a virtual node the question goes out and an answer
-comes back, in one state: both take longer to learn than ``tree ** depth``, over which the root attends to every
-leaf at once.
+comes back, in one state: both take longer to learn than ``tree ** depth``, over which the root attends to
+every leaf at once.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def _plans(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
 def table(outcomes: list[Outcome]) -> str:
     """The outcomes to read.
 
-    >>> outcomes = [Outcome("the tree", 1, False, (0.25, 0.27)), Outcome("the tree ** 3", 1, True, (1.0, 1.0))]
-    >>> print(table(outcomes))
+    >>> tree = Outcome("the tree", 1, False, (0.25, 0.27))
+    >>> print(table([tree, Outcome("the tree ** 3", 1, True, (1.0, 1.0))]))
     graph          layers  reaches leaf  accuracy, mean (lowest to highest of 2 seeds)
     the tree            1            no   26.0 % ( 25.0 to  27.0)
     the tree ** 3       1           yes  100.0 % (100.0 to 100.0)

@@ -350,15 +350,15 @@ def _left(args: argparse.Namespace) -> str:
 
 def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapping[str, Any]) -> str:
     """The report to read, with a text that the model goes on to write."""
+    count = sum(weight.numel() for weight in model.parameters())
+    losses = "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}"
     text = generate(model, torch.tensor(vocabulary.encode(_PROMPT)), count=80, temperature=0.7)
     return "\n".join(
         [
-            f"{out}: {out.stat().st_size:,} bytes, {sum(weight.numel() for weight in model.parameters()):,} weights",
+            f"{out}: {out.stat().st_size:,} bytes, {count:,} weights",
             f"{report['steps']} steps, {report['tokens_seen']:,} tokens in {report['seconds']} s, "
             f"{report['threads']} threads, peak memory {report['peak_memory_mb']:,} MB",
-            "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}".format_map(
-                report
-            ),
+            losses.format_map(report),
             *_rows("induction", report["induction_scores"]),
             *_rows("previous token", report["previous_token_scores"]),
             "",

@@ -91,6 +91,7 @@ def test_nothing_measured_does_not_hold(monkeypatch):
 
 # -- what it uncovered ------------------------------------------------------------------------------------------------
 
+
 def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted():
     program = """
 import signal

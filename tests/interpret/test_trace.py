@@ -736,7 +736,8 @@ def test_a_layer_with_message_hooks_is_refused():
     layer, x = MessagePassingAttention(heads(), backend="auto"), states(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
-        NotImplementedError, match="a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove it to record"
+        NotImplementedError,
+        match="a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove it to record",
     ):
         trace.record(layer, x, LISTED)
     with (

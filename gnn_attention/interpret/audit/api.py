@@ -24,8 +24,8 @@ decoding                        a ``call`` that passes ``x`` in chunks, with the
 decoder of encoder-decoders     ``call=lambda model, x: model(ids.expand(len(x), -1), decoder_input_ids=x)``
                                 and ``embedding="decoder.embed_tokens"``; for the encoder alone
                                 ``audit(model.get_encoder(), ...)``
-from encoder to decoder         the graph ``cross(answer, T)``, a ``call`` with fixed decoder ids, the encoder's
-                                embedding
+from encoder to decoder         the graph ``cross(answer, T)``, a ``call`` with fixed decoder ids, the
+                                encoder's embedding
 pictures and sound              ``input_shape=(patches, channels)`` and a ``call`` that makes pixels of them
 ==============================  =============================================================================
 """
@@ -138,7 +138,8 @@ def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
     shape = tuple(checks.sizes("input_shape", value, 1))
     if not shape or shape[0] != graph.num_src:
         raise ValueError(
-            f"input_shape must be (T, width) for states or (T,) for token ids, with T = {graph.num_src}, the senders "
+            f"input_shape must be (T, width) for states or (T,) for token ids, with T = {graph.num_src}, "
+            "the senders "
             f"of {graph!r}; got {shape}"
         )
     return shape

@@ -31,8 +31,10 @@ def embedding_of(
     called = parts if len(parts) < 2 else _called_with_ids(module, parts, call, tokens)
     if len(called) != 1:
         raise ValueError(
-            f"input_shape ({tokens},) is for token ids, and {len(called)} of the module's embeddings {list(tables)} "
-            "take them: choose with embedding='name', or give input_shape=(T, width) for a module that takes states"
+            f"input_shape ({tokens},) is for token ids, and {len(called)} of the module's embeddings "
+            f"{list(tables)} "
+            "take them: choose with embedding='name', or give input_shape=(T, width) for a module that "
+            "takes states"
         )
     return called[0]
 

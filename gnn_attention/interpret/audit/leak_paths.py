@@ -56,7 +56,7 @@ def leak_paths(
 
 
 def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[Tensor, "dst src"]]:
-    # the flow between the input, the inputs of the layers, and the output: from each to the next by the Jacobian
+    # the flow from the input to the inputs of the layers to the output, by the Jacobian of each stage
     generator, parts = runner.cotangents(0), []
     receivers = torch.eye(runner.num_dst, dtype=torch.bool, device="cpu")
     for part in torch.split(receivers, runner.samples_below_tokens):

@@ -27,7 +27,8 @@ def groups(allowed: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
     is probed alone.
 
     >>> alone, everyone = torch.eye(64, dtype=torch.bool), torch.ones(64, 64, dtype=torch.bool)
-    >>> len(groups(alone)) < 16, len(groups(everyone.tril())), len(groups(everyone.tril() & everyone.triu(-3))) < 24
+    >>> window = everyone.tril() & everyone.triu(-3)
+    >>> len(groups(alone)) < 16, len(groups(everyone.tril())), len(groups(window)) < 24
     (True, 64, True)
     """
     alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")

@@ -6,7 +6,8 @@
     def test_my_model_stays_within_its_window(audited):
         audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
 
-It is no entry point: a plugin that every pytest run of the machine loads would import torch in every one of them.
+It is no entry point: a plugin that every pytest run of the machine loads would import torch in every one of
+them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = ["audited"]
 def audited() -> Callable[..., Verdict]:
     """:func:`gnn_attention.audit` that fails the test with the verdict's text where information leaks.
 
-    ``audited(module, graph, input_shape, ..., exact=False)`` takes the arguments of ``audit``; with ``exact=True`` an allowed pair
-    that is not used fails the test too. Returns the verdict.
+    ``audited(module, graph, input_shape, ..., exact=False)`` takes the arguments of ``audit``; with
+    ``exact=True`` an allowed pair that is not used fails the test too. Returns the verdict.
     """
     return _audited
 

@@ -189,7 +189,8 @@ class Runner:
         if bool(bad.any()):
             raise ValueError(
                 "the module returns NaN or inf for finite inputs, first at receiver "
-                f"{int(bad[0].nonzero()[0])}: mend that before an audit (perhaps a softmax over an isolated row: a "
+                f"{int(bad[0].nonzero()[0])}: mend that before an audit (perhaps a softmax over an "
+                "isolated row: a "
                 "receiver without in-edges)"
             )
 
@@ -198,8 +199,10 @@ class Runner:
         if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
             got = f"shape {list(y.shape)}" if y is not None else f"{type(output).__name__}"
             raise ValueError(
-                f"the module must return floating states [B, dst, ...] with B = {samples} samples and the graph's "
-                f"{self.num_dst} receivers, got {got}: give call=lambda module, x: ... that does, samples=1 where it "
+                f"the module must return floating states [B, dst, ...] with B = {samples} samples and the "
+                "graph's "
+                f"{self.num_dst} receivers, got {got}: give call=lambda module, x: ... that does, "
+                "samples=1 where it "
                 "takes one sample only"
             )
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
@@ -256,7 +259,8 @@ def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         twin = copy.deepcopy(module)
     except Exception as error:
         raise NotImplementedError(
-            f"the audit works on a copy, and {type(module).__name__} cannot be copied ({type(error).__name__}: "
+            f"the audit works on a copy, and {type(module).__name__} cannot be copied "
+            f"({type(error).__name__}: "
             f"{error}): take out what copy.deepcopy refuses"
         ) from error
     twin = twin.to(dtype).requires_grad_(False)

@@ -31,7 +31,7 @@ class PartOf(nn.Module):
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
-    >>> model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm([5, 6]), nn.Linear(6, 2))  # a norm over all tokens at once
+    >>> model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm([5, 6]), nn.Linear(6, 2))
     >>> x, loops = torch.zeros(1, 5, 4), patterns.self_loops(5)
     >>> [audit(PartOf(model, name, input=x), loops, (5, width)).ok for name, width in [("0", 4), ("2", 6)]]
     [True, True]

@@ -93,7 +93,8 @@ def _product_norm(written: Tensor, read: Tensor) -> Tensor:
     if written.shape[1] != read.shape[1]:
         raise ValueError(
             f"the earlier head writes states of width {written.shape[1]}, the later reads vectors of width "
-            f"{read.shape[1]}: composition is between heads that read what others write (latent heads read latents)"
+            f"{read.shape[1]}: composition is between heads that read what others write (latent heads read "
+            "latents)"
         )
     norm: Tensor = (written @ read.to(written).mT).norm()
     return norm

@@ -81,7 +81,8 @@ class Circuit:
 
         >>> from gnn_attention.rotary import Rotary
         >>> circuit = of(StandardHeads(8, 2, rotary=Rotary()), 0)
-        >>> circuit.pattern_at(3).shape, torch.equal(circuit.pattern_at(0).full(), circuit.pattern_at(9).full())
+        >>> near, far = circuit.pattern_at(0), circuit.pattern_at(9)
+        >>> near.shape, torch.equal(near.full(), far.full())
         (torch.Size([8, 8]), False)
         """
         distance = checks.position("distance", distance)
@@ -277,7 +278,8 @@ def _unwrap(source: Any, gain: Tensor | None) -> tuple[Heads, Tensor | None]:
 def _checked_gain(heads: Heads, gain: Any) -> Tensor:
     if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
         raise ValueError(
-            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, without "
+            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, "
+            "without "
             "norms between"
         )
     if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():

@@ -128,7 +128,8 @@ class Subspace:
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
             raise ValueError(
-                f"value must be one number or one for each of {list(x.shape[:-1])} states, got {list(value.shape)}"
+                f"value must be one number or one for each of {list(x.shape[:-1])} states, got "
+                f"{list(value.shape)}"
             )
         return x + (value - x @ line).unsqueeze(-1) * line
 
@@ -184,7 +185,8 @@ class Subspace:
         length, whole = inside.norm(), direction.norm()
         if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
             raise ValueError(
-                f"direction must have a part in the subspace, got one of length {whole:.3g} with {length:.3g} in it; "
+                f"direction must have a part in the subspace, got one of length {whole:.3g} with "
+                f"{length:.3g} in it; "
                 "basis[:, 0] is a direction that lies in it"
             )
         line: Tensor = inside / length

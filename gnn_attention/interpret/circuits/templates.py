@@ -82,7 +82,8 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; TransformerLens, ``head_detector.py``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
-    >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8), patterns.causal(4))
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8)
+    >>> run = trace.record(layer, x, patterns.causal(4))
     >>> match(run, previous_token(torch.arange(4)))  # uniform weights: (1/2 + 1/3 + 1/4) / 3
     tensor([[0.3611, 0.3611]])
     """

@@ -152,7 +152,8 @@ def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons 
 def _blocks(model: Any) -> list[Block]:
     if not isinstance(model, LanguageModel):
         raise TypeError(
-            f"model must be a gnn_attention.model.LanguageModel, got {type(model).__name__}; for another one take "
+            f"model must be a gnn_attention.model.LanguageModel, got {type(model).__name__}; for another "
+            "one take "
             "copying(full_circuit(of(foreign.heads_of(model, layer), head), embedding, unembedding))"
         )
     return [block for block in model.blocks if isinstance(block, Block)]

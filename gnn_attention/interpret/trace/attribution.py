@@ -38,7 +38,8 @@ def rollout(
     Raises ValueError for no layers or layers over different tokens, IndexError for an unknown receiver.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
-    >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8), patterns.causal(3))
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8)
+    >>> run = trace.record(layer, x, patterns.causal(3))
     >>> [round(share, 4) for share in rollout(run.layers * 2, [2])[0, 0].tolist()]
     [0.3194, 0.2361, 0.4444]
     """
@@ -67,7 +68,8 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
     sequences. Raises as :func:`rollout` does. Computed by networkx's ``maximum_flow_value``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
-    >>> run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8), patterns.causal(3))
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8)
+    >>> run = trace.record(layer, x, patterns.causal(3))
     >>> round(flow(run.layers * 2, 0, 2), 4)
     0.5
     """

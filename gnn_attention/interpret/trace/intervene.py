@@ -168,8 +168,8 @@ def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
     """NotImplementedError where the layer takes the message-passing path whatever its backend."""
     if layer._is_watched():
         raise NotImplementedError(
-            "a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove it to "
-            + what
+            "a hook or explainer of torch_geometric keeps this layer on the message-passing path: remove "
+            "it to " + what
         )
 
 

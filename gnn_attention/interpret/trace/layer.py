@@ -42,7 +42,7 @@ class LayerTrace:
     >>> from gnn_attention.layer import MessagePassingAttention
     >>> layer = MessagePassingAttention(StandardHeads(8, 2))
     >>> call = trace.record(layer, torch.zeros(3, 8), patterns.causal(3)).layers[0]
-    >>> [round(weight, 4) for weight in call.weights(heads=1)[0, :, 0].tolist()]  # 0 -> 0, 0 -> 1, 1 -> 1, ...
+    >>> [round(weight, 4) for weight in call.weights(heads=1)[0, :, 0].tolist()]
     [1.0, 0.5, 0.5, 0.3333, 0.3333, 0.3333]
     >>> call.carried((0, 2)).shape, call.norms().shape
     (torch.Size([1, 1, 2, 8]), torch.Size([1, 6, 2]))

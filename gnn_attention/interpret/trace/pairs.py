@@ -47,7 +47,8 @@ def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
     """Positions ``[K]`` in a list of ``count`` edges; TypeError or IndexError for anything else."""
     if chosen.is_floating_point() or chosen.dtype == torch.bool:
         raise TypeError(
-            f"edges must be integers, positions [K] or pairs, got {chosen.dtype}; of a bool mask use nonzero()"
+            f"edges must be integers, positions [K] or pairs, got {chosen.dtype}; of a bool mask use "
+            "nonzero()"
         )
     if ((chosen < 0) | (chosen >= count)).any():
         got = f"{int(chosen.min())} .. {int(chosen.max())}"

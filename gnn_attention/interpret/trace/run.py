@@ -87,7 +87,8 @@ class Run:
         number, _, part = rest.partition(".")
         if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
             raise KeyError(
-                f"no part of this run is called {quoted(name)}: expected blocks.0 .. blocks.{len(self.layers) - 1}, "
+                f"no part of this run is called {quoted(name)}: expected blocks.0 .. "
+                f"blocks.{len(self.layers) - 1}, "
                 "as in 'blocks.0.attn.hook_q' or 'blocks.0.listening distribution'"
             )
         if part in RESIDUAL_HOOKS and 2 * int(number) < len(self.phases):
