@@ -1,6 +1,4 @@
-"""The command ``gnn-attention audit``: whether information in a language model flows exactly along a
-graph.
-"""
+"""The command ``gnn-attention audit``: whether information flows exactly along a graph."""
 
 from __future__ import annotations
 

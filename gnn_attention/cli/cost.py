@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -29,56 +30,35 @@ DTYPES = {
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 }
 MODEL, TOKENS = "llama-3-8b", 8192
-OF_WIDTH = {
-    "heads": "num_heads",
-    "head_dim": "head_dim",
-    "kv_heads": "num_kv_heads",
-    "layers": "layers",
-}  # what options set
+OF_WIDTH = {"heads": "num_heads", "head_dim": "head_dim", "kv_heads": "num_kv_heads", "layers": "layers"}
+OPTIONS: list[tuple[str, Callable[[str], Any], str]] = [
+    ("--config NAME", str, f"one of {', '.join(CONFIGS)} (default {MODEL})"),
+    ("--width D", int, "of a state, in place of --config"),
+    ("--heads H", int, "query heads, with --width"),
+    ("--head-dim D", int, "of a query and a key, with --width (default: width / heads)"),
+    ("--kv-heads H", int, "key/value heads, with --width (default: as many as heads)"),
+    ("--layers L", int, "with --width (default 1)"),
+    ("--tokens N", int, f"that came so far (default {TOKENS}, or those of --graph)"),
+    ("--graph EXPR", str, "of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"),
+    ("--ranks N", int, "what each of N ranks computes and exchanges, in place of the forms"),
+    ("--link NAME", str, f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}"),
+    ("--device NAME", str, f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}"),
+]
 
 
 def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention cost``."""
-    command = commands.add_parser(
-        "cost", help="multiply-accumulates, bytes and cache of the forms of attention and of a graph"
+    about = "multiply-accumulates, bytes and cache of the forms of attention and of a graph"
+    command = commands.add_parser("cost", help=about)
+    for names, kind, text in OPTIONS:
+        flag, metavar = names.split()
+        command.add_argument(flag, type=kind, metavar=metavar, help=text)
+    dtype, partition = (
+        "of all numbers (default %(default)s)",
+        "of the tokens, with --ranks (default: the fastest)",
     )
-    command.add_argument("--config", metavar="NAME", help=f"one of {', '.join(CONFIGS)} (default {MODEL})")
-    command.add_argument("--width", type=int, metavar="D", help="of a state, in place of --config")
-    command.add_argument("--heads", type=int, metavar="H", help="query heads, with --width")
-    command.add_argument(
-        "--head-dim",
-        type=int,
-        metavar="D",
-        help="of a query and a key, with --width (default: width / heads)",
-    )
-    command.add_argument(
-        "--kv-heads", type=int, metavar="H", help="key/value heads, with --width (default: as many as heads)"
-    )
-    command.add_argument("--layers", type=int, metavar="L", help="with --width (default 1)")
-    command.add_argument(
-        "--tokens", type=int, metavar="N", help=f"that came so far (default {TOKENS}, or those of --graph)"
-    )
-    command.add_argument(
-        "--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"
-    )
-    command.add_argument(
-        "--dtype", choices=list(DTYPES), default="bfloat16", help="of all numbers (default %(default)s)"
-    )
-    command.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="what each of N ranks computes and exchanges, in place of the forms",
-    )
-    command.add_argument(
-        "--link", metavar="NAME", help=f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}"
-    )
-    command.add_argument(
-        "--device", metavar="NAME", help=f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}"
-    )
-    command.add_argument(
-        "--partition", choices=list(PARTITIONS), help="of the tokens, with --ranks (default: the fastest)"
-    )
+    command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help=dtype)
+    command.add_argument("--partition", choices=list(PARTITIONS), help=partition)
     json_option.add_json(command)
     command.set_defaults(run=_cost)
 
@@ -159,9 +139,7 @@ def _model(args: argparse.Namespace) -> ModelSizes:
 
 
 def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
-    """The graph of an expression, in which the number of tokens may be left out; ValueError if it has another
-    one.
-    """
+    """The graph of an expression, in which the number of tokens may be left out."""
     if expression is None:
         return None
     if tokens is None:

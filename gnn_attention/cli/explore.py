@@ -1,6 +1,4 @@
-"""The command ``gnn-attention explore``: a page on which a model's attention can be walked through, cut and
-mended.
-"""
+"""The command ``gnn-attention explore``: a page that shows a model's attention."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The commands ``gnn-attention graphs`` (the zoo as a list) and ``gnn-attention draw`` (a graph, written as
-an expression).
-"""
+"""The commands ``gnn-attention graphs`` (the zoo) and ``gnn-attention draw`` (an expression)."""
 
 from __future__ import annotations
 

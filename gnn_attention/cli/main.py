@@ -1,5 +1,4 @@
-"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | compare |
-...``.
+"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | ...``.
 
 Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """

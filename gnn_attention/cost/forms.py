@@ -1,5 +1,4 @@
-"""What attention costs, counted exactly and without running it: the forms of the weights, a graph, a
-published model.
+"""Exact costs of attention without running it: forms of weights, a graph, a published model.
 
 A pass costs ``receivers * receive + senders * send + edges * (logit + weighting) + receivers * collect``
 multiply-accumulates: the three methods of all heads, and the two halves of :func:`gnn_attention.attend` on
@@ -162,8 +161,7 @@ def of_form(
 def of_sizes(
     form: str, sizes: Sizes | LatentSizes, graph: TokenGraph, dtype: torch.dtype = torch.float32
 ) -> FormCost:
-    """What a form of heads of these sizes costs in one layer over a graph; raises as :func:`of_form`,
-    TypeError for no graph.
+    """The cost of a layer of heads of these sizes over a graph; raises as :func:`of_form`.
 
     The forms of :class:`LatentSizes` are "expanded" (a key and a value for each head) and "latent" (as
     LatentHeads has it).
@@ -245,8 +243,7 @@ def of_ranks(
     dtype: torch.dtype = torch.bfloat16,
     **how: Any,
 ) -> list[tuple[Plan, int]]:
-    """What a model's layers cost on ranks that share the tokens: a plan for each of its graphs, with the
-    number of its layers.
+    """A model on ranks that share the tokens: a plan for each graph, with its number of layers.
 
     ``how``: ``link_bandwidth``, ``device`` and ``partition`` of :func:`gnn_attention.distributed.plan`.
     Latent heads are planned in their expanded form, with a key and a value for each head. Raises as

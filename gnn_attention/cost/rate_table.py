@@ -64,9 +64,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """The sizes of latent attention, under the names of :class:`gnn_attention.LatentHeads`; ``query_dim`` may
-    be None.
-    """
+    """The sizes of latent attention, under the names of :class:`gnn_attention.LatentHeads`."""
 
     width: int
     num_heads: int

@@ -19,9 +19,7 @@ Layers = list[tuple[TokenGraph, int]]
 
 
 def compared(model: ModelSizes, layers: Layers) -> list[Compared]:
-    """The graphs of a model's layers and, where receivers and senders are the same, causal and full ones of
-    the same tokens.
-    """
+    """The graphs of a model's layers and, if square, causal and full ones of the same tokens."""
     graphs = [graph for graph, _ in layers]
     first = graphs[0]
     if (first.num_dst, first.dst_offset, first.batch, first.heads) == (

@@ -60,8 +60,7 @@ def compare(
     config: Config | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Train the shipped architecture over each graph from each seed; :func:`rows` and :func:`table` sum it
-    up.
+    """Train the shipped architecture over each graph from each seed.
 
     Args:
         graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may

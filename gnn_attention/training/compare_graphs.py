@@ -26,9 +26,7 @@ class Contender:
 
 
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
-    """The graphs of a window of ``length`` tokens; ValueError names the first that is none, or is there
-    twice.
-    """
+    """The graphs of a window of ``length`` tokens; ValueError for a faulty or repeated one."""
     if not isinstance(graphs, (str, list, tuple)):
         expected = "expressions with ; between them, or a list of expressions and graphs"
         raise TypeError(f"graphs must be {expected}, got {quoted(graphs)}")

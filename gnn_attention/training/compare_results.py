@@ -65,9 +65,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """What the seeds of one graph came to; ``difference`` is its loss less the first graph's, seed by
-    seed.
-    """
+    """The means of one graph; ``difference`` is its loss less the first graph's, seed by seed."""
 
     graph: str
     edges_per_token: float
@@ -80,9 +78,7 @@ class Row:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """A row for each graph, in the order in which they come; the others are compared with the first on the
-    same seeds.
-    """
+    """A row for each graph; the others are compared with the first on the same seeds."""
     of_graph: dict[str, list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: one.seed):
         of_graph.setdefault(one.key, []).append(one)

@@ -44,9 +44,7 @@ def nats(
 
 @torch.no_grad()
 def evaluated(model: LanguageModel, tokens: Tensor, graph: TokenGraph, most: int) -> float:
-    """The mean loss over windows that lie evenly in the text: at most so many, and no more tokens than so
-    many of 128 have.
-    """
+    """The mean loss over at most ``most`` evenly spaced windows (and ``128 * most`` tokens)."""
     length = graph.num_dst
     windows = max(1, min(most, most * 128 // length))
     starts = torch.linspace(0, len(tokens) - length - 1, windows).long()

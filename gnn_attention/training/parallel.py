@@ -1,5 +1,4 @@
-"""Who does what in a training: one process alone, or the ranks of torchrun, which share windows, tokens and
-heads.
+"""One process, or the ranks of torchrun, which share windows, tokens and heads.
 
 The ranks form a mesh of three axes. ``data``: every rank has some windows of the batch. ``tokens``: every
 rank has some tokens of its windows (:func:`gnn_attention.distributed.local`). ``heads``: every rank has some
@@ -49,8 +48,7 @@ _OF_LOSS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share the tokens of a window and how many the heads; all others share the windows of the
-    batch.
+    """How many ranks share the tokens of a window and the heads; others share the batch.
 
     ``data`` says what replicas keep: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
     where heads stay together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of
@@ -128,8 +126,7 @@ class Alone:
 
 
 class Ranks(Alone):
-    """The ranks of an initialised process group, in the order of a :class:`Layout`; every one calls every
-    method.
+    """The ranks of a process group, in the order of a :class:`Layout`; all call every method.
 
     Raises ValueError for ranks that do not go into the layout, or a batch with fewer windows than ranks that
     share it.
@@ -237,8 +234,7 @@ def _norm(gradients: list[Any]) -> Tensor:
 
 @contextmanager
 def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
-    """The process group of torchrun, gloo on a CPU and NCCL on CUDA, and this rank's device; None in a
-    program on its own.
+    """The process group of torchrun and this rank's device; None in a program on its own.
 
     ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
     """

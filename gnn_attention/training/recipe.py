@@ -1,6 +1,4 @@
-"""What decides the weights that ``gnn-attention train`` makes: a recipe, its windows of text, its learning
-rate.
-"""
+"""The recipe of ``gnn-attention train``: its windows of text and its learning rate."""
 
 from __future__ import annotations
 
@@ -108,9 +106,7 @@ def check_long_enough(recipe: Recipe, *parts: Tensor) -> None:
 def windows(
     tokens: Int[Tensor, " tokens"], recipe: Recipe, share: float, generator: torch.Generator
 ) -> Int[Tensor, "batch length_and_one"]:
-    """A batch ``[batch, length + 1]`` of text from anywhere, of which a share says one stretch again and
-    again.
-    """
+    """A batch ``[batch, length + 1]`` of text, a share of which repeats one stretch."""
     place, shape = torch.arange(recipe.length + 1), (recipe.batch, 1)
     start = torch.randint(len(tokens) - recipe.length, shape, generator=generator)
     period = torch.randint(recipe.length // 8, recipe.length // 2 + 1, shape, generator=generator)

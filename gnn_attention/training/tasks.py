@@ -45,8 +45,7 @@ _RATE = 3e-3
 
 @dataclass(frozen=True, eq=False)
 class NeighboursMatch:
-    """Samples of the task, all on one tree: node 0 is the root, nodes ``2 i + 1`` and ``2 i + 2`` are the
-    children of i.
+    """Samples on one tree: node 0 is the root, ``2 i + 1`` and ``2 i + 2`` are the children of i.
 
     ``keys`` and ``labels`` are 0 where a node has none, else they count from 1. ``answers`` count from 0.
     """
@@ -168,8 +167,7 @@ def compare(
     num_labels: int = 4,
     tell: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Readers trained on :func:`neighbours_match` over the tree, over ``tree ** depth`` and with a virtual
-    node.
+    """Readers trained over the tree, over ``tree ** depth`` and with a virtual node.
 
     Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be
     judged by. ``tell`` is called with a line for every model that is done. ValueError for numbers below 1.

@@ -51,8 +51,7 @@ class Encoded(NamedTuple):
 
 
 def corpus(root: Path | None = None) -> Corpus:
-    """The sources of the running interpreter's standard library (or of another folder), split by a hash of
-    the file's name.
+    """The sources of the standard library (or of another folder), split by a hash of the file's name.
 
     Raises ValueError if there are none.
 
@@ -88,9 +87,7 @@ def check_corpus(text: Corpus) -> None:
 
 
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
-    """A corpus (:func:`corpus` unless given) as tokens of the vocabulary that is learnt from its part for
-    training.
-    """
+    """A corpus (:func:`corpus` unless given) as tokens of a vocabulary learnt from its training part."""
     text = corpus() if text is None else text
     check_corpus(text)
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)

@@ -212,9 +212,7 @@ class _Fit:
         return recent | look(self.ranks.whole(self.model), held_out, self.graph)
 
     def show(self, shown: Progress) -> None:
-        """One more step, of as many as the minutes seem to allow; its loss, how fast it went, and the last
-        look.
-        """
+        """Progress: the loss, the speed and the last evaluation."""
         note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
         if self.history:
             names = ("held_out_loss", "induction", "previous_token")
@@ -245,9 +243,7 @@ class _Fit:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``gnn-attention train``: where to write, how long, and one for each field of
-    :class:`Recipe`.
-    """
+    """Options of ``gnn-attention train``, one for each field of :class:`Recipe` among them."""
     where = "where to write the weights (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
     parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
@@ -285,8 +281,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``gnn-attention train``: train, write the file, print the report; 0 if it is there, 130 if it was
-    interrupted.
+    """``gnn-attention train``: train, write the file, print the report; 130 if interrupted.
 
     1 where a rank was lost: within a second if it died, after ``--timeout`` if it hangs.
     """

@@ -68,8 +68,7 @@ def audit(
     seed: int = 0,
     watch: Callable[[int, int], None] | None = None,
 ) -> Verdict:
-    """The pairs ``(src, dst)`` of tokens along which information flows in ``module``, compared with
-    ``graph``.
+    """The pairs of tokens along which information flows in ``module``, compared with ``graph``.
 
     After L layers src may influence dst if a path of at most L edges leads there; states are carried along,
     so that the path src = dst is never a leak. The module is audited in its current mode (BatchNorm's

@@ -15,8 +15,7 @@ from gnn_attention._support.shapes import Int, Tensor
 def embedding_of(
     module: nn.Module, name: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int
 ) -> nn.Module:
-    """The part of that name, else ``module.get_input_embeddings()``, else the ``nn.Embedding`` called with
-    the ids.
+    """The part of that name, else ``get_input_embeddings()``, else the ``nn.Embedding`` of the ids.
 
     Raises ValueError where none or several are called with the ids.
     """

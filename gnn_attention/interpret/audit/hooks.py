@@ -44,9 +44,7 @@ class Event:
 def events_of(
     runner: Runner, sample: Sample, layers: frozenset[str], by_ids: bool = False
 ) -> tuple[list[Event], Float[Tensor, "batch dst channels"]]:
-    """All states of the sequence in and out of the parts, in the order of the calls, and the module's
-    output.
-    """
+    """All states in and out of the parts, in the order of the calls, and the module's output."""
     shape, begun, events = sample.states.shape[:2], 0, list[Event]()
 
     def note(name: str, inwards: bool, values: Iterable[Any]) -> None:
@@ -75,9 +73,7 @@ def events_of(
 def changes(
     runner: Runner, sample: Sample, senders: Int[Tensor, " senders"], layers: frozenset[str]
 ) -> Iterator[tuple[int, list[Event]]]:
-    """For each sender the tokens that change in each event with its input alone; skipped where the calls
-    differ.
-    """
+    """For each sender the tokens that change in each event; skipped where the calls differ."""
     for part in torch.split(senders, runner.samples_below_tokens):
         before, _ = events_of(runner, sample.times(len(part)), layers, by_ids=True)
         after, _ = events_of(runner, runner.nudged(sample, part, 1), layers, by_ids=True)

@@ -1,5 +1,4 @@
-"""The path of a leak: the tokens that carry the information in turn, and the part of the module where it
-comes in.
+"""The path of a leak: the tokens that carry the information, and the part where it comes in.
 
 Between the inputs of one layer and of the next the Jacobian gives the flow of that layer; the cheapest path
 through these hops is the path. Where the leak comes in is found by replacing the sender's input: the first
@@ -26,9 +25,7 @@ NEVER = 2**60
 
 @dataclass(frozen=True)
 class LeakPath:
-    """``tokens`` from sender to receiver, the part where the leak comes in, and how many layers the module
-    has.
-    """
+    """``tokens`` from sender to receiver, the part where it comes in, and the number of layers."""
 
     tokens: tuple[int, ...]
     layer: str | None = None

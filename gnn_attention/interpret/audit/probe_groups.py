@@ -1,5 +1,4 @@
-"""Groups of receivers that one backward pass can probe together, such that every pair of tokens is isolated
-once.
+"""Groups of receivers for one backward pass, such that every pair of tokens is isolated once.
 
 A backward pass from a group gives for every sender whether *any* member depends on it. For a pair ``(dst,
 src)`` that is dst's own gradient where no other member may depend on src. A family of groups with such a

@@ -16,8 +16,7 @@ MOST_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Bounds:
-    """``after[k][dst, src]``: whether src may influence dst after k layers; ``hops[k]``: in layer k + 1
-    alone.
+    """``after[k][dst, src]``: may src influence dst after k layers; ``hops[k]``: in layer k + 1 alone.
 
     In a square graph each token may influence itself (its state is carried along).
 

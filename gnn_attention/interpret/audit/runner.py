@@ -22,9 +22,7 @@ ROUNDING = 64  # units in the last place that do not count as a change
 
 @dataclass(frozen=True)
 class Sample:
-    """One random input: states ``[1, T, width]``, and the token ids ``[1, T]`` behind them for a module of
-    ids.
-    """
+    """One random input: states ``[1, T, width]``, and their token ids ``[1, T]`` if there are any."""
 
     states: Float[Tensor, "batch tokens width"]
     ids: Int[Tensor, "batch tokens"] | None = None
@@ -83,9 +81,7 @@ class Runner:
 
     @property
     def samples_below_tokens(self) -> int:
-        """Samples of a pass, but fewer than tokens: else states ``[T, B, ...]`` would be taken for ``[B, T,
-        ...]``.
-        """
+        """Fewer than tokens, so that states ``[T, B, ...]`` are not taken for ``[B, T, ...]``."""
         return max(1, min(self.samples, self.shape[0] - 1))
 
     def draw(self, number: int) -> Sample:
@@ -128,9 +124,7 @@ class Runner:
     def gradients(
         self, sample: Sample, groups: Bool[Tensor, "groups dst"], number: int
     ) -> Float[Tensor, "groups src"]:
-        """For each group of receivers the largest gradient entry of each sender, by a random cotangent on the
-        group.
-        """
+        """The largest gradient entry of each sender by a random cotangent on each group of receivers."""
         found, generator = [], self.cotangents(number)
         for part in torch.split(groups, self.samples):
             states, copies = sample.tracked(len(part))
@@ -138,16 +132,13 @@ class Runner:
         return torch.cat(found)
 
     def cotangents(self, number: int) -> torch.Generator:
-        """The source of cotangents: other numbers than the inputs, to which a gradient may well be
-        orthogonal.
-        """
+        """The source of cotangents; a gradient may be orthogonal to the numbers of the inputs."""
         return torch.Generator().manual_seed(self.seed + number + 2**31)
 
     def pulled_back(
         self, far: Tensor, receivers: Tensor, near: Tensor, generator: torch.Generator, again: bool = False
     ) -> Float[Tensor, "batch src"]:
-        """The largest gradient entry at each token of ``near``, by a random cotangent on ``receivers`` of
-        ``far``.
+        """The largest gradient entry at each token of ``near`` by a random cotangent on ``far``.
 
         ``again`` retains the autograd graph for further passes.
         """

@@ -1,6 +1,4 @@
-"""One part of a model, audited in its place: a layer against its own graph, with the mask that the model
-gives it.
-"""
+"""One part of a model, audited in its place: a layer against its own graph."""
 
 from __future__ import annotations
 

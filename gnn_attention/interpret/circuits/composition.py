@@ -17,8 +17,7 @@ KINDS = ("q", "k", "v")
 
 
 def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | None = None) -> float:
-    """Share of the earlier head's output that the later one reads, ``||A B|| / (||A|| ||B||)`` in Frobenius
-    norms.
+    """How much of the earlier head's output the later reads: ``||A B|| / (||A|| ||B||)``, Frobenius norms.
 
     ``A = W_M`` of the earlier head; ``B`` is the later head's ``W_P`` for ``kind="q"`` (read by its
     receiver), ``W_P^T`` for ``"k"`` (by its sender: what an induction head needs of a previous-token head),
@@ -47,8 +46,7 @@ def compositions(
     distance: int | None = None,
     relative: bool = False,
 ) -> Float[Tensor, "later_layer later_head earlier_layer earlier_head"]:
-    """:func:`composition` of all pairs, ``[later layer, head, earlier layer, head]``; 0 in the same or a
-    later layer.
+    """:func:`composition` of all pairs, ``[later layer, head, earlier layer, head]``; else 0.
 
     ``layers`` is a language model (gains are folded in), or ``[each(heads) for heads in ...]`` in the order
     of any model. ``relative=True`` gives them in units of ``width ** -0.5``: 1 is what unrelated heads have.

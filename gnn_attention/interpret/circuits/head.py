@@ -1,6 +1,4 @@
-"""One head read off its weights: what it looks for, what it says, and the subspaces through which it does
-both.
-"""
+"""One head read off its weights: its pattern and message matrices, and their subspaces."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ Heads = StandardHeads | MergedHeads | LatentHeads
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """One head as a reader and writer of states: ``logit = scale P . x'``, ``P = x W_P + b_P``, ``M = x' W_M
-    + b_M``.
+    """One head: ``logit = scale P . x'`` with ``P = x W_P + b_P``, message ``M = x' W_M + b_M``.
 
     x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, factored:
     their ``rank()``, ``singular_values()``, ``eigenvalues()`` and ``norm()`` cost next to nothing, and
@@ -60,8 +57,7 @@ class Circuit:
 
     @cached_property
     def pattern(self) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``; transposed: the senders'
-        side.
+        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``.
 
         Of merged heads, which have no factors, those of the singular value decomposition. ValueError for
         rotary and latent heads (see :meth:`pattern_at`) and for ``qk_norm``, under which there is no such
@@ -74,8 +70,7 @@ class Circuit:
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
-        """``W_P`` for ``distance = dst - src``: ``W_Q R W_K^T`` for rotary heads, :attr:`pattern` for all
-        others.
+        """``W_P`` at ``distance = dst - src``: ``W_Q R W_K^T`` if rotary, else :attr:`pattern`.
 
         Of latent heads it leads from ``u`` to ``[c, x W_KR]``: see :meth:`LatentHeads.pattern_matrix`.
 
@@ -90,8 +85,7 @@ class Circuit:
 
     @cached_property
     def message(self) -> FactoredMatrix:
-        """``W_M = W_V W_O [source_width, width]``, of rank at most ``value_dim``; of latent heads
-        ``[latent_dim, width]``.
+        """``W_M = W_V W_O [source_width, width]``; of latent heads ``[latent_dim, width]``.
 
         ValueError for heads without ``W_O``, which have values but no messages.
         """

@@ -65,17 +65,14 @@ def split(
 
 
 class PatternLengths(NamedTuple):
-    """``|P|`` of every head and token ``[..., heads, tokens]``, of the receivers' patterns and of the
-    senders'.
-    """
+    """``|P|`` of every head and token ``[..., heads, tokens]``, for receivers and senders."""
 
     receiver: Float[Tensor, "*batch heads dst"]
     sender: Float[Tensor, "*batch heads src"]
 
 
 def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
-    """The lengths of the patterns of tokens for each head: ``|x W_P + b_P|``, for senders ``|x W_P^T +
-    b_S|``.
+    """The lengths of the patterns of each head: ``|x W_P + b_P|``, for senders ``|x W_P^T + b_S|``.
 
     A long pattern makes all logits of its token large, and the softmax sharp (seeds S1.15, S1.16).
 

@@ -101,9 +101,7 @@ class Subspace:
     def contains(
         self, x: Float[Tensor, "*tokens width"], tolerance: float | None = None
     ) -> Bool[Tensor, "*tokens"]:
-        """Which states lie in it: ``|reject(x)| <= tolerance |x|``, the root of the dtype's rounding unless
-        given.
-        """
+        """Which states lie in it: ``|reject(x)| <= tolerance |x|`` (default: the root of eps)."""
         rest = self.reject(x).norm(dim=-1)
         tolerance = torch.finfo(x.dtype).eps ** 0.5 if tolerance is None else tolerance
         inside: Tensor = rest <= tolerance * x.norm(dim=-1)
@@ -112,8 +110,7 @@ class Subspace:
     def edit(
         self, x: Float[Tensor, "*tokens width"], direction: Float[Tensor, " width"], value: float | Tensor
     ) -> Float[Tensor, "*tokens width"]:
-        """Project down to a line, set the coordinate there, project up (seed S1.25): ``x + (value - x . u)
-        u``.
+        """Set the coordinate along a line (seed S1.25): ``x + (value - x . u) u``.
 
         ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.
         All that is at right angles to u stays. ValueError for a direction at right angles to the subspace, or
@@ -134,8 +131,7 @@ class Subspace:
         return x + (value - x @ line).unsqueeze(-1) * line
 
     def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
-        """The principal angles between both, ascending, from 0 (a shared direction) to pi / 2: as many as the
-        smaller has.
+        """The principal angles between both, ascending, from 0 (a shared direction) to pi / 2.
 
         Small angles are as exact as large ones. Source: Björck and Golub 1973, Mathematics of Computation 27
         (123), section 4.
@@ -147,8 +143,7 @@ class Subspace:
         return torch.atan2(sines, cosines)
 
     def overlap(self, other: Subspace) -> float:
-        """The mean squared cosine of their principal angles: 1 if the smaller lies in the larger, 0 at right
-        angles.
+        """The mean squared cosine of their principal angles: 1 if one contains the other, 0 if orthogonal.
 
         Two random subspaces have ``larger dim / width`` on average; a subspace without directions shares 0.
         """
@@ -194,8 +189,7 @@ class Subspace:
 
 
 def rank_tolerance(matrix: Tensor) -> float:
-    """The share of the largest singular value that rounding of the matrix's dtype may put into those that are
-    0.
+    """The share of the largest singular value that rounding may put into those that are 0.
 
     ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``: for half
     precision it would be > 1.

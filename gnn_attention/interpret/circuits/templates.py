@@ -1,6 +1,4 @@
-"""What a head does, as a graph: a template of the edges that it would listen along, and how well heads match
-it.
-"""
+"""Attention-head motifs as graphs: a template of the edges, and how well heads match it."""
 
 from __future__ import annotations
 

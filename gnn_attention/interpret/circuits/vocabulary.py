@@ -1,6 +1,4 @@
-"""A head between the embedding and the unembedding: what it copies, which words it makes likelier, what its
-vectors mean.
-"""
+"""A head between embedding and unembedding: what it copies and which tokens it makes likelier."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ def full_circuit(
     embedding: Float[Tensor, "words_in source_width"],
     unembedding: Float[Tensor, "words_out width"],
 ) -> FactoredMatrix:
-    """``W_E W_M W_U [vocabulary, vocabulary]``, factored: how a token, attended to, moves the logit of every
-    token.
+    """``W_E W_M W_U [vocabulary, vocabulary]``, factored: the effect of each token on every logit.
 
     Row s, column t: what the message of token s, read from its embedding, adds to the logit of t.
     ``embedding`` and ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and
@@ -56,8 +53,7 @@ def full_circuit(
 
 
 def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
-    """``sum Re(lambda) / sum |lambda|`` of a square matrix's eigenvalues: 1 if all are positive, -1 if
-    negative.
+    """``sum Re(lambda) / sum |lambda|`` over eigenvalues: 1 if all are positive, -1 if negative.
 
     Of a full circuit: do tokens raise their own logits? Computed from the small product of the factors; 0 for
     a matrix without eigenvalues other than 0. Positive eigenvalues are evidence of copying, not proof: an
@@ -74,8 +70,7 @@ def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
 
 
 def copying_score(model: LanguageModel, layer: int, head: int) -> float:
-    """:func:`copying` of the :func:`full_circuit` of one head of the model, the gains of both norms folded
-    in.
+    """:func:`copying` of the :func:`full_circuit` of one head, the gains of both norms folded in.
 
     Raises TypeError for another kind of model (make the :func:`full_circuit` of its heads), IndexError for an
     unknown head or layer.

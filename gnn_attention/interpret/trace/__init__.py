@@ -1,5 +1,4 @@
-"""What each edge carried in a run, runs in which edges are cut or muted, and how much came from where in the
-end.
+"""What each edge carried in a run, and runs in which edges are cut or muted.
 
 >>> import torch
 >>> import gnn_attention.interpret.trace as trace

@@ -60,8 +60,7 @@ def rollout(
 
 
 def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> float:
-    """Attention flow: the largest flow from token ``src`` before the first layer to ``dst`` after the last,
-    at most 1.
+    """Attention flow: the largest flow from ``src`` before the first layer to ``dst`` after the last.
 
     Each layer's ``A`` of :func:`rollout` gives the capacities of the layered graph. It is at least the
     rollout of the same pair: a flow may use every path in full. Time grows with layers x edges; for short

@@ -36,9 +36,7 @@ INPUTS = ("x", "g", "bias", "return_attention_weights")  # of a layer
 
 
 def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
-    """The attention layers inside a module, in the order of ``module.modules()``; ValueError if there is
-    none.
-    """
+    """The attention layers of a module, in the order of ``module.modules()``; ValueError without any."""
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"module must be a torch.nn.Module that holds attention layers, got {type(module).__name__}"
@@ -53,8 +51,7 @@ def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 
 @contextmanager
 def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
-    """Inside, the layers of ``module`` run with the given interventions; leaving restores them, after
-    exceptions too.
+    """Inside, the layers of ``module`` run with the given interventions; leaving restores them.
 
     Interventions add up and hold in all threads; while one thread is inside, another that would enter is
     refused (NotImplementedError). Every backend is supported; a layer on the message-passing path

@@ -1,6 +1,4 @@
-"""Interventions on edges, as values: which edges, in which layers and heads, and how they part a graph in
-two.
-"""
+"""Interventions on edges, as values: which edges, in which layers and heads."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Numbers = int | Iterable[int] | None
 
 @dataclass(frozen=True, eq=False)
 class Surgery:
-    """The result of :func:`cut` and :func:`mute`: which edges, in which layers and heads, and what happens to
-    them.
-    """
+    """The result of :func:`cut` and :func:`mute`: which edges, in which layers and heads."""
 
     kind: str
     edges: TokenGraph | Tensor | None = None
@@ -46,9 +42,7 @@ class Surgery:
         return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None)
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
-        """:meth:`selection` and the rest of ``graph``; heads that are not chosen keep ``graph`` itself and
-        its plans.
-        """
+        """:meth:`selection` and the rest of ``graph``; the other heads share ``graph`` and its plans."""
         selection = self.selection(graph, num_heads)
         rest = graph - selection
         if self._in_all_heads(num_heads) or pairs.varies(graph):
@@ -81,8 +75,7 @@ def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Te
 
 
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Surgery:
-    """Remove edges: a receiver's remaining weights are renormalised to a sum of 1; without in-edges it is
-    isolated.
+    """Remove edges: softmax renormalises a receiver's remaining weights; without in-edges it is isolated.
 
     Args:
         edges: a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a :class:`TokenGraph` (its edges,

@@ -1,6 +1,4 @@
-"""One call of one attention layer, edge by edge: its weights, what each edge carried, and the names of
-both.
-"""
+"""One call of one attention layer, edge by edge: its weights and what each edge carried."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ Heads = int | Sequence[int] | None
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """One call of one attention layer: the tensors of that call, and what follows from them for any edge and
-    head.
+    """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
     ``q [B, Hq, dst, D]``, ``k [B, Hkv, src, D]``, ``v [B, Hkv, src, Dv]``, ``z [B, Hq, dst, Dv]`` and
     ``update [B, dst, width]`` are those of the call. ``edges`` of the methods are positions ``[K]`` in
@@ -84,16 +81,12 @@ class LayerTrace:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log sum e^logit`` of each receiver. NotImplementedError where the backend returned none (flex on
-        a CPU).
-        """
+        """``log sum e^logit`` of each receiver. NotImplementedError for a backend without (flex on a CPU)."""
         return self._info.lse
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
-        """Every edge, in the order of ``graph.edge_index``; for a graph that varies the union over heads and
-        samples.
-        """
+        """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
         return trace_pairs.union(self.graph, self.q.device)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -114,8 +107,7 @@ class LayerTrace:
         raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {', '.join(known)}")
 
     def told(self, view: str) -> dict[str, Tensor]:
-        """The run in the words of one of :data:`VIEWS`: the same tensors under other names (seeds S4.1,
-        S4.17).
+        """The run in the words of one of :data:`VIEWS`: the same tensors renamed (seeds S4.1, S4.17).
 
         ValueError for another view.
         """
@@ -128,9 +120,7 @@ class LayerTrace:
         return result
 
     def logits(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
-        """``score_mod(scale q . k) + bias`` (seed S2.3): how well the receiver's channel overlaps the
-        sender's.
-        """
+        """``score_mod(scale q . k) + bias`` (seed S2.3): the overlap of the two channels."""
         numbers = self._all_logits if edges is None else trace_pairs.logits(self._call, self._pairs(edges))
         return self._of_heads(numbers, heads).mT
 
@@ -163,8 +153,7 @@ class LayerTrace:
         return self._carried_measure(projection, edges, heads)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
-        """``score_mod(scale q . k)`` of any pairs, edges or not, ``[B, K, heads]`` (seed S4.17: before
-        masking).
+        """``score_mod(scale q . k)`` of any pairs, edges or not, ``[B, K, heads]`` (seed S4.17).
 
         Without ``pairs`` the whole matrix ``[B, heads, dst, src]``, of size tokens x tokens.
         """
@@ -193,9 +182,7 @@ class LayerTrace:
         return filled.view(batch, heads, self.graph.num_dst, self.graph.num_src)
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
-        """The message of each edge's sender, ``v W_O``, before the weight (seed S0.5). ValueError without
-        ``W_O``.
-        """
+        """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
         return self._messages(self._pairs(edges), self._numbers(heads))
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
@@ -215,9 +202,7 @@ class LayerTrace:
         return ((part, self._carried(part, numbers)) for part in parts)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
-        """Each head's part of the update (seed S1.2, ``attn.hook_result``): their sum is the update less
-        ``b_O``.
-        """
+        """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
         z = self.z.to(edges.accumulation_dtype(self.z.dtype))
         return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._numbers(heads)], dim=2)
 

@@ -1,5 +1,4 @@
-"""What a call of attention says about chosen pairs of tokens: which are edges, for whom, and with which
-logit.
+"""Chosen pairs of tokens in a call of attention: which are edges, and their logits.
 
 A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Nothing of the
 size tokens x tokens or pairs x heads x channels is made: ends are gathered some pairs at a time, those of a
@@ -26,8 +25,7 @@ AT_ONCE = 2**16  # pairs whose ends are gathered together
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
-    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair; else TypeError
-    or ValueError.
+    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair.
 
     >>> as_pairs((0, 3)).tolist(), as_pairs([(0, 3), (1, 2)]).tolist()
     ([[0], [3]], [[0, 1], [3, 2]])

@@ -57,8 +57,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The result of :func:`record`: the module's output, a :class:`LayerTrace` for each attention call, the
-    phases.
+    """The result of :func:`record`: the output, a :class:`LayerTrace` for each call, the phases.
 
     ``run["blocks.0.attn.hook_q"]``, ``run["blocks.1.state update"]``: any name of a call, after its number.
     """
@@ -69,18 +68,14 @@ class Run:
 
     @property
     def states(self) -> tuple[Float[Tensor, "batch tokens width"], ...]:
-        """The states before the first phase and after each (seed S4.11); empty for a module without
-        blocks.
-        """
+        """The states before the first phase and after each (seed S4.11); empty without blocks."""
         return (*(phase.before for phase in self.phases[:1]), *(phase.after for phase in self.phases))
 
     def __repr__(self) -> str:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
 
     def __getitem__(self, name: str) -> Tensor:
-        """``"blocks.<call>.<name>"``: names of :class:`LayerTrace` and TransformerLens' residual hooks; else
-        KeyError.
-        """
+        """``"blocks.<call>.<name>"``: names of :class:`LayerTrace` and residual hooks; else KeyError."""
         if name == "hook_embed" and self.phases:
             return self.phases[0].before
         word, _, rest = name.partition(".")
