@@ -1,6 +1,6 @@
 """``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | ...``.
 
-Exit code 0 if everything held, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
+Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """
 
 from __future__ import annotations

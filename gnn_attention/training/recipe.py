@@ -40,7 +40,7 @@ class Recipe:
     a half of the window) again and again until the window is full; it falls evenly to a fifth of that, and
     all other windows are text as it stands. Text alone gave this model no induction head within four million
     tokens (score 0.01). With these windows the score passed 0.5 within three million, reached 0.64, and was
-    0.56 in the end; ``history`` in the file tells it all.
+    0.56 in the end; ``history`` in the file has it all.
 
     ``rate`` is the highest learning rate, reached after ``warmup`` steps; it falls to a tenth along a cosine.
 

@@ -151,7 +151,7 @@ class _Fit:
         self.began = time.monotonic()
 
     def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
-        """All steps, or as many as the minutes allow; tells how far it came."""
+        """All steps, or as many as the minutes allow; part of the report."""
         shown.expect(self.recipe.steps, before=len(self.losses))
         while (done := self.share_done()) < 1:
             self.step(
