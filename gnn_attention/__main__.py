@@ -2,7 +2,11 @@
 
 import sys
 
-from gnn_attention.cli.main import main
+try:
+    from gnn_attention.cli.main import main
+except KeyboardInterrupt:  # while the commands are loaded
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 __all__ = ["main"]
 
