@@ -2,9 +2,9 @@
 
 The corpus is the source of the standard library, code and docstrings alike. Some files are held out, chosen
 by a hash of their names, and the loss on them is what the model is judged by. Everything that decides the
-result stands in a :class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made the
-weights that ship with the package, except that their vocabulary was learned before ``tokenizers`` was used:
-the same pieces, some in another order.
+result stands in a :class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made
+the weights that ship with the package, except that their vocabulary was learned before ``tokenizers`` was
+used: the same pieces, some in another order.
 """
 
 from __future__ import annotations
