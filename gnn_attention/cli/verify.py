@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -17,37 +18,34 @@ from gnn_attention.verify.cases import GRAPHS
 from gnn_attention.verify.check import DTYPES
 from gnn_attention.verify.report import Report, Result
 
-__all__ = ["add_verify"]
-
 
 def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention verify``."""
     command = added.add_parser("verify", help="check every form and backend against dense attention in float64")
-    command.add_argument("--all", action="store_true", help="every check (default: few, which cover every pair of values)")
-    command.add_argument("--only", metavar="LABEL", help="only checks whose label holds this text, as a failure prints it")
-    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    command.add_argument("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
-    command.add_argument("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    command.add_argument(
-        "--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME"
-    )
-    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
-    command.add_argument("--no-trained", action="store_true", help="leave out the trained model")
-    command.add_argument(
-        "--jobs", type=int, metavar="N", help="processes that check at once (default: one for each processor, on a GPU 1)"
-    )
-    command.add_argument("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
-    command.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write every case as JSON, as it comes (without FILE: to stdout)"
-    )
-    command.add_argument("--resume", metavar="FILE", help="carry on the record in FILE: what it holds is not run again")
-    command.add_argument(
-        "--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands"
-    )
-    command.set_defaults(run=_verify)
+    add_options(command)
+    command.set_defaults(run=verified)
 
 
-def _verify(args: argparse.Namespace) -> int:
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Those of a command that runs checks."""
+    add = command.add_argument
+    add("--all", action="store_true", help="every check (default: few, which cover every pair of values)")
+    add("--only", metavar="LABEL", help="only checks with this text in their label, as a failure prints it")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    add("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
+    add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
+    add("--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME")
+    add("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    add("--no-trained", action="store_true", help="leave out the trained model")
+    add("--jobs", type=int, metavar="N", help="checks at once (default: one for each processor, on a GPU 1)")
+    add("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write every result as it comes (no FILE: to stdout)")
+    add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
+    add("--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands")
+
+
+def verified(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int:
+    """Run the command, with ``more`` groups of checks; the exit code is 1 if any failed."""
     if args.status:
         print(verify.status())
         return 0
@@ -55,7 +53,7 @@ def _verify(args: argparse.Namespace) -> int:
     atomic_files.check_place("--json", place)
     resumed = None if args.resume is None else _earlier(args.resume)
     try:
-        report = _run(args, place, resumed)
+        report = _run(args, place, resumed, more)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_left(place)) from None
     if place == "-":
@@ -67,7 +65,7 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _run(args: argparse.Namespace, place: str | None, resumed: Report | None) -> Report:
+def _run(args: argparse.Namespace, place: str | None, resumed: Report | None, more: Sequence[verify.Group]) -> Report:
     with Progress("verify", unit="checks") as progress:
 
         def show(done: int, due: int, result: Result) -> None:
@@ -89,6 +87,7 @@ def _run(args: argparse.Namespace, place: str | None, resumed: Report | None) ->
             keep=None if place in (None, "-") else functools.partial(_write, place),
             selection="all" if args.all else "pairs",
             only=args.only,
+            more=more,
         )
 
 
@@ -101,10 +100,9 @@ def _processors(device: str | None) -> int:
 
 def _left(place: str | None) -> str:
     """What an interrupted run leaves, and how to go on."""
-    kept = place not in (None, "-")
-    return (
-        f"the checks so far are in {place}, --resume {place} carries on" if kept else "nothing was written (--json FILE would be)"
-    )
+    if place in (None, "-"):
+        return "nothing was written (--json FILE would be)"
+    return f"the checks so far are in {place}, --resume {place} carries on"
 
 
 def _write(place: str, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Equal to dense attention, on your machine: named public checks against a float64 formula, and their report.
+"""Equal to dense attention, on your machine: named checks against a float64 formula, and their report.
 
 ``gnn-attention verify`` runs a selection that covers every pair of backend, graph, dtype, option, form and direction, in about a
 minute; ``--all`` runs every check. :func:`run` does so from Python, and with ``backends=[Backend("mine", my_run)]`` it checks a
@@ -14,34 +14,34 @@ import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._support import checks as support_checks
+from gnn_attention._support.checks import choice, quoted
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import Call
 from gnn_attention.verify import processes, record
-from gnn_attention.verify.attend_checks import attend_checks
+from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import DIM, DTYPES, FORMS, GPU_ONLY, Check, Settings
 from gnn_attention.verify.circumstances import environment
-from gnn_attention.verify.dropout_checks import dropout_checks
-from gnn_attention.verify.gpu_checks import OWN, gpu_checks
-from gnn_attention.verify.large_checks import large_checks
-from gnn_attention.verify.layer_checks import form_checks, layer_checks
+from gnn_attention.verify.layer_checks import form_checks, layer_checks, trained_checks
 from gnn_attention.verify.record import status
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.rule_checks import rule_checks
 from gnn_attention.verify.selection import SELECTIONS, pairs
-from gnn_attention.verify.trained_checks import trained_checks
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run", "status"]
 
-KEPT_EVERY = 10.0  # seconds, of which a killed run loses no more
+WRITTEN_EVERY = 10.0  # seconds, of which an interrupted run loses no more
+OWN = "triton"  # the backends whose names begin so are made of our kernels
+
+Group = Callable[[Settings], Iterable[Check]]
+GROUPS: list[Group] = [attend_checks, layer_checks, form_checks, rule_checks, dropout_checks]
 
 
 def run(
@@ -61,62 +61,43 @@ def run(
     keep: Callable[[Report], None] | None = None,
     selection: str = "pairs",
     only: str | None = None,
+    more: Sequence[Group] = (),
 ) -> Report:
     """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
 
     On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
 
     ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only`` takes those whose
-    label, ``group: name [backend, dtype]``, holds a text, whatever the selection. ``progress(done, due, result)`` is called after
-    each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once (backends by name
-    then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more are begun; ``resumed`` is the
-    report of an earlier run, whose results stay and are not run again, whatever they were.
+    label, ``group: name [backend, dtype]``, has a text in it, whatever the selection; ``more`` are further groups of checks.
+    ``progress(done, due, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs``
+    processes run checks at once (backends by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget``
+    seconds later no more are begun; ``resumed`` is the report of an earlier run, whose results stay and are not run again,
+    whatever they were.
 
-    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that no label holds.
+    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that no label has.
     """
-    given = (_device(device), dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed)
     _check_amounts(jobs, budget, backends)
-    began = time.time()
-    make = functools.partial(checks, *given)
+    began, device = time.time(), _device(device)
+    make = functools.partial(checks, device, dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed, more)
     every = list(make())
-    chosen = _chosen(every, support_checks.choice("selection", selection, SELECTIONS), only)
+    chosen = _chosen(every, choice("selection", selection, SELECTIONS), only)
     described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
-    book = record.Book(environment(given[0]) | described, resumed, began)
-    missing = [number for number in chosen if not book.holds(every[number])]
-    kept_at = began
+    book = record.Book(environment(device) | described, resumed, began)
+    missing = [number for number in chosen if every[number] not in book]
+    deadline, written = math.inf if budget is None else began + budget, began
     try:
-        for number, result in processes.results(make, missing, jobs, math.inf if budget is None else began + budget):
+        for number, result in processes.results(make, missing, jobs, deadline):
             book.add(number, result)
             if progress is not None:
                 progress(book.new, len(missing), result)
-            if keep is not None and time.time() > kept_at + KEPT_EVERY:
+            if keep is not None and time.time() > written + WRITTEN_EVERY:
                 keep(book.report(len(missing)))
-                kept_at = time.time()
+                written = time.time()
     except KeyboardInterrupt:
         if keep is not None:
             keep(book.report(len(missing)))
         raise
     return book.report(len(missing))
-
-
-def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
-    """Numbers of the checks to run, ascending."""
-    if only is None:
-        return pairs(every) if selection == "pairs" else range(len(every))
-    found = [number for number, check in enumerate(every) if only in check.label]
-    if not found:
-        example = every[0].label if every else "attend: causal, plain, inputs x1 [dense, float32]"
-        raise ValueError(f"only: no check holds {support_checks.quoted(only)} in its label; a label is like {example!r}")
-    return found
-
-
-def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
-    """How many values of each factor the chosen checks have."""
-    values = defaultdict[str, set[str]](set)
-    for number in chosen:
-        for name, value in {"backend": every[number].backend, **every[number].factors}.items():
-            values[name].add(value)
-    return {name: len(values[name]) for name in ("graph", "option", "form", "backend", "rule")}
 
 
 def checks(
@@ -129,16 +110,18 @@ def checks(
     sizes: Sequence[float] = (1.0, 5.0),
     trained: bool = True,
     seed: int = 0,
+    more: Sequence[Group] = (),
 ) -> Iterator[Check]:
     """All checks of which :func:`run` chooses, one by one; arguments as there.
 
     >>> next(checks(device="cpu", trained=False)).name
     'full, plain, inputs x1'
     """
+    device = _device(device)
     settings = Settings(
-        device=_device(device),
-        dtypes=_dtypes(dtypes, _device(device)),
-        backends=tuple(_backend(b) for b in (_usual_backends(_device(device)) if backends is None else backends)),
+        device=device,
+        dtypes=_dtypes(dtypes, device),
+        backends=tuple(_backend(b) for b in (_usual_backends(device) if backends is None else backends)),
         graphs=_names("graphs", graphs, GRAPHS),
         features=_names("features", features, FEATURES),
         forms=_names("forms", forms, FORMS),
@@ -146,40 +129,56 @@ def checks(
         walk=backends is None,
         seed=seed,
     )
-    return _all_checks(settings, trained)
+    return _in_turn(settings, [*GROUPS, *more, *([_trained_checks] if trained else [])])
 
 
-def _all_checks(settings: Settings, trained: bool) -> Iterator[Check]:
+def _in_turn(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
     """What needs no compilation first, then our own kernels, and last what is compiled longest."""
     own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
-    eager, slow = ([b for b in settings.backends if b not in own and b.compiled is compiled] for compiled in (False, True))
-    parts = [tuple(part) for part in (eager, own, slow)]
-    for number, part in enumerate(parts):
-        if part or (number == 0 and settings.walk):
-            yield from _checks_of(replace(settings, backends=part, walk=settings.walk and number == 0), trained)
+    others = [backend for backend in settings.backends if backend not in own]
+    eager, compiled = ([b for b in others if b.compiled is slow] for slow in (False, True))
+    for number, part in enumerate((eager, own, compiled)):
+        walk = settings.walk and number == 0
+        if part or walk:
+            for group in groups:
+                yield from group(replace(settings, backends=tuple(part), walk=walk))
 
 
-def _checks_of(settings: Settings, trained: bool) -> Iterator[Check]:
-    yield from attend_checks(settings)
-    yield from layer_checks(settings)
-    yield from form_checks(settings)
-    yield from rule_checks(settings)
-    yield from dropout_checks(settings)
-    if settings.device.startswith("cuda"):
-        yield from large_checks(settings)
-        yield from gpu_checks(settings)
-    if trained:
-        yield from trained_checks(replace(settings, sizes=(1.0,)))
+def _trained_checks(settings: Settings) -> Iterator[Check]:
+    return trained_checks(replace(settings, sizes=(1.0,)))
+
+
+def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
+    """Numbers of the checks to run, ascending."""
+    if only is None:
+        return pairs(every) if selection == "pairs" else range(len(every))
+    found = [number for number, check in enumerate(every) if only in check.label]
+    if not found:
+        example = every[0].label if every else "attend: causal, plain, inputs x1 [dense, float32]"
+        raise ValueError(f"only: no check has {quoted(only)} in its label; a label is like {example!r}")
+    return found
+
+
+def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
+    """How many values of each factor the chosen checks have."""
+    values = defaultdict[str, set[str]](set)
+    for number in chosen:
+        for name, value in {"backend": every[number].backend, **every[number].factors}.items():
+            values[name].add(value)
+    return {name: len(values[name]) for name in ("graph", "option", "form", "backend", "rule")}
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def _usual_backends(device: str) -> list[str]:
-    """On a CPU all but those that compile for seconds, and those that would refuse everything there."""
+    """On a CPU all but those that compile for seconds, and those that support nothing there."""
     if not device.startswith("cpu"):
         return list(BACKENDS)
-    return [name for name, backend in BACKENDS.items() if not backend.compiled and _holds_something(backend, device)]
+    return [name for name, backend in BACKENDS.items() if not backend.compiled and _supports_something(backend, device)]
 
 
-def _holds_something(backend: Backend, device: str) -> bool:
+def _supports_something(backend: Backend, device: str) -> bool:
     """True if it takes a plain call in one dtype or another."""
     graph = patterns.causal(2)
     tried = (torch.zeros(1, 1, 2, DIM, dtype=dtype, device=device) for dtype in DTYPES.values())
@@ -190,7 +189,7 @@ def _device(device: str | None) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU; use device='cpu' or leave it out")
+        raise ValueError(f"device {device!r}: torch sees no GPU; use device='cpu' or leave it out")
     try:
         return str(torch.device(device))
     except RuntimeError:
@@ -206,12 +205,12 @@ def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
     return names
 
 
-def _names(argument: str, given: Sequence[str] | None, known: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(known) if given is None else tuple(support_checks.choice(argument, name, known) for name in given)
+def _names(argument: str, given: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(known) if given is None else tuple(choice(argument, name, known) for name in given)
 
 
 def _backend(backend: str | Backend) -> Backend:
-    return backend if isinstance(backend, Backend) else BACKENDS[support_checks.choice("backends", backend, BACKENDS)]
+    return backend if isinstance(backend, Backend) else BACKENDS[choice("backends", backend, BACKENDS)]
 
 
 def _check_amounts(jobs: int, budget: float | None, backends: Sequence[str | Backend] | None) -> None:

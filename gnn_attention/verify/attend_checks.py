@@ -1,90 +1,39 @@
-"""The verb against the float64 formula, forward and every gradient: graphs x features x dtypes x input sizes x backends."""
+"""``attend`` against the float64 formula, forward and every gradient: with options, and with dropout."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
+from gnn_attention.backends import Backend, dropout
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase, unordered
-from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, alone, bound, verdict
-from gnn_attention.verify.measure import Truth, gradients_of
-from gnn_attention.verify.refusals import refused
+from gnn_attention.verify.check import BOTH, DIM, DROPOUT, DTYPES, VALUE_DIM, Check, Settings
+from gnn_attention.verify.problems import AttendProblem
 from gnn_attention.verify.selection import covering
-from gnn_attention.verify.truth import attention_truth
 
-__all__ = ["attend_checks"]
+PROBABILITY = 0.3
+DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
 
-BOTH, FORWARD = "forward and gradients", "forward alone"
-
-
-@dataclass(frozen=True, eq=False)
-class _AttendCase:
-    """One problem, shared by all backends: its inputs rounded to the dtype, and the truth about them."""
-
-    settings: Settings
-    graph_case: GraphCase
-    feature: Feature
-    dtype: torch.dtype
-    size: float
-
-    @cached_property
-    def _drawn(self) -> dict[str, Tensor]:
-        rng = torch.Generator().manual_seed(self.settings.seed)
-        graph = self.graph_case.graph
-        shapes = {
-            "q": (BATCH, HEADS, graph.num_dst, DIM),
-            "k": (BATCH, KV_HEADS, graph.num_src, DIM),
-            "v": (BATCH, KV_HEADS, graph.num_src, VALUE_DIM),
-        }
-        inputs = {name: torch.randn(*shape, generator=rng, dtype=torch.float64) * self.size for name, shape in shapes.items()}
-        inputs |= self.feature.learned(self.graph_case, rng)
-        inputs["direction"] = torch.randn(BATCH, HEADS, graph.num_dst, VALUE_DIM, generator=rng, dtype=torch.float64)
-        return {name: x.to(self.dtype) for name, x in inputs.items()}
-
-    @property
-    def direction(self) -> Tensor:
-        return self._drawn["direction"]
-
-    @property
-    def _inputs(self) -> dict[str, Tensor]:
-        return {name: x for name, x in self._drawn.items() if name != "direction"}
-
-    @cached_property
-    def truth(self) -> Truth:
-        dense, scale = partial(self.feature.dense, self.graph_case), self.feature.scale or DIM**-0.5
-        given = (self._inputs, self.graph_case.mask, self.direction, scale, dense, self.feature.additive)
-        return attention_truth(*given, device=self.settings.device)
-
-    def run(self, backend: Backend) -> Mapping[str, Any]:
-        device = self.settings.device
-        inputs = {name: x.to(device, copy=True).requires_grad_() for name, x in self._inputs.items()}
-        options = self.feature.options({name: x for name, x in inputs.items() if name not in "qkv"})
-        out = attend(
-            inputs["q"], inputs["k"], inputs["v"], self.graph_case.graph, scale=self.feature.scale, backend=backend, **options
-        )
-        gradients = gradients_of(out, self.direction.to(device), inputs)
-        return verdict(out, gradients, self.truth.for_backend(backend))
+Row = Mapping[str, str]
 
 
 def attend_checks(settings: Settings) -> Iterator[Check]:
-    """The verb over graphs x features x dtypes x backends, sizes in turn; pairs of them without gradients, too."""
+    """Triples of graph, feature, dtype and size on every backend; pairs of all without gradients, too."""
     rows = _rows(settings.dtypes, settings.graphs, settings.features, settings.sizes)
-    several = [{**row, "backend": backend.name} for row in rows for backend in settings.backends]
-    forward = set(covering(several, 2))
+    pairs = covering([{**row, "backend": backend.name} for row in rows for backend in settings.backends], 2)
+    forward = set(pairs)
     for number, row in enumerate(rows):
-        case = _case(settings, row)
-        for turn, backend in enumerate(settings.backends):
-            yield _check(case, row, backend, BOTH)
-            if number * len(settings.backends) + turn in forward:
-                yield _check(case, row, backend, FORWARD)
+        problem = functools.cache(partial(_problem, settings, row))
+        for place, backend in enumerate(settings.backends, number * len(settings.backends)):
+            check = _check(settings, row, backend, problem)
+            yield check
+            if place in forward:
+                yield check.forward_alone()
 
 
 @functools.lru_cache(maxsize=16)
@@ -101,14 +50,61 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     return [rows[number] for number in covering(rows, 3)]
 
 
-def _case(settings: Settings, row: Mapping[str, str]) -> _AttendCase:
-    graph, feature, size = GRAPHS[row["graph"]], FEATURES[row["option"]], float(row["size"][1:])
-    return _AttendCase(settings, graph, feature, DTYPES[row["dtype"]], size)
+def _check(settings: Settings, row: Row, backend: Backend, problem: Callable[[], AttendProblem]) -> Check:
+    name = f"{row['graph']}, {row['option']}, inputs {row['size']}"
+    factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
+    skipped = unordered(FEATURES[row["option"]], GRAPHS[row["graph"]])
+    skipped = skipped or settings.unsupported(backend, row["dtype"], row["option"])
+    run = partial(_run, problem, backend)
+    return Check("attend", backend.name, row["dtype"], name, run, True, factors, skipped)
 
 
-def _check(case: _AttendCase, row: Mapping[str, str], backend: Backend, direction: str) -> Check:
-    name = f"{row['graph']}, {row['option']}, inputs {row['size']}" + (f", {FORWARD}" if direction == FORWARD else "")
-    run = bound(case.run, backend) if direction == BOTH else alone(bound(case.run, backend))
-    factors = {"graph": row["graph"], "option": row["option"], "size": row["size"], "direction": direction}
-    skipped = unordered(case.feature, case.graph_case) or refused(backend, case.settings.device, case.dtype, row["option"])
-    return Check("attend", backend.name, row["dtype"], name, run, direction == BOTH, factors, skipped)
+def _run(problem: Callable[[], AttendProblem], backend: Backend) -> Mapping[str, Any]:
+    return problem().run(backend)
+
+
+def _problem(settings: Settings, row: Row) -> AttendProblem:
+    case, feature = GRAPHS[row["graph"]], FEATURES[row["option"]]
+    inputs, direction = _drawn(settings.seed, DTYPES[row["dtype"]], case, feature, float(row["size"][1:]))
+    return AttendProblem.of(case, feature, inputs, direction, settings.device)
+
+
+def _drawn(
+    seed: int, dtype: torch.dtype, case: GraphCase, feature: Feature, size: float = 1.0
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs times ``size``, what the feature learns, and the direction of the gradients."""
+    rng, graph = torch.Generator().manual_seed(seed), case.graph
+    draw = partial(torch.randn, generator=rng, dtype=torch.float64)
+    inputs = {
+        "q": draw(BATCH, HEADS, graph.num_dst, DIM) * size,
+        "k": draw(BATCH, KV_HEADS, graph.num_src, DIM) * size,
+        "v": draw(BATCH, KV_HEADS, graph.num_src, VALUE_DIM) * size,
+    }
+    inputs |= feature.learned(case, rng)
+    direction = draw(BATCH, HEADS, graph.num_dst, VALUE_DIM)
+    return {name: x.to(dtype) for name, x in inputs.items()}, direction.to(dtype)
+
+
+def dropout_checks(settings: Settings) -> Iterator[Check]:
+    """The very weights that an edge's key names are dropped, forward and backward; graphs x dtypes x backends."""
+    for dtype in settings.semantics:
+        for graph in [name for name in DROPOUT_GRAPHS if name in settings.graphs]:
+            problem = functools.cache(partial(_dropout_problem, settings, GRAPHS[graph], DTYPES[dtype]))
+            for backend in settings.backends:
+                name, run = f"the weights dropped on {graph} are those of the key", partial(_run, problem, backend)
+                skipped = settings.unsupported(backend, dtype, DROPOUT)
+                yield Check("dropout", backend.name, dtype, name, run, True, {"graph": graph}, skipped)
+
+
+def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) -> AttendProblem:
+    """``(softmax(logits) * stays / (1 - p)) v``: the formula's weights times a factor, normalised before it."""
+    dst, src = case.positions()
+    sample, head = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(settings.seed)
+        seed = dropout.draw_seed(torch.device("cpu"))
+    stays = dropout.kept(seed, sample, head, dst, src, PROBABILITY)
+    factors = (stays.double() / (1 - PROBABILITY)).expand(case.mask.shape)
+    inputs, direction = _drawn(settings.seed + 4, dtype, case, FEATURES["plain"])
+    more = {"factors": factors, "arguments": {"dropout": PROBABILITY}, "seed": settings.seed}
+    return AttendProblem.of(case, FEATURES["plain"], inputs, direction, settings.device, **more)

@@ -13,15 +13,13 @@ from gnn_attention import convert, patterns, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FEATURES", "GRAPHS", "Feature", "GraphCase", "graph_cases", "unordered"]
-
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 REACH = 3  # of the relative bias
 
 
 @dataclass(frozen=True, eq=False)
 class GraphCase:
-    """A graph beside ``edge(b, h, dst, src) -> bool`` in plain Python, and where it has one its edge list as it was given."""
+    """A graph and ``edge(b, h, dst, src) -> bool`` in plain Python, and where it has one its edge list as it was given."""
 
     name: str
     graph: TokenGraph
@@ -94,7 +92,7 @@ def _line(parents: list[int], node: int) -> list[int]:
 
 
 def _listed_case(name: str, num_dst: int, num_src: int, every: int) -> GraphCase:
-    """An irregular bipartite list in no particular order; receivers 0 and 4 hear nobody."""
+    """An irregular bipartite list in no particular order; receivers 0 and 4 are isolated."""
     pairs = [(s, d) for d in range(num_dst) for s in range(num_src) if (3 * s + 5 * d + s * d) % every == 0 and d not in (0, 4)]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
     known = set(pairs)
@@ -121,7 +119,7 @@ GRAPHS = {case.name: case for case in graph_cases()}
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Something added to the logits: how ``attend`` is told, and the same on dense float64 logits, written out.
+    """Something added to the logits: the arguments of ``attend``, and the same on dense float64 logits, written out.
 
     ``learned`` makes the inputs that get gradients; ``options`` turns them into arguments of ``attend``; ``dense`` adds them to
     logits ``[B, H, dst, src]``. ``additive`` says that ``dense`` is a plain sum, which SDPA can be given as a mask.

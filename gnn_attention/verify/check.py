@@ -1,35 +1,22 @@
-"""A check as a value: a name, and something to call that returns a :class:`Result`."""
+"""A check as a value: a label, and something to call that returns a :class:`Result`."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.backends.call import Call
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 from gnn_attention.verify.measure import Outcome, Truth, judge
-from gnn_attention.verify.report import Result
-
-__all__ = [
-    "DIM",
-    "DTYPES",
-    "FORMS",
-    "GPU_ONLY",
-    "VALUE_DIM",
-    "WIDTH",
-    "Check",
-    "Settings",
-    "alone",
-    "bound",
-    "verdict",
-    "worst",
-]
+from gnn_attention.verify.report import Result, label
 
 DTYPES = {
     "float64": torch.float64,
@@ -49,45 +36,51 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 }
 
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
+BOTH, FORWARD = "forward and gradients", "forward alone"
+DROPOUT = "dropout"  # an option beyond FEATURES
+
+Run = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message, not an exception.
+    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
 
-    A call that the backend cannot hold, and says so, is skipped with that reason. If the check is of an output and gradients
-    (``with_gradients``), it is then tried on the output alone: a backend may have no backward pass on a device. ``factors`` are
-    the values, beside backend and dtype, by which a covering selection chooses; ``skipped`` says why it cannot be run.
+    A call that its backend does not support is skipped with the reason; a check of output and gradients
+    (``with_gradients``) is tried on the output alone before that: a backend may have no backward pass.
+    ``factors`` are the values by which a covering selection chooses, further to backend and dtype;
+    ``skipped`` says why it cannot be run.
     """
 
     group: str
     backend: str
     dtype: str
     name: str
-    run: Callable[[], Mapping[str, Any]]
+    run: Run
     with_gradients: bool = False
     factors: Mapping[str, str] = field(default_factory=dict)
     skipped: str | None = None
 
     @property
     def label(self) -> str:
-        """By which it is told from all others, and run alone: ``--only LABEL``."""
-        return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
+        """Unique among all checks; ``--only LABEL`` runs it alone."""
+        return label(self)
 
     def __call__(self) -> Result:
         """Run it."""
+        result = functools.partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
-            return Result(self.group, self.backend, self.dtype, self.name, passed=False, skipped=self.skipped)
+            return result(passed=False, skipped=self.skipped)
         try:
-            with _products_in(self.dtype):
-                found = dict(self._found())
-        except RefusalError as refusal:
-            found = {"passed": False, "skipped": f"{self.backend}: {refusal.reason}"}
-        except Exception as error:  # a crash is a failed check
-            found = {"passed": False, "message": f"{type(error).__name__}: {error}"}
-        return Result(self.group, self.backend, self.dtype, self.name, **found)
+            with _tf32(self.dtype == "tf32"):
+                return result(**self._measured())
+        except RefusalError as unsupported:
+            return result(passed=False, skipped=f"{self.backend}: {unsupported.reason}")
+        # a crash is a failed check
+        except Exception as error:
+            return result(passed=False, message=f"{type(error).__name__}: {error}")
 
-    def _found(self) -> Mapping[str, Any]:
+    def _measured(self) -> Mapping[str, Any]:
         try:
             return self.run()
         except RefusalError:
@@ -96,10 +89,16 @@ class Check:
         with torch.no_grad():
             return self.run()
 
+    def forward_alone(self) -> Check:
+        """The same without gradients: the path that a kernel takes when nothing is to be learned."""
+        factors = {**self.factors, "direction": FORWARD}
+        name, run = f"{self.name}, {FORWARD}", torch.no_grad()(self.run)
+        return replace(self, name=name, run=run, with_gradients=False, factors=factors)
+
 
 @dataclass(frozen=True)
 class Settings:
-    """What to check, and where."""
+    """What to check, and where; ``walk`` adds the layer's messages one by one, without a backend."""
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(name for name in DTYPES if name not in GPU_ONLY)
@@ -111,12 +110,54 @@ class Settings:
     walk: bool = True
     seed: int = 0
 
+    @property
+    def paths(self) -> tuple[Backend | None, ...]:
+        """Of a layer: its messages one by one (None), and every backend."""
+        return (None, *self.backends) if self.walk else self.backends
+
+    @property
+    def semantics(self) -> list[str]:
+        """The dtypes without tf32, which is a precision and no other semantics."""
+        return [name for name in self.dtypes if name not in GPU_ONLY]
+
+    def unsupported(self, backend: Backend | None, dtype: str, option: str) -> str | None:
+        """Why a backend does not take calls with an option, without gradients; or None."""
+        return None if backend is None else _unsupported(backend, self.device, DTYPES[dtype], option)
+
+
+def path_name(backend: Backend | None) -> str:
+    return "walk" if backend is None else backend.name
+
+
+@functools.lru_cache(maxsize=1024)
+def _unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) -> str | None:
+    """A covering selection must not count on a check that its backend does not support."""
+    # checks are listed where they cannot be run
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return None
+    graph = GRAPHS["causal"].graph
+    shapes = ((BATCH, heads, graph.num_dst, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+    options = _options(option, dtype, device)
+    mod, bias, sinks = (options.get(name) for name in ("score_mod", "bias", "sink_logits"))
+    with torch.no_grad():
+        dropout = 0.5 if option == DROPOUT else 0.0
+        reason = backend.refusal(Call.checked(q, k, v, graph, None, mod, bias, sinks, dropout))
+    return None if reason is None else f"{backend.name}: {reason}"
+
+
+def _options(option: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    if option == DROPOUT:
+        return {}
+    drawn = FEATURES[option].learned(GRAPHS["causal"], torch.Generator().manual_seed(0))
+    return FEATURES[option].options({name: x.to(device, dtype) for name, x in drawn.items()})
+
 
 @contextlib.contextmanager
-def _products_in(dtype: str) -> Iterator[None]:
-    """TensorFloat-32 on for the checks that bear its name, off for all others; as it was, afterwards."""
+def _tf32(allowed: bool) -> Iterator[None]:
+    """TensorFloat-32 on or off inside; as it was, afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
         yield
     finally:
@@ -124,7 +165,7 @@ def _products_in(dtype: str) -> Iterator[None]:
 
 
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
-    """What becomes of a check; without gradients, as under ``no_grad``, the output alone is judged."""
+    """The fields of a result; without gradients, as under ``no_grad``, the output alone is judged."""
     found = judge(out, gradients, truth)
     measured = {"output": found.output, "error": found.error, "unit": found.unit, "share": found.share}
     result = {"passed": found.passed, "message": "" if found.passed else found.where, **measured}
@@ -132,24 +173,10 @@ def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mappi
 
 
 def worst(outcomes: Iterable[tuple[str, Outcome]]) -> Mapping[str, Any]:
-    """What becomes of a check of several comparisons, each named: the worst share of what is allowed, the first that fails."""
+    """The fields of a result of several named comparisons: the worst share allowed, the first that fails."""
     share = 0.0
     for name, outcome in outcomes:
         if not outcome.passed:
             return {"passed": False, "share": outcome.share, "message": f"{name}: {outcome.where}"}
         share = max(share, outcome.share)
     return {"passed": True, "share": share}
-
-
-def alone(function: Callable[[], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
-    """The check without gradients: the path that a kernel takes when nothing is to be learned."""
-
-    def run() -> Mapping[str, Any]:
-        with torch.no_grad():
-            return function()
-
-    return run
-
-
-def bound(function: Callable[..., Mapping[str, Any]], *arguments: Any) -> Callable[[], Mapping[str, Any]]:
-    return lambda: function(*arguments)

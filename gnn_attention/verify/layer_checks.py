@@ -1,22 +1,26 @@
-"""A whole message-passing layer in every form of its weights against the seeds' formulas, forward and every gradient."""
+"""A whole layer in every form of its weights against the formulas: drawn weights, and those of the trained model.
+
+Random weights make flat attention; a trained head is peaked, and its rounding errors are those of real use.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from gnn_attention import model, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.heads import StandardHeads
-from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify import oracle
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase, unordered
+from gnn_attention.score_mods import relative_bias
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, unordered
 from gnn_attention.verify.check import (
+    BOTH,
     DIM,
     DTYPES,
     FORMS,
@@ -24,170 +28,46 @@ from gnn_attention.verify.check import (
     WIDTH,
     Check,
     Settings,
-    alone,
-    bound,
-    verdict,
+    path_name,
+    worst,
 )
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.refusals import refused
+from gnn_attention.verify.measure import exactly
+from gnn_attention.verify.problems import LayerProblem, layer_truth, plain_names
 from gnn_attention.verify.selection import covering
-from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, Dense, unchanged
 
-__all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names"]
+__all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names", "trained_checks"]
 
 KINDS = ("plain heads", "grouped heads with biases")
 LAYER_GRAPHS = ("causal", "window", "strict_causal", "cross", "listed", "by head")
-LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")  # a layer has no sinks
+# a layer has no sinks
+LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
+SENTENCE = "Llamas do not output words"  # seed S1.13
+# of the sentence, by the vocabulary that ships: so verify needs no tokenizer
+TOKENS = (76, 333, 109, 390, 568, 363, 868, 749, 308, 268, 636)
+ONE_EDGE_LIST = "messages one by one need one edge list, and this graph differs by head or sample"
+
+Row = Mapping[str, str]
+Lazy = Callable[[], LayerProblem]
 
 
-def _heads(kind: str, seed: int) -> StandardHeads:
-    """Float64 heads: "plain", or with everything at once (grouped, biases, odd sizes); biases are drawn, not zero."""
-    rng = torch.Generator().manual_seed(seed)
-    heads = (
-        StandardHeads(WIDTH, HEADS)
-        if kind == "plain heads"
-        else StandardHeads(WIDTH, HEADS, head_dim=DIM, value_dim=VALUE_DIM, num_kv_heads=KV_HEADS, bias=True)
-    ).double()
-    for name, parameter in heads.named_parameters():
-        spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
-        parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * spread
-    return heads
-
-
-@dataclass(frozen=True, eq=False)
-class _LayerCase:
-    """A whole layer in one form of its weights, shared by all backends."""
-
-    settings: Settings
-    graph_case: GraphCase
-    kind: str
-    form: str
-    feature: Feature
-    dtype: torch.dtype
-    size: float
-
-    @cached_property
-    def heads(self) -> Any:
-        return FORMS[self.form](_heads(self.kind, self.settings.seed)).to(self.dtype)
-
-    @cached_property
-    def drawn(self) -> tuple[Tensor, Tensor, Tensor]:
-        """States of senders and receivers, and the direction of the gradients."""
-        rng, graph = torch.Generator().manual_seed(self.settings.seed + 1), self.graph_case.graph
-        tokens = (graph.num_src, graph.num_dst, graph.num_dst)
-        x_src, x_dst, direction = (torch.randn(BATCH, t, WIDTH, generator=rng, dtype=torch.float64) for t in tokens)
-        return (x_src * self.size).to(self.dtype), (x_dst * self.size).to(self.dtype), direction.to(self.dtype)
-
-    @cached_property
-    def learned(self) -> dict[str, Tensor]:
-        """What the option learns, in the dtype."""
-        rng = torch.Generator().manual_seed(self.settings.seed + 8)
-        return {name: x.to(self.dtype) for name, x in self.feature.learned(self.graph_case, rng).items()}
-
-    @cached_property
-    def truth(self) -> Truth:
-        dense, device = partial(self.feature.dense, self.graph_case), self.settings.device
-        return layer_truth(self.heads, *self.drawn, self.graph_case.mask, device, self.learned, dense, self.feature.additive)
-
-    def run(self, backend: Backend | None, heads: Any = None, names: bool = True) -> Mapping[str, Any]:
-        """The layer on a backend, or its messages one by one; ``heads`` in place of its own."""
-        device = self.settings.device
-        x_src, x_dst, direction = (x.to(device, copy=True) for x in self.drawn)
-        learned = {name: x.to(device, copy=True).requires_grad_() for name, x in self.learned.items()}
-        heads = (self.heads if heads is None else heads).to(device)
-        inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_(), **learned}
-        options = self.feature.options(learned)
-        layer = MessagePassingAttention(heads, options.pop("score_mod", None), backend=backend)
-        out = layer((x_src, x_dst), self.graph_case.graph, **options)
-        gradients = gradients_of(out, direction, inputs | (plain_names(heads) if names else {}))
-        return verdict(out, gradients, self.truth.for_backend(backend))
-
-
-def plain_names(heads: Any) -> dict[str, Tensor]:
-    return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
-
-
-@torch.enable_grad()
-def layer_truth(
-    heads: Any,
-    x_src: Tensor,
-    x_dst: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    device: str = "cpu",
-    learned: Mapping[str, Tensor] | None = None,
-    dense: Dense = unchanged,
-    additive: bool = True,
-) -> Truth:
-    """The truth about a layer: the seeds' formula in float64 on its weights as they are, and SDPA between its own projections.
-
-    ``dense`` makes logits ``[B, heads, dst, src]`` of ``learned`` and logits; ``additive`` where it adds to them.
-    """
-    given = {"x_src": x_src, "x_dst": x_dst, **(learned or {})}
-    inputs = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
-    weights = {name: p.detach().cpu().double().requires_grad_() for name, p in plain_names(heads).items()}
-    out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], mask, heads.scale, partial(dense, inputs))
-    gradients = gradients_of(out, direction.double().cpu(), inputs | weights)
-    if direction.dtype == torch.float64:
-        return Truth(out, gradients, {}, {})
-    places = [direction.to(device), mask.to(device)]
-    plain, fused = (
-        worst_errors(
-            (_layer_yardstick(n, widened, heads.to(device), given, places, dense, additive) for n in range(count)), out, gradients
-        )
-        for count, widened in ((ORDERS, False), (FUSED_ORDERS, True))
-    )
-    return Truth(out, gradients, plain, fused)
-
-
-def _layer_yardstick(
-    number: int, widened: bool, heads: Any, given: Mapping[str, Tensor], places: list[Tensor], dense: Dense, additive: bool
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given order."""
-    direction, mask = places
-    inputs = {name: x.detach().to(direction.device, copy=True).requires_grad_() for name, x in given.items()}
-    x_src, x_dst = inputs["x_src"], inputs["x_dst"]
-    q, (k, v) = heads.receive(x_dst), heads.send(x_src)
-    order = oracle.Order.draw(number, len(x_dst), x_dst.shape[1], x_src.shape[1], q.shape[-1], str(x_dst.device), widened)
-    if additive:
-        added = dense(inputs, q.new_zeros(mask.shape))
-        z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, added)
-    else:
-        z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, partial(dense, inputs))
-    out = heads.collect(z)
-    learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
-    return out, gradients_of(out, direction, learners | plain_names(heads))
-
-
-def form_checks(settings: Settings) -> Iterator[Check]:
-    """Conversions are exact: every form of the same heads gives what the standard formula gives (float64)."""
-    if "float64" not in settings.dtypes:
-        return
-    for kind in KINDS:
-        for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
-            case = _LayerCase(settings, GRAPHS[graph], kind, "standard", FEATURES["plain"], torch.float64, 1.0)
-            for form in settings.forms:
-                for backend in settings.backends:
-                    name, factors = f"{form} from standard, {kind}, {graph}", {"form": form, "kind": kind, "graph": graph}
-                    run = bound(_run_converted, case, form, backend)
-                    yield Check("forms", backend.name, "float64", name, run, with_gradients=True, factors=factors)
-
-
-def _run_converted(case: _LayerCase, form: str, backend: Backend) -> Mapping[str, Any]:
-    """A form made from the standard heads of the case, held against the formula on the standard weights."""
-    return case.run(backend, FORMS[form](case.heads), names=False)
+# -- drawn weights ----------------------------------------------------------------------------------------------------
 
 
 def layer_checks(settings: Settings) -> Iterator[Check]:
-    """Forms x graphs x options x dtypes x backends: some graphs by triples of values, all by pairs.
-
-    The messages one by one ("walk") are one of the backends.
-    """
-    ways: list[Backend | None] = [*([None] if settings.walk else []), *settings.backends]
+    """Forms x graphs x options x dtypes x paths: some graphs by triples of values, all by pairs."""
     for row in _rows(settings.dtypes, settings.graphs, settings.forms, settings.features, settings.sizes):
-        case = _case(settings, row)
-        for way in ways:
-            yield from _checks(case, row, way)
+        problem = functools.cache(partial(_problem, settings, row))
+        name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
+        factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
+        for path in settings.paths:
+            skipped = settings.unsupported(path, row["dtype"], row["option"])
+            if path is None and GRAPHS[row["graph"]].varies:
+                skipped = ONE_EDGE_LIST
+            run = partial(_run, problem, path)
+            check = Check("layer", path_name(path), row["dtype"], name, run, True, factors, skipped)
+            yield check
+            if row["size"] == "x1" and row["kind"] == KINDS[1]:
+                yield check.forward_alone()
 
 
 @functools.lru_cache(maxsize=16)
@@ -209,24 +89,139 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     return [rows[number] for number in sorted(triples | set(covering(rows, 2)))]
 
 
-def _case(settings: Settings, row: Mapping[str, str]) -> _LayerCase:
-    graph, feature, size = GRAPHS[row["graph"]], FEATURES[row["option"]], float(row["size"][1:])
-    return _LayerCase(settings, graph, row["kind"], row["form"], feature, DTYPES[row["dtype"]], size)
+def _run(problem: Lazy, path: Backend | None, form: str | None = None) -> Mapping[str, Any]:
+    """The layer of a problem; with ``form``, that form of its heads, judged by the formula on its own."""
+    layer = problem()
+    return layer.run(path, None if form is None else FORMS[form](layer.heads))
 
 
-def _checks(case: _LayerCase, row: Mapping[str, str], way: Backend | None) -> Iterator[Check]:
-    """Forward and gradients, and forward alone."""
-    name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
-    backend, run, skipped = "walk" if way is None else way.name, bound(case.run, way), _skipped(case, row["option"], way)
-    factors = {key: value for key, value in row.items() if key != "dtype"}
-    both, forward = ({**factors, "direction": direction} for direction in ("forward and gradients", "forward alone"))
-    yield Check("layer", backend, row["dtype"], name, run, True, both, skipped)
-    if row["size"] == "x1" and row["kind"] == KINDS[1]:
-        yield Check("layer", backend, row["dtype"], f"{name}, forward alone", alone(run), False, forward, skipped)
+def _problem(settings: Settings, row: Row) -> LayerProblem:
+    case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
+    rng = torch.Generator().manual_seed(settings.seed + 1)
+    tokens = (case.graph.num_src, case.graph.num_dst, case.graph.num_dst)
+    x_src, x_dst, direction = (torch.randn(BATCH, t, WIDTH, generator=rng, dtype=torch.float64) for t in tokens)
+    size = float(row["size"][1:])
+    learned = feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
+    return LayerProblem(
+        heads=FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype),
+        graph=case.graph,
+        mask=case.mask,
+        x_src=(x_src * size).to(dtype),
+        x_dst=(x_dst * size).to(dtype),
+        direction=direction.to(dtype),
+        device=settings.device,
+        learned={name: x.to(dtype) for name, x in learned.items()},
+        options=feature.options,
+        dense=partial(feature.dense, case),
+        additive=feature.additive,
+    )
 
 
-def _skipped(case: _LayerCase, option: str, way: Backend | None) -> str | None:
-    """Why a layer cannot be run so."""
-    if way is not None:
-        return refused(way, case.settings.device, case.dtype, option)
-    return "messages one by one need one edge list, and this graph differs by head or sample" if case.graph_case.varies else None
+def _heads(kind: str, seed: int) -> StandardHeads:
+    """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
+    rng = torch.Generator().manual_seed(seed)
+    grouped: dict[str, Any] = {"head_dim": DIM, "value_dim": VALUE_DIM, "num_kv_heads": KV_HEADS, "bias": True}
+    heads = StandardHeads(WIDTH, HEADS, **({} if kind == "plain heads" else grouped)).double()
+    for name, parameter in heads.named_parameters():
+        spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
+        parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * spread
+    return heads
+
+
+def form_checks(settings: Settings) -> Iterator[Check]:
+    """Conversions are exact: every form of the same heads gives what the standard formula gives (float64)."""
+    if "float64" not in settings.dtypes:
+        return
+    for kind in KINDS:
+        for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
+            row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
+            problem = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
+            for form in settings.forms:
+                for backend in settings.backends:
+                    name, factors = f"{form} from standard, {kind}, {graph}", {"form": form, "kind": kind, "graph": graph}
+                    run = partial(_run, problem, backend, form)
+                    yield Check("forms", backend.name, "float64", name, run, True, factors)
+
+
+# -- the trained model ------------------------------------------------------------------------------------------------
+
+
+def trained_checks(settings: Settings) -> Iterator[Check]:
+    """Every layer of the shipped model on its states for a sentence, in every form; then whole logits."""
+    trained: Any = model.load_trained()[0]
+    tokens = torch.tensor([TOKENS])
+    with torch.no_grad():
+        wide = copy.deepcopy(trained).double()
+        states = wide.states(tokens)[::2]
+        inputs = [block.attention_norm(state) for block, state in zip(wide.blocks, states, strict=False)]
+    for dtype in settings.dtypes:
+        for number, state in enumerate(inputs):
+            for form in settings.forms:
+                problem = functools.cache(
+                    partial(_trained_problem, settings, trained.blocks[number].attention, form, DTYPES[dtype], state)
+                )
+                for path in settings.paths:
+                    name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(_run, problem, path)
+                    factors = {"layer": str(number), "form": form, "direction": BOTH}
+                    skipped = settings.unsupported(path, dtype, "relative bias")
+                    check = Check("trained", path_name(path), dtype, name, run, True, factors, skipped)
+                    yield from (check, check.forward_alone())
+    for path in settings.paths:
+        run = partial(_logits_agree, settings, trained, tokens, path)
+        skipped = settings.unsupported(path, "float64", "relative bias")
+        name = f"logits of {SENTENCE!r}"
+        yield Check("trained", path_name(path), "float64", name, run, False, {"layer": "logits"}, skipped)
+
+
+def _trained_problem(settings: Settings, attention: Any, form: str, dtype: torch.dtype, state: Tensor) -> LayerProblem:
+    """One layer of the trained model, with its learned relative bias."""
+    rng, n = torch.Generator().manual_seed(settings.seed), state.shape[1]
+    direction = torch.randn(state.shape, generator=rng, dtype=torch.float64)
+    table, x = attention.score_mod.table.detach().to(dtype), state.to(dtype)
+    return LayerProblem(
+        heads=FORMS[form](copy.deepcopy(attention.heads)).to(dtype),
+        graph=patterns.causal(n),
+        mask=_lower(n).expand(1, len(table), n, n),
+        x_src=x,
+        x_dst=x,
+        direction=direction.to(dtype),
+        device=settings.device,
+        options=lambda learned: {"score_mod": relative_bias(table.to(settings.device))},
+        dense=lambda inputs, logits: logits + _biases(table, n).to(logits),
+    )
+
+
+def _lower(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def _biases(table: Tensor, n: int) -> Tensor:
+    """The relative bias ``[heads, n, n]``: that of the distance, at most the table's."""
+    reach = table.shape[1] // 2
+    distance = torch.arange(n).view(-1, 1) - torch.arange(n)
+    return table[:, distance.clamp(-reach, reach) + reach]
+
+
+def _logits_agree(settings: Settings, trained: Any, tokens: Tensor, path: Backend | None) -> Mapping[str, Any]:
+    """Whole logits in float64, along this path and written out with masked softmax."""
+    own = copy.deepcopy(trained).double().to(settings.device)
+    own.backend = path
+    with torch.no_grad():
+        found = own(tokens.to(settings.device)).cpu()
+        wanted = _plain_logits(copy.deepcopy(trained).double(), tokens)
+    return worst([("the whole model", exactly("logits", found, wanted))])
+
+
+def _plain_logits(trained: Any, tokens: Tensor) -> Tensor:
+    """The model written out over T x T, for the whole stack."""
+    hidden, state = ~_lower(tokens.shape[1]), trained.embedding(tokens)
+    for block in trained.blocks:
+        x, heads = block.attention_norm(state), block.attention.heads
+        added = _biases(block.attention.score_mod.table, tokens.shape[1])
+        for h in range(heads.num_heads):
+            logits = (x @ heads.W_Q[h]) @ (x @ heads.W_K[h]).mT * heads.head_dim**-0.5 + added[h]
+            weights = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
+            state = state + weights @ (x @ heads.W_V[h]) @ heads.W_O[h]
+        state = state + block.mlp(block.mlp_norm(state))
+    logits_out: Tensor = trained.unembedding(trained.norm(state))
+    return logits_out

@@ -4,7 +4,7 @@
 differences from the float64 truth, of the code under test and of SDPA in the same dtype (over some problems a few roundings
 apart); rounding is half an ulp of the largest true number (no result in this dtype can promise less). In float64 the
 unit is 1e-12 of the largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is
-small beside it). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the stricter stick.
+small in comparison). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the yardstick.
 """
 
 from __future__ import annotations
@@ -18,21 +18,6 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
-
-__all__ = [
-    "ALLOWED_GRADIENT",
-    "ALLOWED_OUTPUT",
-    "EXACT",
-    "Outcome",
-    "Truth",
-    "described",
-    "exactly",
-    "gradients_of",
-    "judge",
-    "summation_bound",
-    "within",
-    "worst_errors",
-]
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
@@ -59,16 +44,13 @@ class Truth:
         """What a backend (None: the walk) is judged by."""
         if backend is None or not backend.recomputes:
             return self
-        return replace(self, yardstick={name: self._stick(name) for name in self.yardstick})
+        larger = {name: max(error, self.fused.get(name, 0.0)) for name, error in self.yardstick.items() if name != "out"}
+        return replace(self, yardstick={**self.yardstick, **larger})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
         """About the output of some receivers and the gradients of some senders alone (axis 2 of each)."""
         gradients = {name: g[:, :, senders.cpu()] for name, g in self.gradients.items()}
         return replace(self, out=self.out[:, :, receivers.cpu()], gradients=gradients)
-
-    def _stick(self, name: str) -> float:
-        plain = self.yardstick[name]
-        return plain if name == "out" else max(plain, self.fused.get(name, 0.0))
 
 
 def worst_errors(
@@ -84,7 +66,7 @@ def worst_errors(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors of an output and of its gradients, in units of the yardstick, and beside what is allowed.
+    """The worst errors of an output and of its gradients, in units of the yardstick, and compared with what is allowed.
 
     ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of output and
     gradients; ``where`` says of that number what was expected and what came.

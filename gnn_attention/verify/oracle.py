@@ -1,4 +1,4 @@
-"""The truth: dense attention in float64, written straight from the formulas of the source texts, and the yardstick beside it.
+"""The truth: dense attention in float64, written straight from the formulas of the source texts, and the yardstick, SDPA.
 
 Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)`` (seed S4.6), the layer is
 ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
@@ -15,26 +15,13 @@ from torch.nn import functional
 
 from gnn_attention._support.shapes import Tensor
 
-__all__ = [
-    "Order",
-    "attention",
-    "attention_weights",
-    "layer",
-    "masked_softmax",
-    "per_query_head",
-    "reordered_attention",
-    "reordered_sdpa",
-    "sdpa",
-    "sdpa_lse_error",
-]
-
 Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all heads and positions at once
 
 
 def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
     """``M exp(l) / (sum_j M exp(l) + exp(sink))`` over the last axis, 0 where M has no 1; ``logits [B, H, dst, src]``."""
     if not logits.shape[-1]:
-        return logits  # nobody to hear
+        return logits
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     top = torch.maximum(logits.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True), sink).detach()
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
@@ -129,7 +116,7 @@ class Order:
     SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick. ``widened`` says
     that keys and values are given equally many channels (the further ones 0), and a mask that learns as it is: SDPA runs its
     fused kernel then, which it does for no others. That kernel's gradients have larger roundings, since it computes the weights
-    again from lse: a stick for backends that do so too, and for no other.
+    again from lse: a yardstick for backends that do so too, and for no other.
     """
 
     sample: Tensor
@@ -180,12 +167,14 @@ def sdpa(
     if widened:
         q, k, v = (functional.pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
         additive = additive.detach()
-    deaf = ~mask.any(-1, keepdim=True)
-    additive = torch.where(deaf, torch.zeros_like(additive), additive)  # no kernel is asked about an empty row
+    isolated = ~mask.any(-1, keepdim=True)
+    # kernels differ on an empty row
+    additive = torch.where(isolated, torch.zeros_like(additive), additive)
     grouped = q.shape[1] != k.shape[1]
-    q, k, v = (x.contiguous() for x in (q, k, v))  # SDPA leaves its fused kernels where channels are not side by side
+    # SDPA leaves its fused kernels where channels are not contiguous
+    q, k, v = (x.contiguous() for x in (q, k, v))
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
-    return torch.where(deaf, torch.zeros_like(out), out)[..., :value_dim]
+    return torch.where(isolated, torch.zeros_like(out), out)[..., :value_dim]
 
 
 def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:

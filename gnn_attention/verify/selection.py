@@ -5,12 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gnn_attention.verify.check import Check
-
-__all__ = ["SELECTIONS", "covering", "pairs"]
 
 SELECTIONS = ("pairs", "all")
 
@@ -20,15 +18,17 @@ Row = Mapping[str, Any]
 def pairs(checks: Sequence[Check]) -> list[int]:
     """Numbers of few checks, ascending, that cover in each group every pair of values that its checks have.
 
-    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it.
-
-    Factors are the backend, the dtype and those of the group: graph, option, form, direction, size and so on.
+    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it. Values are the
+    backend, the dtype and the factors of the group: graph, option, form, direction, size and so on.
     """
     groups = defaultdict[str, list[int]](list)
+    reasons: dict[str, int] = {}
     for number, check in enumerate(checks):
         if check.skipped is None:
             groups[check.group].append(number)
-    chosen = list({check.skipped: number for number, check in reversed(list(enumerate(checks))) if check.skipped}.values())
+        else:
+            reasons.setdefault(check.skipped, number)
+    chosen = list(reasons.values())
     for numbers in groups.values():
         rows = [{"backend": checks[n].backend, "dtype": checks[n].dtype, **checks[n].factors} for n in numbers]
         chosen += [numbers[row] for row in covering(rows, 2)]
@@ -59,5 +59,5 @@ def covering(rows: Sequence[Row], strength: int) -> list[int]:
     return sorted(chosen)
 
 
-def _combinations(row: Row, strength: int) -> Iterator[Iterable[tuple[str, Any]]]:
+def _combinations(row: Row, strength: int) -> Iterator[tuple[tuple[str, Any], ...]]:
     return itertools.combinations(row.items(), min(strength, len(row)))

@@ -11,8 +11,6 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, gradients_of, summation_bound, worst_errors
 
-__all__ = ["FUSED_ORDERS", "NEIGHBOURS", "ORDERS", "Dense", "attention_truth", "nearby", "unchanged"]
-
 ORDERS = 8  # in which the yardstick of a layer is taken
 FUSED_ORDERS = 8  # in which that of the fused kernel is taken
 NEIGHBOURS = 16  # problems over which that of a call is taken, itself among them

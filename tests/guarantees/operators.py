@@ -18,7 +18,7 @@ from gnn_attention.attend import attend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify.gpu_checks import Recorder, leaf_like
+from tests.guarantees.gpu_checks import Recorder, leaf_like
 
 __all__ = ["checks", "names", "on_this_machine", "recorded"]
 

@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: how a command ends, what it leaves, and each mend of what that uncovered."""
 
+import functools
 import importlib
 import inspect
 import multiprocessing
@@ -122,22 +123,23 @@ def test_an_interrupted_verify_writes_what_there_is():
     assert kept[0].not_started > 0
 
 
-def test_processes_of_checks_do_not_hear_interrupts_and_end_with_us():
-    with processes._deaf_to_interrupts():
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+@pytest.mark.slow
+def test_processes_of_checks_ignore_interrupts_and_end_with_us():
+    """A terminal sends Ctrl-C to all of them; we end them."""
+    before = set(multiprocessing.active_children())
+    make = functools.partial(verify.checks, "cpu", trained=False)
+    running = processes.results(make, range(40), jobs=2, deadline=time.time() + 600)
+    next(running)
+    children = set(multiprocessing.active_children()) - before
+    for child in children:
+        os.kill(child.pid, signal.SIGINT)
+    next(running)
+    assert all(child.is_alive() for child in children)
+    running.close()
+    for child in children:
+        child.join(10)
+        assert not child.is_alive()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    children = []
-
-    def stopped():
-        with processes._ended_early():
-            children.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)))
-            children[0].start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    children[0].join(10)
-    assert children[0].exitcode == -signal.SIGTERM
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux kills a child with its parent")

@@ -1,6 +1,5 @@
 """The checks for GPUs, run on a CPU: right backends pass them, and each mistake is caught by its own."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,13 @@ import torch
 from support.bounds import assert_exact
 
 from gnn_attention.backends import BACKENDS, Backend, dense, rows
+from gnn_attention.verify.attend_checks import dropout_checks
 from gnn_attention.verify.check import Settings
-from gnn_attention.verify.dropout_checks import dropout_checks
-from gnn_attention.verify.gpu_checks import gpu_checks
-from gnn_attention.verify.large_checks import LARGE, LargeCase, large_checks
+from tests.guarantees import gpu_checks as gpu
+from tests.guarantees import gpu_large
+from tests.guarantees.gpu_checks import gpu_checks
+from tests.guarantees.gpu_large import LARGE, LargeCase, large_checks
 
-gpu = sys.modules["gnn_attention.verify.gpu_checks"]
 TOKENS = 320
 
 
@@ -46,10 +46,9 @@ def test_the_truth_in_chunks_is_the_truth():
     inputs = case.inputs(torch.float64)
     out, gradients = case._oracle_rows(inputs, 0, TOKENS), case.truth.gradients
     whole = torch.autograd.grad((out * case.direction).sum(), list(inputs.values()))
-    large = sys.modules["gnn_attention.verify.large_checks"]
-    assert TOKENS < large.CHUNK
+    assert TOKENS < gpu_large.CHUNK
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large, "CHUNK", 128)
+        patch.setattr(gpu_large, "CHUNK", 128)
         again, chunked = case._oracle()
     assert_exact(again, out)
     assert_exact([chunked[name] for name in inputs], whole)
@@ -119,7 +118,7 @@ def test_memory_is_bounded(monkeypatch, peak, left, passes):
     """Storage, results and 64 MiB: what is measured (here: made up) is held against it, and told."""
     held = [0]
     monkeypatch.setattr(gpu, "MEMORY_TOKENS", 512)
-    monkeypatch.setattr(gpu, "_held", lambda device: held.append(held[-1] + left) or held[-1])
+    monkeypatch.setattr(gpu, "_allocated", lambda device: held.append(held[-1] + left) or held[-1])
     monkeypatch.setattr(gpu, "_peak", lambda device, run: (run(), peak))
     found = results(gpu_checks(settings(dense.run, "float32"), TOKENS), "memory")
     assert [r.passed for r in found] == [passes, passes]

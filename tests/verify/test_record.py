@@ -1,4 +1,4 @@
-"""What is said of GPUs: from the newest record and the sources as they are, in three words; docs/guarantees.md says just that."""
+"""What may be said of GPUs: from the newest record and the sources as they are, in three words; docs/guarantees.md says just that."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from gnn_attention.__main__ import main
 from gnn_attention.verify import record
 from gnn_attention.verify.record import COMPILED, RECORDS, UNTESTED, VERIFIED
 from gnn_attention.verify.report import Report, Result
+from tests.guarantees import gpu
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 ENVIRONMENT = {
@@ -23,6 +24,7 @@ ENVIRONMENT = {
     "date": "2026-12-01T10:00:00+00:00",
 }
 RESULTS = (
+    *(Result(group, "triton", "float32", group, passed=True) for group in sorted(record.GROUPS - {"attend"})),
     Result("attend", "triton", "bfloat16", "a", passed=True, output=1.25, gradient=2.5, error=1e-3, unit=8e-4),
     Result("attend", "triton", "bfloat16", "b", passed=True, output=0.5),
     Result("attend", "flex", "float64", "a", passed=False, skipped="flex: no float64"),
@@ -39,7 +41,7 @@ def package(tmp_path):
     return tmp_path / "package"
 
 
-def kept(folder, package, results=RESULTS, not_started=0, name="2026-12-01-nvidia-h200.json", **changed):
+def recorded(folder, package, results=RESULTS, not_started=0, name="2026-12-01-nvidia-h200.json", **changed):
     """A record in a folder of records."""
     environment = {**ENVIRONMENT, "sources": record.sources(package), **changed}
     folder.mkdir(exist_ok=True)
@@ -48,7 +50,7 @@ def kept(folder, package, results=RESULTS, not_started=0, name="2026-12-01-nvidi
 
 
 def words(status):
-    """The two words of a status, which its sentence repeats."""
+    """The two words of a status; its sentence has both."""
     assert all(f"**{word}**" in status.sentence for word in (status.kernels, status.library))
     return status.kernels, status.library
 
@@ -90,121 +92,91 @@ def source_of(here, module):
     return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
 
 
+def unverified(status, why):
+    return words(status) == (COMPILED, UNTESTED) and why in str(status)
+
+
 def test_without_a_record_it_is_untested(tmp_path):
-    """The kernels are interpreted and compiled, and no number is named."""
     found = verify.status(tmp_path / "nowhere")
-    assert words(found) == (COMPILED, UNTESTED)
-    assert record.readme(tmp_path / "nowhere") == str(found)
-    assert "no machine with one has run it yet" in str(found)
+    assert unverified(found, "no machine with one has run it yet")
+    assert gpu.markdown(tmp_path / "nowhere") == str(found)
 
 
 def test_a_record_with_the_hashes_of_today_verifies(tmp_path, package):
-    """It is named, with device, versions and counts."""
-    found = verify.status(kept(tmp_path / "records", package), package)
-    assert words(found) == (VERIFIED, VERIFIED)
-    for told in (
-        "NVIDIA H200",
-        "2026-12-01",
-        "0123456789ab",
-        "torch 2.11.0",
-        "triton 3.6.0",
-        "2 checks",
-        "0 failed",
-        "1 skipped",
-    ):
-        assert told in str(found)
-    assert "`tests/records/2026-12-01-nvidia-h200.json`" in str(found)
-
-
-@pytest.mark.parametrize("name", ["backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/gpu/kernels/new.py"])
-def test_other_hashes_are_said(tmp_path, package, name):
-    """A changed or a new kernel: when and at which commit the last verification was."""
-    folder = kept(tmp_path / "records", package)
-    (package / name).write_text("changed\n", encoding="utf-8")
-    found = verify.status(folder, package)
-    assert words(found) == (COMPILED, UNTESTED)
-    assert "kernels changed since the last GPU verification (2026-12-01, 0123456789ab)" in str(found)
-
-
-def test_a_selection_of_checks_does_not_verify(tmp_path, package):
-    """Only every check does."""
-    assert words(verify.status(kept(tmp_path / "all", package, selection="all"), package)) == (VERIFIED, VERIFIED)
-    found = verify.status(kept(tmp_path / "pairs", package, selection="pairs"), package)
-    assert words(found) == (COMPILED, UNTESTED)
-    assert "was of some checks, not --all" in str(found)
-
-
-def test_what_is_no_kernel_may_change(tmp_path, package):
-    """The record still stands."""
-    folder = kept(tmp_path / "records", package)
+    """It is named, with device, versions and counts; what is no kernel may change since."""
+    folder = recorded(tmp_path / "records", package)
     (package / "graph.py").write_text("changed\n", encoding="utf-8")
-    assert verify.status(folder, package).kernels == VERIFIED
+    found = verify.status(folder, package)
+    assert words(found) == (VERIFIED, VERIFIED)
+    assert f"{len(RESULTS) - 1} checks on NVIDIA H200 (2026-12-01, 0123456789ab; torch 2.11.0, triton 3.6.0)" in str(found)
+    assert "1 skipped with their reasons (`tests/records/2026-12-01-nvidia-h200.json`)" in str(found)
+
+
+@pytest.mark.parametrize("change", ["edited", "removed", "new"])
+def test_a_kernel_that_changed_is_not_verified(tmp_path, package, change):
+    folder, file = recorded(tmp_path / "records", package), package / "backends" / "gpu" / "kernels" / "rows.py"
+    if change == "removed":
+        file.unlink()
+    else:
+        (file if change == "edited" else file.with_name("new.py")).write_text("two\n", encoding="utf-8")
+    why = "kernels changed since the last GPU verification (2026-12-01, 0123456789ab)"
+    assert unverified(verify.status(folder, package), why)
 
 
 @pytest.mark.parametrize(
-    ("results", "not_started"),
-    [((*RESULTS, replace(RESULTS[0], name="c", passed=False)), 0), (RESULTS, 7), (RESULTS[2:], 0)],
-    ids=["one failed", "some not started", "nothing ran"],
+    ("changed", "why"),
+    [
+        ({"results": (*RESULTS, replace(RESULTS[0], name="c", passed=False))}, "does not stand: 1 failed"),
+        ({"not_started": 7}, "does not stand: 0 failed, 7 not started"),
+        ({"results": RESULTS[-1:]}, "does not stand"),
+        ({"selection": "pairs"}, "was of some checks, not --all"),
+        ({"results": tuple(r for r in RESULTS if r.group not in ("memory", "large"))}, "lacks the checks of large, memory"),
+    ],
+    ids=["one failed", "some not started", "nothing ran", "a selection", "a group missing"],
 )
-def test_a_record_that_does_not_stand_verifies_nothing(tmp_path, package, results, not_started):
-    """A failure, an end before the end, skipped checks alone."""
-    found = verify.status(kept(tmp_path / "records", package, results, not_started), package)
-    assert words(found) == (COMPILED, UNTESTED)
-    assert "does not stand" in str(found)
+def test_a_record_that_does_not_stand_verifies_nothing(tmp_path, package, changed, why):
+    assert unverified(verify.status(recorded(tmp_path / "records", package, **changed), package), why)
 
 
 def test_the_newest_record_counts(tmp_path, package):
     """By its date, not by its name; records of CPUs and of benchmarks are none."""
-    folder = kept(tmp_path / "records", package)
-    kept(folder, package, name="a-later.json", date="2026-12-02T00:00:00+00:00", device="NVIDIA B200")
-    kept(folder, package, name="z-cpu.json", date="2027-01-01T00:00:00+00:00", cuda=None)
+    folder = recorded(tmp_path / "records", package)
+    recorded(folder, package, name="a-later.json", date="2026-12-02T00:00:00+00:00", device="NVIDIA B200")
+    recorded(folder, package, name="z-cpu.json", date="2027-01-01T00:00:00+00:00", cuda=None)
     (folder / "2027-02-01-bench.json").write_text(json.dumps({"runs": []}), encoding="utf-8")
     file, report = record.newest(folder)
     assert file.name == "a-later.json"
     assert report.results == RESULTS
 
 
-def test_the_table_holds_what_the_record_holds(tmp_path, package):
+def test_the_table_shows_the_record(tmp_path, package):
     """By backend and dtype: how many ran, failed, were skipped, and the worst errors."""
-    text = record.readme(kept(tmp_path / "records", package), package)
+    text = gpu.markdown(recorded(tmp_path / "records", package), package)
     assert "| triton | bfloat16 | 2 | 0 | 0 | 1.25 | 2.50 |" in text
     assert "| flex | float64 | 0 | 0 | 1 | - | - |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
 def test_the_page_says_of_gpus_what_the_newest_record_says():
-    """To the word, and no word besides: every number in its table is in a record."""
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert " ".join(record.readme().split()) in text
-    assert text.count(f"**{UNTESTED}**") == record.readme().count(f"**{UNTESTED}**")
-    assert text.count(f"**{VERIFIED}**") == record.readme().count(f"**{VERIFIED}**")
+    """To the word, and no word more: every number in its table is in a record."""
+    text, found = " ".join(PAGE.read_text(encoding="utf-8").split()), gpu.markdown()
+    assert " ".join(found.split()) in text
+    for word in (UNTESTED, VERIFIED):
+        assert text.count(f"**{word}**") == found.count(f"**{word}**")
 
 
 def test_every_record_of_a_gpu_is_whole():
     """Where it was made, from which sources, by which commands, and every case."""
+    names = "device driver cuda torch triton python numpy commit dirty sources runs seed"
     for file in RECORDS.glob("*.json"):
         found = json.loads(file.read_text(encoding="utf-8"))
         if "results" in found and found.get("environment", {}).get("cuda"):
-            for word in (
-                "device",
-                "driver",
-                "cuda",
-                "torch",
-                "triton",
-                "python",
-                "numpy",
-                "commit",
-                "dirty",
-                "sources",
-                "runs",
-                "seed",
-            ):
-                assert word in found["environment"], f"{file.name}: {word}"
+            assert set(names.split()) <= set(found["environment"]), file.name
             assert found["summary"]["checks"] == len(found["results"])
             assert file.name == record.file_name(found["environment"])
 
 
-def test_the_command_says_it(capsys):
-    """And runs nothing."""
-    assert main(["verify", "--status"]) == 0
-    assert capsys.readouterr().out.strip() == str(verify.status())
+def test_the_commands_say_it_and_run_nothing(capsys):
+    for command in (lambda: main(["verify", "--status"]), lambda: gpu.main(["--status"])):
+        assert command() == 0
+        assert capsys.readouterr().out.strip() == str(verify.status())

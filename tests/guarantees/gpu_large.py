@@ -19,10 +19,8 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import oracle
-from gnn_attention.verify.check import DTYPES, Check, Settings, bound, verdict
+from gnn_attention.verify.check import DTYPES, Check, Settings, verdict
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-
-__all__ = ["LARGE", "TOKENS", "LargeCase", "LargeGraph", "large_checks"]
 
 TOKENS = 4096
 LARGE_HEADS, LARGE_KV_HEADS, LARGE_DIM = 4, 2, 64
@@ -32,7 +30,7 @@ CHUNK = 512  # receivers of the truth at a time
 
 @dataclass(frozen=True, eq=False)
 class LargeGraph:
-    """A graph of ``n`` tokens beside its mask ``[dst, src]``, from a formula or a list; ``listed`` ones have a per-edge bias."""
+    """A graph of ``n`` tokens and its mask ``[dst, src]``, from a formula or a list; ``listed`` ones have a per-edge bias."""
 
     name: str
     graph: Callable[[int], TokenGraph]
@@ -66,7 +64,7 @@ def _documents(n: int) -> Tensor:
 
 
 def _random(n: int) -> Tensor:
-    """``[dst, src]`` of 32 random senders each; every seventh receiver hears nobody."""
+    """``[dst, src]`` of 32 random senders each; every seventh receiver is isolated."""
     src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n))
     mask = torch.zeros(n, n, dtype=torch.bool).scatter_(1, src, True)
     mask[::7] = False
@@ -74,7 +72,7 @@ def _random(n: int) -> Tensor:
 
 
 def _hubs(n: int) -> Tensor:
-    """Some random edges, two receivers that hear all and two senders whom all hear."""
+    """Some random edges, two receivers that attend to all and two senders that all attend to."""
     mask = _random(n) & (torch.arange(n) % 5 == 0)
     mask[[3, n // 2]] = True
     mask[:, [0, n - 2]] = True
@@ -210,4 +208,4 @@ def large_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
                 case = LargeCase(settings, large, DTYPES[dtype], tokens, full)
                 name = f"{large.name}, {tokens} tokens{', bias and sinks' if full else ''}"
                 for backend in settings.backends:
-                    yield Check("large", backend.name, dtype, name, bound(case.run, backend), with_gradients=True)
+                    yield Check("large", backend.name, dtype, name, partial(case.run, backend), with_gradients=True)

@@ -1,4 +1,4 @@
-"""What can be asked of kernels on a GPU alone: the same bits thrice, a bound on memory, operators that compilers may rely on."""
+"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators that compilers may rely on."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import Call
 from gnn_attention.graph import TokenGraph
+from gnn_attention.verify import OWN
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
-from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, bound, verdict
-from gnn_attention.verify.large_checks import LARGE, TOKENS, LargeCase
+from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, verdict
 from gnn_attention.verify.measure import gradients_of
 from gnn_attention.verify.truth import attention_truth
+from tests.guarantees.gpu_large import LARGE, TOKENS, LargeCase
 
-__all__ = ["OWN", "Recorder", "gpu_checks", "leaf_like"]
-
-OWN = "triton"  # the backends whose names begin so are made of our kernels
 REPEATS = 3
 WORKSPACE = 64 * 2**20
 MEMORY_TOKENS, MEMORY_HEADS, MEMORY_DIM = 65_536, 8, 64
@@ -38,19 +36,19 @@ def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
             case = LargeCase(settings, large, DTYPES[dtype], tokens, large.listed)
             for backend in own:
                 name = f"{large.name}, {tokens} tokens: {REPEATS} runs give the same bits"
-                yield Check("repeat", backend.name, dtype, name, bound(_repeats, case, backend))
+                yield Check("repeat", backend.name, dtype, name, partial(_repeats, case, backend))
     for dtype in [name for name in settings.dtypes if name in ("bfloat16", "float32")]:
         for hubs in (False, True):
             for backend in own:
                 name = f"{'hubs' if hubs else 'in-degree 32'}, {MEMORY_TOKENS} tokens: its graph, results and 64 MiB"
-                yield Check("memory", backend.name, dtype, name, bound(_memory, settings, DTYPES[dtype], hubs, backend))
+                yield Check("memory", backend.name, dtype, name, partial(_memory, settings, DTYPES[dtype], hubs, backend))
     for dtype in [name for name in settings.dtypes if name in ("float64", "float32")]:
         for graph in [name for name in OPERATOR_GRAPHS if name in settings.graphs]:
             for backend in own:
                 given = settings, DTYPES[dtype]
-                run = bound(_opcheck, *given, GRAPHS[graph].graph, backend)
+                run = partial(_opcheck, *given, GRAPHS[graph].graph, backend)
                 yield Check("operators", backend.name, dtype, f"opcheck on {graph}", run)
-                run = bound(_compiled, *given, GRAPHS[graph], backend)
+                run = partial(_compiled, *given, GRAPHS[graph], backend)
                 yield Check("operators", backend.name, dtype, f"compiled as one graph on {graph}", run)
 
 
@@ -77,8 +75,8 @@ def _results(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
 
 
 def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend) -> Mapping[str, Any]:
-    """Forward: outputs and lse. Backward: gradients, and some numbers for each receiver and head. Kept: what the graph needs."""
-    graph = _heard_at_random(MEMORY_TOKENS, hubs)
+    """Forward: outputs and lse. Backward: gradients, and some numbers by receiver and head. Cached: what the graph needs."""
+    graph = _random_graph(MEMORY_TOKENS, hubs)
     q, k, v, direction = _random_inputs(settings, dtype)
     call = Call.checked(q, k, v, graph)
     outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
@@ -86,35 +84,35 @@ def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend
     allowed = {"graph": storage + WORKSPACE // 16, "forward": outputs + WORKSPACE, "backward": 4 * outputs + WORKSPACE}
     used = _used(settings.device, partial(attend, q, k, v, graph, backend=backend), [q, k, v], direction)
     over = [name for name in allowed if used[name] > allowed[name]]
-    told = ", ".join(f"{name} {used[name] / 2**20:.0f} of {allowed[name] / 2**20:.0f} MiB" for name in allowed)
-    return {"passed": not over, "message": told}
+    found = ", ".join(f"{name} {used[name] / 2**20:.0f} of {allowed[name] / 2**20:.0f} MiB" for name in allowed)
+    return {"passed": not over, "message": found}
 
 
 def _used(device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor) -> dict[str, int]:
-    """What a first call leaves on the device, and the most that a later one holds beyond what was held before each pass."""
-    before = _held(device)
+    """What a first call leaves on the device, and the most that a later one allocates beyond what there was before each pass."""
+    before = _allocated(device)
     torch.autograd.grad(run(), list(leaves), direction)
-    graph = _held(device) - before
+    graph = _allocated(device) - before
     out, forward = _peak(device, run)
     _, backward = _peak(device, partial(torch.autograd.grad, out, list(leaves), direction))
     return {"graph": graph, "forward": forward, "backward": backward}
 
 
-def _held(device: str) -> int:
+def _allocated(device: str) -> int:
     torch.cuda.synchronize(device)
     return torch.cuda.memory_allocated(device)
 
 
 def _peak(device: str, run: Callable[[], Any]) -> tuple[Any, int]:
-    before = _held(device)
+    before = _allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = run()
     torch.cuda.synchronize(device)
     return result, torch.cuda.max_memory_allocated(device) - before
 
 
-def _heard_at_random(n: int, hubs: bool) -> TokenGraph:
-    """32 random senders each; with hubs, a receiver that hears all and a sender whom all hear."""
+def _random_graph(n: int, hubs: bool) -> TokenGraph:
+    """32 random senders each; with hubs, a receiver that attends to all and a sender that all attend to."""
     src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n)).flatten()
     dst = torch.arange(n).repeat_interleave(32)
     if hubs:
@@ -133,7 +131,7 @@ def _random_inputs(settings: Settings, dtype: torch.dtype) -> list[Tensor]:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the calls of our own operators."""
+    """Records the calls of our own operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -178,7 +176,7 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
 
 
 def _compiled(settings: Settings, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
-    """``torch.compile(fullgraph=True)``, forward and backward, held against the formula as every call is."""
+    """``torch.compile(fullgraph=True)``, forward and backward, compared with the formula as every call is."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         out: Tensor = attend(q, k, v, case.graph, bias=bias, backend=backend)
