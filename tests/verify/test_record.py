@@ -1,4 +1,4 @@
-"""What may be said of GPUs: from the newest record and the sources as they are, in three words; docs/guarantees.md says just that."""
+"""What may be said of GPUs, in three words: from the newest record and the sources of today; docs/guarantees.md agrees."""
 
 import json
 import re
