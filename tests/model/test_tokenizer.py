@@ -17,7 +17,7 @@ from support.extras import needs
 from gnn_attention import model as lm
 from gnn_attention.model import weights
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.verify.trained_checks import SENTENCE, TOKENS
+from gnn_attention.verify.layer_checks import SENTENCE, TOKENS
 
 tokenizers = needs("tokenizers")
 
