@@ -10,7 +10,6 @@ Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,41 +115,39 @@ class MessagePassingAttention(MessagePassing):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else _pair(x)
         g = _one_graph(g, edge_index)
         graph = self._as_graph(g, x_src, x_dst)
-        # the heads of this rank, where they are spread over several
-        shard = getattr(self.heads, "shard", None) if torch.compiler.is_compiling() else self.heads.__dict__.get("shard")
-        if shard is not None:
-            graph, bias = shard.graph(graph), shard.bias(bias)
         if isinstance(self.heads, LazyHeads):
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])  # they may be of another class by now, in threads
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
+        wants_weights = isinstance(return_attention_weights, bool)
+        y, weights = self._run(self._call(x_src, x_dst, graph, bias, wants_weights), batched)
+        if not batched:
+            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(weights.shape[-2:])
+        return (y, _with_edges(g, graph, weights)) if wants_weights else y
+
+    def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
+        """The updates of new tokens with states ``x [B, T, d]``, after those in ``cache`` (a KeyValueCache), as its ``layer``."""
+        update: Tensor = cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
+        return update
+
+    def _call(self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool) -> Call:
+        """Queries, keys and values of the heads, with the options of the layer."""
         at_dst, at_src = None, None  # the positions 0, 1, ...
         if type(graph) is not TokenGraph or graph.dst_offset or graph.src_offset:
             at_dst = graph.positions("dst", x_dst.shape[-2], x_dst.device)
             at_src = graph.positions("src", x_src.shape[-2], x_src.device)
         q = self.heads.receive(x_dst, at_dst)
         k, v = self.heads.send(x_src, at_src)
-        score_mod, q = (self.score_mod, q) if shard is None else shard.entered(self.score_mod, q)
-        wants_weights = isinstance(return_attention_weights, bool)
         dropout = self.dropout if self.training else 0.0
-        call = Call.checked(q, k, v, graph, self.heads.scale, score_mod, bias, None, dropout, wants_weights)
-        call = call if shard is None else replace(call, first_head=shard.first)
-        if self.backend is None or self._is_watched():
-            y, weights = self._walk(call, batched)
-        else:
-            y, weights = self._attend(call, self.backend, wants_weights)
-        if shard is not None and wants_weights:
-            weights = shard.gathered(weights)
-        if not batched:
-            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(weights.shape[-2:])
-        return (y, _with_edges(g, graph, weights)) if wants_weights else y
+        return Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights)
 
-    def _attend(self, call: Call, backend: str | Backend, wants_weights: bool) -> tuple[Tensor, Any]:
-        """Through the one verb, on any backend."""
-        z, lse = attended(call, backend)
-        weights = AttentionInfo(call, lse).weights().mT if wants_weights else None
-        return self.heads.collect(z), weights
+    def _run(self, call: Call, batched: bool) -> tuple[Tensor, Any]:
+        """The update, and the weights where the call wants them (``with_lse``)."""
+        if self.backend is None or self._is_watched():
+            return self._walk(call, batched)
+        z, lse = attended(call, self.backend)
+        return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     # -- the walk: PyG's own order of events --------------------------------------------------------------------------
 
