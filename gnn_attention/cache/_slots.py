@@ -1,14 +1,16 @@
-"""Which senders a cache holds while tokens come in chunks: the bookkeeping of decoding, the same for all layers.
+"""Which senders are resident while tokens come in chunks: the bookkeeping of decoding, the same for all
+layers.
 
-Rows of a buffer stand in the order of their positions. A chunk is written behind the rows that are there. A sender that nobody
-will hear again costs nothing but its row, which its graph's rule hides, so it leaves when room is needed: what is copied then
-is little beside what was written since, and a buffer stays within a constant factor of what is needed.
+Rows of a buffer are in the order of their positions; a chunk is appended. A sender without receivers to come
+costs only its row, which the rule of the graph hides, so it is dropped when room is needed: the copy is
+amortised over the rows written since, and a buffer stays within a constant factor of what is needed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -18,17 +20,17 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["Held", "extended"]
-
 SPARE = 16  # rows more than a quarter of those needed
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What is held once the tokens ``0 .. stop - 1`` came, of which ``start .. stop - 1`` are the last chunk.
+class ResidentSenders:
+    """The senders in the buffers after the tokens ``0 .. stop - 1``, of which ``start .. stop - 1`` are the
+    last chunk.
 
-    ``positions``: the tokens whose rows are in the buffers, ascending. Of the ``before`` rows that were there when the chunk
-    came, those at ``stay`` were moved to new buffers of ``room`` rows; None: all of them stayed where they were.
+    ``positions``: the tokens of the rows, ascending. Of the ``before`` rows that were there when the chunk
+    came, those at ``stay`` were moved to new buffers of ``room`` rows; None: all of them stayed where they
+    were.
     """
 
     graph: TokenGraph
@@ -40,55 +42,55 @@ class Held:
     stay: Int[Tensor, " stay"] | None = None
 
     @classmethod
-    def nothing(cls, graph: TokenGraph) -> Held:
+    def empty(cls, graph: TokenGraph) -> ResidentSenders:
         """Before the first token."""
         return cls(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
 
     @property
     def needed(self) -> Int[Tensor, " senders"]:
-        """The rows whose senders the last chunk or a later receiver hears: the graph says so."""
+        """Rows still attended to by the last chunk or a later receiver."""
         rows: Tensor = (kept(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
         return rows
 
-    def followed_by(self, count: int) -> Held:
-        """After a further chunk of ``count`` tokens; ValueError where the graph has none for it."""
+    def append(self, count: int) -> ResidentSenders:
+        """After a further chunk of ``count`` tokens; ValueError where the graph has no room for it."""
         graph, start, stop = self.graph, self.stop, self.stop + count
         if stop > graph.num_dst:
-            raise ValueError(
-                f"{graph!r} has {graph.num_dst} receivers, of which {start} have come: there is no room for {count} more; "
-                "take the graph of a longer sequence"
-            )
-        self._check_that_all_can_hear(stop)
-        new, later = torch.arange(start, stop, device="cpu"), replace(self, start=start, stop=stop, before=len(self.positions))
-        stay = later.needed
+            found = f"{graph.num_dst} receivers, of which {start} have come: no room for {count} more"
+            raise ValueError(f"{graph!r} has {found}; take the graph of a longer sequence")
+        self._check_senders_have_come(stop)
+        later = replace(self, start=start, stop=stop, before=len(self.positions))
+        new, stay = torch.arange(start, stop, device="cpu"), later.needed
         rows = len(stay) + count
         if len(self.positions) + count <= self.room <= 4 * (rows + SPARE):
             return replace(later, positions=torch.cat([self.positions, new]), stay=None)
         room = rows + rows // 4 + SPARE
         return replace(later, positions=torch.cat([self.positions[stay], new]), room=room, stay=stay)
 
-    def _check_that_all_can_hear(self, stop: int) -> None:
-        """A receiver hears only those who have come."""
+    def _check_senders_have_come(self, stop: int) -> None:
         furthest: Tensor = kept(last_senders, self.graph)
         latest, dst = (int(found) for found in furthest[self.stop : stop].max(0))
         if latest < stop:
             return
-        while stop <= latest:  # whoever comes with them hears others in turn
+        # tokens added to the chunk have senders of their own
+        while stop <= latest:
             stop, latest = latest + 1, int(furthest[self.stop : latest + 1].max())
+        sender = int(furthest[self.stop + dst])
         raise ValueError(
-            f"receiver {self.stop + dst} of {self.graph!r} hears sender {int(furthest[self.stop + dst])}, which has not come: "
+            f"receiver {self.stop + dst} of {self.graph!r} attends to sender {sender}, which has not come: "
             f"give at least {stop - self.stop} tokens in the next chunk"
         )
 
-    def back_to(self, length: int) -> Held:
-        """As if only ``length`` tokens had come; ValueError if a sender was dropped that a later receiver would hear."""
+    def rewind(self, length: int) -> ResidentSenders:
+        """As if only ``length`` tokens had come; ValueError if a dropped sender would be needed again."""
         last: Tensor = kept(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
             src = int(lost[0])
             raise ValueError(
-                f"rewind({length}): sender {src} was dropped once its last receiver {int(last[src])} had heard it, and would be "
-                f"needed again; the last chunk can be taken back, down to {self.start}, or make a fork() before it comes"
+                f"rewind({length}): sender {src} was dropped after its last receiver {int(last[src])}, and "
+                f"would be needed again; the last chunk can be taken back, down to {self.start}, or make a "
+                "fork() before it comes"
             )
         positions = self.positions[self.positions < length]
         return replace(self, start=min(self.start, length), stop=length, positions=positions)
@@ -100,54 +102,57 @@ class Held:
 
     @property
     def few(self) -> bool:
-        """True if the pairs of the chunk are so few that to look at all of them once is less than to plan for their edges."""
+        """True if there are so few pairs that evaluating all of them is cheaper than planning for their
+        edges.
+        """
         return (self.stop - self.start) * len(self.positions) <= enumerate_pairs.FEW
 
     @cached_property
     def view(self) -> TokenGraph:
-        """The edges of the last chunk: ``graph.rows(start, stop)`` on the rows that are held, in their order."""
-        graph, count, rows, first = self.graph, self.stop - self.start, len(self.positions), int(self.positions[0])
+        """The edges of the last chunk: ``graph.rows(start, stop)`` on the resident rows."""
+        graph, count = self.graph, self.stop - self.start
+        rows, first = len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
         if graph._listed is not None and not self.few:  # few pairs are looked up, many edges are renumbered
             src, dst = graph.rows(self.start, self.stop).edge_index
-            view = TokenGraph._of_distinct(torch.stack([torch.searchsorted(self.positions, src), dst]), count, rows, name)
+            edges = torch.stack([torch.searchsorted(self.positions, src), dst])
+            view = TokenGraph._of_distinct(edges, count, rows, name)
         else:
             rule: Rule = partial(_placed, graph.rule, self.start, first)
             rule = partial(_chosen, graph.rule, self.start, self.positions) if self.gap else rule
             view = replace(graph, rule=rule, num_dst=count, num_src=rows, name=name, _listed=None)
-        src_offset = 0 if self.gap else graph.src_offset + first  # in rows with gaps a score_mod looks its senders up
+        # in rows with gaps a score_mod looks its senders up
+        src_offset = 0 if self.gap else graph.src_offset + first
         return replace(view, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)
 
 
-def extended(rows: Tensor | None, new: Tensor, held: Held) -> Tensor:
+def append_rows(rows: Tensor | None, new: Tensor, resident: ResidentSenders) -> Tensor:
     """The buffer ``[B, H, room, D]`` of a layer with the rows of the last chunk behind those before.
 
-    Without autograd they are written into the buffer that is there, behind all that was ever handed out as valid: if the
-    result is thrown away, nothing has changed. Where autograd records, a new tensor is made of exactly the rows that are held.
+    Without autograd they are written into the buffer that is there, behind all that was ever handed out as
+    valid: if the result is thrown away, nothing has changed. Where autograd records, a new tensor is made of
+    exactly the rows that are resident.
     """
-    old = new[:, :, :0] if rows is None else rows[:, :, : held.before]
-    old = old if held.stay is None else old[:, :, held.stay.to(old.device)]
+    old = new[:, :, :0] if rows is None else rows[:, :, : resident.before]
+    old = old if resident.stay is None else old[:, :, resident.stay.to(old.device)]
     if torch.is_grad_enabled():
         return torch.cat([old, new], dim=2)
     used = old.shape[2] + new.shape[2]
-    if rows is None or held.stay is not None or rows.shape[2] < used or _frozen(rows):
-        rows = new.new_empty(*new.shape[:2], max(held.room, used), new.shape[3])
+    if rows is None or resident.stay is not None or rows.shape[2] < used or _is_read_only(rows):
+        rows = new.new_empty(*new.shape[:2], max(resident.room, used), new.shape[3])
         rows[:, :, : old.shape[2]] = old
     rows[:, :, old.shape[2] : used] = new
     return rows
 
 
-def _frozen(rows: Tensor) -> bool:
+def _is_read_only(rows: Tensor) -> bool:
     """True for a tensor that may not be written to here."""
     return rows.requires_grad or (rows.is_inference() and not torch.is_inference_mode_enabled())
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _placed(inner: Rule, start: int, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return inner(b, h, dst + start, src + first)
 
 
-def _chosen(inner: Rule, start: int, positions: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return inner(b, h, dst + start, positions.to(src.device)[src])
+def _chosen(rule: Rule, start: int, positions: Tensor, b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
+    return rule(b, h, dst + start, positions.to(src.device)[src])

@@ -1,19 +1,20 @@
 """Decoding: a new token is a new node, with the edges that the graph gives it.
 
-A cache keeps what the tokens so far send, so that the next ones are computed alone. Tokens come in chunks of any size, all in
-the positions of one graph that is known from the start: a chunk is *appended* (its tokens send) and then *attends* (they
-receive, along ``graph.rows(start, stop)``). The results are those of the full pass at every position.
+A cache stores keys and values of the tokens so far, so that only new ones are computed. Tokens come in chunks
+of any size, at the positions of one graph that is known from the start: a chunk is *appended* (its tokens
+send) and then *attends* (along ``graph.rows(start, stop)``). The results are those of the full pass at every
+position.
 
-=============================  =======================================  ====================================================
-cache                          kept for each token and layer            for
-=============================  =======================================  ====================================================
-:class:`KeyValueCache`         ``2 * kv_heads * head_dim`` numbers      heads of every form, RoPE, grouped heads, many layers
-:class:`PatternMessageCache`   ``2 * heads * width``                    the seeds' form: a pattern and a message for each head
-the same, ``keep="states"``    ``width + 1``                            the state alone: ``sum w (x W_M) = (sum w x) W_M``
-=============================  =======================================  ====================================================
+============================  =================================  ===========================================
+cache                         numbers for each token and layer   for
+============================  =================================  ===========================================
+:class:`KeyValueCache`        ``2 * kv_heads * head_dim``        heads of every form, RoPE, grouped heads
+:class:`PatternMessageCache`  ``2 * heads * width``              a pattern and a message for each head
+the same, ``keep="states"``   ``width + 1``                      states: ``sum w (x W_M) = (sum w x) W_M``
+============================  =================================  ===========================================
 
-A sender is dropped when its last receiver has heard it, which the graph knows: ``window(n, w)`` keeps w of them however long the
-text, ``sinks`` stay for ever. Those that remain keep their positions, for rules, score_mods and rotations.
+A sender is dropped after its last receiver: ``window(n, w)`` stores w of them however long the text,
+``sinks`` stay. The others keep their absolute positions, for rules, score_mods and rotations.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from gnn_attention.cache._base import TokenCache, check_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
-
-__all__ = ["KeyValueCache", "PatternMessageCache"]
 
 KEEP = ("messages", "states")
 
@@ -50,24 +49,28 @@ class _Heads(Protocol):
 class KeyValueCache(TokenCache):
     """Keys and values of the tokens so far, for one or several layers over one graph.
 
-    ``cache.update(heads, x)`` is the attention layer on new tokens alone; :meth:`append` and :meth:`attend` are its two halves,
-    for keys and values from elsewhere. Every layer gets every chunk before the next one comes. The graph's receivers and
-    senders are the same tokens, in the order in which they come; ValueError otherwise, TypeError for no graph.
+    ``cache.update(heads, x)`` is the attention layer on new tokens alone; :meth:`append` and :meth:`attend`
+    are its two halves, for keys and values from elsewhere. Every layer gets every chunk before the next one
+    comes. The graph's receivers and senders are the same tokens, in the order in which they come; ValueError
+    otherwise, TypeError for no graph.
 
-    Without autograd a buffer is written to in place; where autograd records, gradients flow back to all chunks.
+    Without autograd a buffer is written to in place; where autograd records, gradients flow back to all
+    chunks.
 
     >>> from gnn_attention import StandardHeads, patterns
     >>> graph, heads = patterns.window(100, 3) | patterns.sinks(100, 1), StandardHeads(width=8, num_heads=2)
     >>> cache, x = KeyValueCache(graph), torch.randn(1, 10, 8)
     >>> y = torch.cat([cache.update(heads, chunk) for chunk in x.split(4, dim=1)], dim=1)
-    >>> y.shape, cache.length, cache.positions.tolist()  # the last chunk heard token 6 and later, and the sink
+    >>> # the last chunk attends to token 6 and later, and to the sink
+    >>> y.shape, cache.length, cache.positions.tolist()
     (torch.Size([1, 10, 8]), 10, [0, 6, 7, 8, 9])
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1, latent: int | None = None) -> None:
         """``layers``: how many attention layers share the graph.
 
-        ``latent``: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key, and is not kept again.
+        ``latent``: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key,
+        stored once.
         """
         super().__init__(graph, layers)
         self.latent = None if latent is None else checks.size("latent", latent, 1)
@@ -80,15 +83,15 @@ class KeyValueCache(TokenCache):
     ) -> None:
         """The next tokens send: keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of a chunk.
 
-        Raises ValueError for more tokens than the graph has, for a receiver that hears a token which has not come, for shapes or
-        dtypes other than before, and where layers do not get the same chunks; TypeError for no tensors; IndexError for a layer
-        that is none. Nothing has changed then.
+        Raises ValueError for more tokens than the graph has, for a receiver that attends to a token which has
+        not come, for shapes or dtypes other than before, and where layers do not get the same chunks;
+        TypeError for no tensors; IndexError for a layer out of range. Nothing has changed then.
         """
         for name, x in (("k", k), ("v", v)):
             check_rows(name, x)
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k and v must agree in [B, Hkv, T], got {list(k.shape)} and {list(v.shape)}")
-        self._append(self._kept_of(k, v), self._checked_layer(layer))
+        self._append(self._stored(k, v), self._checked_layer(layer))
 
     def attend(
         self,
@@ -99,10 +102,12 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch heads chunk value_dim"]:
-        """The last chunk receives: rows ``start .. stop - 1`` of ``attend(q, k, v, graph, ...)`` over all tokens so far.
+        """The last chunk receives: rows ``start .. stop - 1`` of ``attend(q, k, v, graph, ...)`` over all
+        tokens so far.
 
-        ``score_mod`` is told absolute positions. Arguments and errors otherwise as those of :func:`gnn_attention.attend`;
-        ValueError before anything was appended. Nothing changes: it may be called again.
+        ``score_mod`` is called at absolute positions. Arguments and errors otherwise as those of
+        :func:`gnn_attention.attend`; ValueError before anything was appended. Nothing changes: it may be
+        called again.
         """
         return self._attend(q, self._checked_layer(layer), scale, score_mod, sink_logits, backend)
 
@@ -115,53 +120,58 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """The updates of new tokens with states ``x``: what an attention layer with these heads gives them in the full pass.
+        """The updates of new tokens with states ``x``: what an attention layer with these heads gives them in
+        the full pass.
 
-        :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; it raises what they raise, and an
-        error leaves the cache as it was.
+        :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; it raises what
+        they raise, and an error leaves the cache as it was.
         """
         layer = self._checked_layer(layer)
         arrays.check_heads(heads)
         positions = self._positions_of(x, layer)
-        shard = getattr(heads, "shard", None)  # some heads of a whole, whose score_mod counts them all
-        score_mod = score_mod if shard is None else shard.score_mod(score_mod)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
             z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
             return heads.collect(z)
 
-    def senders(self, layer: int = 0) -> tuple[Float[Tensor, "batch kv_heads kept dim"], Float[Tensor, "batch kv_heads kept _"]]:
-        """Copies of the keys and values of the senders at :attr:`positions`; ValueError before the layer was given any."""
-        rows = self._senders(self._checked_layer(layer))
+    def senders(
+        self, layer: int = 0
+    ) -> tuple[Float[Tensor, "batch kv_heads senders dim"], Float[Tensor, "batch kv_heads senders _"]]:
+        """Copies of the keys and values of the senders at :attr:`positions`; ValueError before the layer was
+        given any.
+        """
+        rows = self._sender_rows(self._checked_layer(layer))
         return rows[0], rows[-1][..., : self.latent]
 
-    def _kept_of(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def _stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         if self.latent is None:
             return (k, v)
-        if v.shape[3] != self.latent or not torch.allclose(k[..., : self.latent], v, rtol=0.0, atol=0.0, equal_nan=True):
-            raise ValueError(
-                f"v must be the first {self.latent} channels of k in a cache with latent={self.latent}, got another v"
-            )
+        latent = k[..., : self.latent]
+        if v.shape[3] != self.latent or not torch.allclose(latent, v, rtol=0.0, atol=0.0, equal_nan=True):
+            channels = f"the first {self.latent} channels of k"
+            raise ValueError(f"v must be {channels} in a cache with latent={self.latent}, got another v")
         return (k,)
 
 
 class PatternMessageCache(TokenCache):
-    """The cache of the source texts: of every token its pattern and its message for each head, or the state they are made of.
+    """Patterns and messages of the tokens so far for each head, or the states they are made of.
 
-    Seed S1.14, step 1: "First, we project the input token to produce its pattern and message vectors, and add these to the
-    cache." Seed S1.15, step 2: ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These cached
-    patterns are the senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"`` the receiver makes
-    the pattern, and what is kept of a sender is its state, once for all heads, beside its messages.
+    Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2: ``alpha_i
+    = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These cached patterns are the
+    senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"`` the receiver
+    makes the pattern, and the cache stores a sender's state, once for all heads, and its messages.
 
-    ``keep="states"`` keeps the state alone. A message is linear in its sender's state (S1.4), so the receiver mixes states and
-    makes one message of the mixture: ``sum_j w_j (x_j W_M) = (sum_j w_j x_j) W_M``. It needs ``side="receiver"``.
+    ``keep="states"`` stores the state alone. A message is linear in its sender's state (S1.4), so the
+    receiver mixes states and makes one message of the mixture: ``sum_j w_j (x_j W_M) = (sum_j w_j x_j) W_M``.
+    It needs ``side="receiver"``.
 
-    Raises TypeError for heads without patterns (StandardHeads: take :class:`KeyValueCache`), ValueError for ``keep="states"``
-    with the patterns on the sender's side.
+    Raises TypeError for heads without patterns (StandardHeads: take :class:`KeyValueCache`), ValueError for
+    ``keep="states"`` with the patterns on the sender's side.
 
     >>> from gnn_attention import patterns
-    >>> heads, x = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double(), torch.randn(1, 5, 8).double()
+    >>> heads = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double()
+    >>> x = torch.randn(1, 5, 8).double()
     >>> cache = PatternMessageCache(heads, patterns.causal(100))
     >>> y = [cache.update(token) for token in x.split(1, dim=1)]
     >>> P, M = cache.senders()
@@ -173,20 +183,20 @@ class PatternMessageCache(TokenCache):
         """``keep``: "messages" (beside patterns or states, by the side of the heads) or "states" (alone)."""
         super().__init__(graph)
         if not isinstance(heads, (FactoredHeads, MergedHeads)):
-            raise TypeError(
-                f"heads must be FactoredHeads or MergedHeads, which have patterns and messages, got {type(heads).__name__}; "
-                "keys and values are kept by KeyValueCache"
-            )
+            expected = "FactoredHeads or MergedHeads, which have patterns and messages"
+            got = f"{type(heads).__name__}; keys and values are stored by KeyValueCache"
+            raise TypeError(f"heads must be {expected}, got {got}")
         self.heads, self.keep = heads, checks.choice("keep", keep, KEEP)
         if keep == "states" and heads.side != "receiver":
-            raise ValueError("keep='states' needs heads with side='receiver': a pattern on the sender's side is no state")
+            reason = "a pattern on the sender's side is no state"
+            raise ValueError(f"keep='states' needs heads with side='receiver': {reason}")
 
     def append(self, x: Float[Tensor, "batch chunk width"]) -> None:
         """Step 1: the states of the next tokens are projected, and what they send is added to the cache.
 
         Raises as :meth:`KeyValueCache.append`.
         """
-        self._positions_of(x, 0)  # refuses what are no states
+        self._positions_of(x, 0)  # checks that x are states
         self._append(self._sent(x), 0)
 
     def attend(
@@ -196,17 +206,18 @@ class PatternMessageCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """Steps 2 and 3: the updates of the tokens that were appended last, whose states ``x`` are; nothing changes.
+        """Steps 2 and 3: the updates of the tokens that were appended last, whose states ``x`` are; nothing
+        changes.
 
         Raises as :meth:`KeyValueCache.attend`.
         """
         q = self.heads.receive(x)
         if self.keep == "messages":
             return self.heads.collect(self._attend(q, 0, self.heads.scale, score_mod, sink_logits, backend))
-        q = functional.pad(
-            q, (0, self.heads.source_width + 1 - q.shape[3])
-        )  # the 1 of a state counts only where there are biases
-        return _collected(self.heads, self._attend(q, 0, self.heads.scale, score_mod, sink_logits, backend))
+        # the 1 of a state counts only where there are biases
+        q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
+        mixtures = self._attend(q, 0, self.heads.scale, score_mod, sink_logits, backend)
+        return _update_of_mixtures(self.heads, mixtures)
 
     def update(
         self,
@@ -215,18 +226,19 @@ class PatternMessageCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """:meth:`append` and :meth:`attend` in one: the update of an attention layer; an error leaves the cache as it was."""
+        """:meth:`append` and :meth:`attend` in one; an error leaves the cache as it was."""
         with self.all_or_nothing():
             self.append(x)
             return self.attend(x, score_mod, sink_logits, backend)
 
-    def senders(self) -> tuple[Float[Tensor, "batch _ kept width"], ...]:
-        """Copies of what is kept of the senders at :attr:`positions`.
+    def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
+        """Copies of what is stored of the senders at :attr:`positions`.
 
-        Patterns and messages ``[B, heads, kept, width]``; with ``side="receiver"`` states ``[B, 1, kept, width]`` and messages,
-        or with ``keep="states"`` the states alone. ValueError before anything was appended.
+        Patterns and messages ``[B, heads, senders, width]``; with ``side="receiver"`` states ``[B, 1,
+        senders, width]`` and messages, or with ``keep="states"`` the states alone. ValueError before anything
+        was appended.
         """
-        first, *messages = self._senders(0)
+        first, *messages = self._sender_rows(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
         return first[..., :width], *messages
 
@@ -238,10 +250,12 @@ class PatternMessageCache(TokenCache):
         return (k if self.heads.side == "sender" else k[:, :1], v)
 
 
-def _collected(heads: FactoredHeads | MergedHeads, z: Float[Tensor, "batch heads dst _"]) -> Float[Tensor, "batch dst width"]:
+def _update_of_mixtures(
+    heads: FactoredHeads | MergedHeads, z: Float[Tensor, "batch heads dst _"]
+) -> Float[Tensor, "batch dst width"]:
     """The update from mixtures ``z`` of ``[x, 1]``, one for each head: their messages, summed.
 
-    The last channel is the sum of the weights, 0 for a receiver that hears nobody: the bias of a message comes with it.
+    The last channel is the sum of the weights, 0 for an isolated row: the bias of a message comes with it.
     """
     if isinstance(heads, MergedHeads):
         z = z.to(heads.message.dtype)

@@ -21,7 +21,6 @@ from gnn_attention.cost import FormCost, tables
 from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom
 from gnn_attention.cost.rate_table import Sizes
 from gnn_attention.cost.tables import Compared
-from gnn_attention.distributed.plan_devices import DEVICES, LINKS
 from gnn_attention.distributed.planner import PARTITIONS
 from gnn_attention.graph import TokenGraph
 
@@ -41,8 +40,6 @@ OPTIONS: list[tuple[str, Callable[[str], Any], str]] = [
     ("--tokens N", int, f"that came so far (default {TOKENS}, or those of --graph)"),
     ("--graph EXPR", str, "of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"),
     ("--ranks N", int, "what each of N ranks computes and exchanges, in place of the forms"),
-    ("--link NAME", str, f"of a rank, with --ranks: GB/s or one of {', '.join(LINKS)}"),
-    ("--device NAME", str, f"of a rank, with --ranks: TFLOP/s or one of {', '.join(DEVICES)}"),
 ]
 
 
@@ -55,7 +52,7 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         command.add_argument(flag, type=kind, metavar=metavar, help=text)
     dtype, partition = (
         "of all numbers (default %(default)s)",
-        "of the tokens, with --ranks (default: the fastest)",
+        "of the tokens, with --ranks (default: the best)",
     )
     command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help=dtype)
     command.add_argument("--partition", choices=list(PARTITIONS), help=partition)
@@ -65,14 +62,15 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _cost(args: argparse.Namespace) -> int:
     atomic_files.check_place("--json", args.json)
-    how = _how(args)
+    if args.partition is not None and args.ranks is None:
+        raise ValueError(f"--partition {args.partition} needs --ranks, the number of ranks")
     with Progress("cost"):
         model, graph = _model(args), _graph(args.graph, args.tokens)
         tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
         if args.ranks is None:
             values, report = _of_forms(args, model, graph, tokens)
         else:
-            values, report = _of_ranks(args, model, graph, tokens, how)
+            values, report = _of_ranks(args, model, graph, tokens)
     text = json.dumps(values | {"tokens": tokens, "dtype": args.dtype}, indent=2)
     json_option.write_json(args.json, text)
     if args.json != "-":
@@ -90,35 +88,12 @@ def _of_forms(
 
 
 def _of_ranks(
-    args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int, how: dict[str, Any]
+    args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int
 ) -> tuple[dict[str, Any], str]:
-    plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], **how)
+    plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], partition=args.partition)
     values = {"model": asdict(model), "plans": [{"layers": count} | plan.to_dict() for plan, count in plans]}
     heads = [f"{model.name}: {count} {'layer' if count == 1 else 'layers'}, each" for _, count in plans]
     return values, "\n\n".join(f"{head}\n{plan}" for head, (plan, _) in zip(heads, plans, strict=True))
-
-
-def _how(args: argparse.Namespace) -> dict[str, Any]:
-    values = {
-        name: getattr(args, name)
-        for name in ("link", "device", "partition")
-        if getattr(args, name) is not None
-    }
-    if values and args.ranks is None:
-        name = next(iter(values))
-        raise ValueError(f"--{name} {values[name]} needs --ranks, the number of ranks")
-    rates = {"link": ("link_bandwidth", 1e9), "device": ("device", 1e12)}
-    found = {
-        word: _number_or_name(values[name], unit) for name, (word, unit) in rates.items() if name in values
-    }
-    return found | ({"partition": values["partition"]} if "partition" in values else {})
-
-
-def _number_or_name(text: str, unit: float) -> float | str:
-    try:
-        return float(text) * unit
-    except ValueError:
-        return text
 
 
 def _model(args: argparse.Namespace) -> ModelSizes:

@@ -30,6 +30,7 @@ from gnn_attention._support import checks
 from gnn_attention.cost.configs import ModelSizes, config
 from gnn_attention.cost.graph_cost import check_graph, most_cached
 from gnn_attention.cost.rate_table import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
+from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.planner import Plan, plan
 from gnn_attention.graph import TokenGraph
 
@@ -241,13 +242,12 @@ def of_ranks(
     tokens: int = 8192,
     graph: TokenGraph | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    **how: Any,
+    partition: Partition | str | None = None,
 ) -> list[tuple[Plan, int]]:
     """A model on ranks that share the tokens: a plan for each graph, with its number of layers.
 
-    ``how``: ``link_bandwidth``, ``device`` and ``partition`` of :func:`gnn_attention.distributed.plan`.
-    Latent heads are planned in their expanded form, with a key and a value for each head. Raises as
-    :func:`of_config` and ``plan``.
+    ``partition`` as in :func:`gnn_attention.distributed.plan`. Latent heads are planned in their
+    expanded form, with a key and a value for each head. Raises as :func:`of_config` and ``plan``.
 
     >>> [(found, layers)] = of_ranks("llama-3-8b", 64, graph=patterns.window(100_000, 512))
     >>> layers, found.exchange, found.ranks[9].halo
@@ -267,7 +267,18 @@ def of_ranks(
     for each, _ in layers:
         check_graph(each)
     return [
-        (plan(each, world_size, sizes.num_heads, batch=each.batch or 1, dtype=dtype, **heads, **how), count)
+        (
+            plan(
+                each,
+                world_size,
+                sizes.num_heads,
+                batch=each.batch or 1,
+                dtype=dtype,
+                partition=partition,
+                **heads,
+            ),
+            count,
+        )
         for each, count in layers
     ]
 

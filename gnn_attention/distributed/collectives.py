@@ -1,8 +1,8 @@
-"""How rows travel between ranks: torch.distributed's collectives, started and finished apart, backward as forward.
+"""Rows between ranks: torch.distributed's collectives, started and finished separately, with gradients.
 
-``start`` sends rows on their way, ``finish`` waits for those that arrive; what is computed in between hides the journey. In the
-backward pass ``finish`` sends the gradients back and ``start`` waits for them, so the same computation hides them too. Every rank
-takes part in every journey, with or without rows of its own: :func:`tied` sees to it that autograd comes by.
+``start`` sends rows, ``finish`` waits for those that arrive, and what is computed in between overlaps with
+the communication. In the backward pass ``finish`` sends the gradients back and ``start`` waits for them. All
+ranks call every collective, even without rows; :func:`keep_in_graph` makes autograd reach it on each of them.
 """
 
 from __future__ import annotations
@@ -16,183 +16,205 @@ from torch import distributed
 from torch.autograd.function import once_differentiable
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.distributed.subgraphs import Travel
-
-__all__ = ["Flight", "Traffic", "agree", "finish", "from_first", "gathered", "moved", "start", "tied", "traffic"]
+from gnn_attention.distributed.subgraphs import RowTransfer
 
 
 class Traffic(NamedTuple):
-    """Bytes that this process has sent to others: rows of k and v, their gradients, and what ranks tell each other beside."""
+    """Bytes that this process has sent: rows of k and v, their gradients, and control messages."""
 
     forward: int
     backward: int
     control: int
 
 
-_all_gather: Callable[..., Any] = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_older: Any = distributed.all_gather_into_tensor
+_all_gather_single: Callable[..., Any] = getattr(distributed, "all_gather_single", _older)
 _sent = {"forward": 0, "backward": 0, "control": 0}
 
 
 def traffic() -> Traffic:
-    """What this process has sent so far."""
+    """The bytes that this process has sent so far."""
     return Traffic(**_sent)
 
 
-class Flight:
-    """One journey of rows: who gives and takes how many, and what is under way. ``gather``: all rows of all go to everybody.
+class PendingExchange:
+    """One exchange of rows between :func:`start` and :func:`finish`. ``gather``: an all-gather of all rows.
 
-    Rows and their gradients travel in ``dtype``, that of the rows unless given; what comes back is summed in theirs.
+    Rows and their gradients travel in ``dtype`` (that of the rows by default); gradients are summed in
+    theirs.
     """
 
-    def __init__(self, travel: Travel, group: Any, gather: bool = False, dtype: torch.dtype | None = None) -> None:
-        self.travel, self.group, self.gather, self.dtype = travel, group, gather, dtype
+    def __init__(
+        self,
+        transfer: RowTransfer,
+        group: Any,
+        gather: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.transfer, self.group, self.gather, self.dtype = transfer, group, gather, dtype
         self.work: Any = None
-        self.held: tuple[Tensor, ...] = ()  # what is read and written meanwhile
+        self.buffers: tuple[Tensor, ...] = ()  # read and written until the work is done
 
 
-def start(flight: Flight, rows: Float[Tensor, "own channels"]) -> Float[Tensor, "..."]:
-    """Send the rows; what is returned is for :func:`finish` alone."""
-    under_way: Tensor = _Start.apply(rows, flight)  # type: ignore[no-untyped-call]
-    return under_way
+def start(pending: PendingExchange, rows: Float[Tensor, "own channels"]) -> Float[Tensor, "..."]:
+    """Send the rows; the result is for :func:`finish` alone."""
+    buffer: Tensor = _Start.apply(rows, pending)  # type: ignore[no-untyped-call]
+    return buffer
 
 
-def finish(flight: Flight, under_way: Float[Tensor, "..."]) -> Float[Tensor, "taken channels"]:
+def finish(pending: PendingExchange, buffer: Float[Tensor, "..."]) -> Float[Tensor, "received channels"]:
     """The rows that arrived, those of rank 0 first."""
-    rows: Tensor = _Finish.apply(under_way, flight)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Finish.apply(buffer, pending)  # type: ignore[no-untyped-call]
     return rows
 
 
-def tied(out: Tensor, *others: Tensor) -> Tensor:
-    """``out`` itself, which now depends on the others too, with gradient 0: their backward passes are reached on every rank."""
-    result: Tensor = _Tied.apply(out, *others)  # type: ignore[no-untyped-call]
+def keep_in_graph(out: Tensor, *others: Tensor) -> Tensor:
+    """``out``, with a gradient of 0 to the others: their backward passes run on every rank."""
+    result: Tensor = _KeepInGraph.apply(out, *others)  # type: ignore[no-untyped-call]
     return result
 
 
-def moved(rows: Tensor, give_counts: tuple[int, ...], take_counts: tuple[int, ...], group: Any, kind: str) -> tuple[Tensor, Any]:
-    """An all-to-all under way: the rows that arrive, and the work to wait for."""
-    arriving = rows.new_empty(sum(take_counts), *rows.shape[1:])
+def all_to_all(
+    rows: Tensor, send_counts: tuple[int, ...], receive_counts: tuple[int, ...], group: Any, kind: str
+) -> tuple[Tensor, Any]:
+    """A started all-to-all: the buffer of the rows that arrive, and the work to wait for."""
+    buffer = rows.new_empty(sum(receive_counts), *rows.shape[1:])
     _sent[kind] += rows.numel() * rows.element_size()
-    work = distributed.all_to_all_single(
-        arriving, rows.contiguous(), list(take_counts), list(give_counts), group=group, async_op=True
-    )
-    return arriving, work
+    counts = list(receive_counts), list(send_counts)
+    work = distributed.all_to_all_single(buffer, rows.contiguous(), *counts, group=group, async_op=True)
+    return buffer, work
 
 
 class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
-        ctx.flight, ctx.shape, ctx.dtype = flight, rows.shape, rows.dtype
-        travel, rows = flight.travel, rows if flight.dtype is None else rows.to(flight.dtype)
-        if flight.gather:
-            return _start_gather(flight, rows)
-        given = rows if travel.give is None else rows.index_select(0, travel.give)
-        arriving, flight.work = moved(given, travel.give_counts, travel.take_counts, flight.group, "forward")
-        flight.held = (given, arriving)
-        return arriving
+    def forward(ctx: Any, rows: Tensor, pending: PendingExchange) -> Tensor:
+        ctx.pending, ctx.shape, ctx.dtype = pending, rows.shape, rows.dtype
+        transfer, rows = pending.transfer, rows if pending.dtype is None else rows.to(pending.dtype)
+        if pending.gather:
+            return _start_gather(pending, rows)
+        sent = rows if transfer.rows is None else rows.index_select(0, transfer.rows)
+        counts = transfer.send_counts, transfer.receive_counts
+        buffer, pending.work = all_to_all(sent, *counts, pending.group, "forward")
+        pending.buffers = (sent, buffer)
+        return buffer
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradients that came back, summed rank by rank."""
-        flight: Flight = ctx.flight
-        flight.work.wait()
-        _, back = flight.held
-        flight.held = ()
-        return _summed(back, flight.travel, ctx.shape, ctx.dtype), None
+        pending: PendingExchange = ctx.pending
+        pending.work.wait()
+        _, returned = pending.buffers
+        pending.buffers = ()
+        return _sum_of_gradients(returned, pending.transfer, ctx.shape, ctx.dtype), None
 
 
 class _Finish(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, under_way: Tensor, flight: Flight) -> Tensor:
-        ctx.flight, ctx.shape = flight, under_way.shape
-        flight.work.wait()
-        flight.held = ()
-        if not flight.gather:
-            return under_way.detach()
-        return torch.cat([rows[:count] for rows, count in zip(under_way, flight.travel.take_counts, strict=True)])
+    def forward(ctx: Any, buffer: Tensor, pending: PendingExchange) -> Tensor:
+        ctx.pending, ctx.shape = pending, buffer.shape
+        pending.work.wait()
+        pending.buffers = ()
+        if not pending.gather:
+            return buffer.detach()
+        counts = pending.transfer.receive_counts
+        return torch.cat([rows[:count] for rows, count in zip(buffer, counts, strict=True)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        flight: Flight = ctx.flight
-        grad, travel = grad.contiguous(), ctx.flight.travel
-        back, flight.work = moved(grad, travel.take_counts, travel.give_counts, flight.group, "backward")
-        flight.held = (grad, back)
+        pending: PendingExchange = ctx.pending
+        grad, transfer = grad.contiguous(), pending.transfer
+        counts = transfer.receive_counts, transfer.send_counts
+        returned, pending.work = all_to_all(grad, *counts, pending.group, "backward")
+        pending.buffers = (grad, returned)
         return grad.new_zeros(()).expand(ctx.shape), None
 
 
-class _Tied(torch.autograd.Function):
+class _KeepInGraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, *others: Tensor) -> Tensor:
-        ctx.nothing = [x.new_zeros(()).expand(x.shape) for x in others]
+        ctx.zeros = [x.new_zeros(()).expand(x.shape) for x in others]
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, *(x if wanted else None for x, wanted in zip(ctx.nothing, ctx.needs_input_grad[1:], strict=True))
+        wanted = ctx.needs_input_grad[1:]
+        return grad, *(zero if needed else None for zero, needed in zip(ctx.zeros, wanted, strict=True))
 
 
-def _summed(back: Tensor, travel: Travel, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The sum of each row's gradients from all ranks, in their order; a rank names a row once, so nothing is left to a race."""
-    parts = [part for part in torch.split(back, list(travel.give_counts)) if len(part)]
-    if travel.give is None and len(parts) == 1:
-        return parts[0].to(dtype)
-    total = back.new_zeros(shape, dtype=torch.promote_types(back.dtype, torch.float32))
-    if travel.give is None:
-        for part in parts:
+def _sum_of_gradients(returned: Tensor, transfer: RowTransfer, shape: Any, dtype: torch.dtype) -> Tensor:
+    """The gradients of each row from all ranks, in the order of the ranks: deterministic."""
+    parts = torch.split(returned, list(transfer.send_counts))
+    filled = [part for part in parts if len(part)]
+    if transfer.rows is None and len(filled) == 1:
+        return filled[0].to(dtype)
+    total = returned.new_zeros(shape, dtype=torch.promote_types(returned.dtype, torch.float32))
+    if transfer.rows is None:
+        for part in filled:
             total.add_(part)
     else:
-        for place, part in zip(
-            torch.split(travel.give, list(travel.give_counts)), torch.split(back, list(travel.give_counts)), strict=True
-        ):
-            total.index_add_(0, place, part.to(total.dtype))
+        for rows, part in zip(torch.split(transfer.rows, list(transfer.send_counts)), parts, strict=True):
+            total.index_add_(0, rows, part.to(total.dtype))
     return total.to(dtype)
 
 
-def _start_gather(flight: Flight, rows: Tensor) -> Tensor:
-    """Blocks of one size, the largest: what an all-gather takes."""
-    world, counts = len(flight.travel.take_counts), flight.travel.take_counts
+def _start_gather(pending: PendingExchange, rows: Tensor) -> Tensor:
+    """An all-gather takes blocks of one size: all are padded to the largest."""
+    counts = pending.transfer.receive_counts
     tallest = max(*counts, len(rows))
-    block = rows if len(rows) == tallest else torch.cat([rows, rows.new_zeros(tallest - len(rows), *rows.shape[1:])])
-    gathered = rows.new_empty(world, *block.shape)
-    block = block.contiguous()
-    _sent["forward"] += block.numel() * block.element_size() * (world - 1)
-    flight.work = _all_gather(gathered.flatten(0, 1), block, group=flight.group, async_op=True)
-    flight.held = (block, gathered)
+    padding = rows.new_zeros(tallest - len(rows), *rows.shape[1:])
+    block = (torch.cat([rows, padding]) if len(padding) else rows).contiguous()
+    gathered = rows.new_empty(len(counts), *block.shape)
+    _sent["forward"] += block.numel() * block.element_size() * (len(counts) - 1)
+    pending.work = _all_gather_single(gathered.flatten(0, 1), block, group=pending.group, async_op=True)
+    pending.buffers = (block, gathered)
     return gathered
 
 
-# -- what ranks must agree on -----------------------------------------------------------------------------------------
+# -- what must be equal on all ranks ----------------------------------------------------------------------
 
 
-def agree(words: Sequence[str], said: Sequence[object], trouble: str, group: Any, device: torch.device) -> None:
-    """Nothing if all ranks say the same to all ``words`` and none has ``trouble``; else one ValueError, the same on every rank.
+def check_agreement(
+    words: Sequence[str],
+    values: Sequence[object],
+    failure: str,
+    group: Any,
+    device: torch.device,
+) -> None:
+    """One ValueError, the same on every rank, unless ``values`` are equal on all ranks and none has a
+    ``failure``.
 
-    One small all-gather of numbers; texts travel only where something is wrong. A rank in trouble need not say anything.
+    ``words`` name the values. One small all-gather of hashes; texts travel only where something is wrong. A
+    rank with a failure needs no values.
     """
-    numbers = [0] * len(words) if trouble else [_number(str(value)) for value in said]
-    own = torch.tensor([int(bool(trouble)), *numbers], dtype=torch.int64, device=device)
+    numbers = [0] * len(words) if failure else [_hashed(str(value)) for value in values]
+    own = torch.tensor([int(bool(failure)), *numbers], dtype=torch.int64, device=device)
     world = distributed.get_world_size(group)
     everyone = own.new_empty(world * len(own))
-    _all_gather(everyone, own, group=group)
+    _all_gather_single(everyone, own, group=group)
     _sent["control"] += own.numel() * 8 * (world - 1)
     table = everyone.view(world, -1).cpu()
     if not bool(table[:, 0].any()) and bool((table == table[0]).all()):
         return
     texts: list[Any] = [None] * world
-    distributed.all_gather_object(texts, (trouble, [str(value) for value in said]), group=group)
-    raise ValueError(_message(words, texts))
+    distributed.all_gather_object(texts, (failure, [str(value) for value in values]), group=group)
+    raise ValueError(_disagreement(words, texts))
 
 
-def gathered(x: Tensor, group: Any) -> Float[Tensor, "ranks ..."]:
+def raise_everywhere(failure: str, words: Sequence[str], group: Any, device: torch.device) -> None:
+    """ValueError with this rank's failure on every rank; the others call :func:`check_agreement`."""
+    check_agreement(words, [""] * len(words), failure, group, device)
+
+
+def all_gather(x: Tensor, group: Any) -> Float[Tensor, "ranks ..."]:
     """``x`` of every rank, all of one shape; without gradients."""
     everyone = x.new_empty(distributed.get_world_size(group), *x.shape)
-    _all_gather(everyone.flatten(0, 1), x.contiguous(), group=group)
+    _all_gather_single(everyone.flatten(0, 1), x.contiguous(), group=group)
     _sent["forward"] += x.numel() * x.element_size() * (len(everyone) - 1)
     return everyone
 
 
-def from_first(x: Int[Tensor, "..."], group: Any) -> Int[Tensor, "..."]:
+def broadcast_first(x: Int[Tensor, "..."], group: Any) -> Int[Tensor, "..."]:
     """``x`` of the first rank of the group, on all of them."""
     x = x.clone()
     distributed.broadcast(x, distributed.get_global_rank(group, 0), group=group)
@@ -200,14 +222,16 @@ def from_first(x: Int[Tensor, "..."], group: Any) -> Int[Tensor, "..."]:
     return x
 
 
-def _number(text: str) -> int:
+def _hashed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
-def _message(words: Sequence[str], texts: list[tuple[str, list[str]]]) -> str:
-    troubled = [f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(texts) if trouble]
-    if troubled:
-        return "; ".join(troubled)
+def _disagreement(words: Sequence[str], texts: list[tuple[str, list[str]]]) -> str:
+    failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(texts) if failure]
+    if failures:
+        return "; ".join(failures)
     first = texts[0][1]
-    i, rank = next((i, rank) for i in range(len(words)) for rank, (_, said) in enumerate(texts) if said[i] != first[i])
-    return f"all ranks must give {words[i]} alike: rank 0 has {first[i]}, but rank {rank} has {texts[rank][1][i]}"
+    ranks = enumerate(values for _, values in texts)
+    i, rank = min((i, rank) for rank, values in ranks for i in range(len(words)) if values[i] != first[i])
+    values = f"rank 0 has {first[i]}, but rank {rank} has {texts[rank][1][i]}"
+    return f"all ranks must give {words[i]} alike: {values}"

@@ -1,7 +1,7 @@
 """Who owns which tokens: the ranks of a group, each with its receivers and its senders.
 
-A rank holds its tokens in ascending order, as few runs of neighbours. Positions count from the graph's first receiver and first
-sender, as in ``edge_index``; a square graph has one :class:`Shares` for both sides.
+A rank has its tokens in ascending order, as few runs of neighbours. Positions count from the graph's first
+receiver and first sender, as in ``edge_index``; a square graph has one :class:`Shares` for both sides.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
-__all__ = ["Partition", "Shares", "check_partition", "contiguous", "of_bounds", "of_owners", "of_ranges", "zigzag"]
-
 SHOWN = 4  # ranks, and runs of a rank, that are printed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shares:
-    """Which of ``num_tokens`` tokens each of ``world_size`` ranks owns: every token once, a rank's own in ascending order.
+    """Which of ``num_tokens`` tokens each of ``world_size`` ranks owns, every token once.
 
-    Run i holds the tokens ``start[i] .. stop[i] - 1`` and is owned by ``rank[i]``; runs are sorted by rank, then by position, and
-    no two runs of a rank touch. Equal shares are equal and have equal hashes. Made by :func:`of_ranges`, :func:`of_owners` and
-    the constructors of partitions.
+    Run i is the tokens ``start[i] .. stop[i] - 1``, owned by ``rank[i]``; runs are sorted by rank, then by
+    position, and no two runs of a rank touch. Hashable and compared by value. Made by :func:`of_ranges`,
+    :func:`of_owners` and the constructors of partitions.
 
     >>> shares = of_ranges(7, [[(0, 2), (6, 7)], [(2, 6)]])
     >>> shares.ranges(0), shares.tokens(0).tolist(), shares.sizes
@@ -57,7 +55,7 @@ class Shares:
         return list(zip(self.start[own].tolist(), self.stop[own].tolist(), strict=True))
 
     def tokens(self, rank: int) -> Int[Tensor, " own"]:
-        """The tokens of a rank, in ascending order: the order in which it holds them."""
+        """The tokens of a rank, in ascending order."""
         own = self._runs(rank)
         run, number = ragged(self.stop[own] - self.start[own])
         return self.start[own][run] + number
@@ -78,7 +76,7 @@ class Shares:
         return isinstance(other, Shares) and self._key == other._key
 
     def __hash__(self) -> int:
-        """Of what is owned by whom."""
+        """Of the runs and their owners."""
         return hash(self._key)
 
     def __repr__(self) -> str:
@@ -86,8 +84,6 @@ class Shares:
         shown = [_shown(self.ranges(rank)) for rank in range(min(self.world_size, SHOWN))]
         more = f"; ... {self.world_size - SHOWN} more ranks" if self.world_size > SHOWN else ""
         return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {'; '.join(shown)}{more})"
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _key(self) -> tuple[int, int, bytes]:
@@ -105,7 +101,7 @@ class Shares:
         return order[torch.searchsorted(first, tokens.cpu().contiguous(), right=True) - 1]
 
     def _runs(self, rank: int) -> slice:
-        """The runs of a rank, which stand together."""
+        """The slice of the runs of a rank."""
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank must be in 0 .. {self.world_size - 1}, got {rank}")
         ends = torch.searchsorted(self.rank, torch.tensor([rank, rank + 1], device="cpu"))
@@ -114,9 +110,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which rank owns which receivers (``dst``) and which senders (``src``); the same :class:`Shares` for a square graph.
+    """Which rank owns which receivers (``dst``) and which senders (``src``); the same :class:`Shares` for a
+    square graph.
 
-    ``name`` tells how it was made. Hashable, so that what is worked out for it is kept with a graph.
+    ``name``: how it was made. Hashable, so that results for it are cached with a graph.
 
     >>> from gnn_attention import patterns
     >>> contiguous(patterns.causal(7), 2)
@@ -128,12 +125,10 @@ class Partition:
     name: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse sides of different groups."""
+        """ValueError for sides of different groups."""
         if self.dst.world_size != self.src.world_size:
-            raise ValueError(
-                f"dst and src must be owned by the same ranks, got {self.dst.world_size} ranks for the receivers "
-                f"and {self.src.world_size} for the senders"
-            )
+            got = f"{self.dst.world_size} ranks for the receivers and {self.src.world_size} for the senders"
+            raise ValueError(f"dst and src must be owned by the same ranks, got {got}")
 
     @property
     def world_size(self) -> int:
@@ -147,12 +142,10 @@ class Partition:
 
     def __repr__(self) -> str:
         """Who owns the first tokens."""
-        sides = [("receivers and senders", self.dst)] if self.is_square else [("receivers", self.dst), ("senders", self.src)]
-        texts = [repr(shares).removeprefix("Shares(").removesuffix(")").replace("tokens", word, 1) for word, shares in sides]
+        sides = {"receivers": self.dst, "senders": self.src}
+        sides = {"receivers and senders": self.dst} if self.is_square else sides
+        texts = [repr(x)[len("Shares(") : -1].replace("tokens", word, 1) for word, x in sides.items()]
         return f"Partition({self.name}: {', '.join(texts)})"
-
-
-# -- from ranges and tables -------------------------------------------------------------------------------------------
 
 
 def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> Shares:
@@ -162,49 +155,52 @@ def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> S
     """
     num_tokens = checks.size("num_tokens", num_tokens)
     if not ranges:
-        raise ValueError(
-            "ranges must hold a list of (start, stop) for each rank, got none; a rank without tokens has an empty one"
-        )
+        expected = "a list of (start, stop) for each rank"
+        raise ValueError(f"ranges must hold {expected}, got none; a rank without tokens has an empty one")
     flat = [(rank, int(start), int(stop)) for rank, own in enumerate(ranges) for start, stop in own]
-    columns = torch.tensor([run for run in flat if run[1] != run[2]], dtype=torch.int64, device="cpu").view(-1, 3).unbind(1)
-    return _of_runs(num_tokens, len(ranges), *columns)
+    runs = torch.tensor([run for run in flat if run[1] != run[2]], dtype=torch.int64, device="cpu")
+    return _of_runs(num_tokens, len(ranges), *runs.view(-1, 3).unbind(1))
 
 
 def of_owners(owner: Int[Tensor, " tokens"], world_size: int) -> Shares:
     """The shares in which ``owner[t]`` is the rank of token t.
 
-    TypeError for a table of another dtype, ValueError for an owner that is no rank.
+    TypeError for a table of another dtype, ValueError for an owner out of range.
 
     >>> of_owners(torch.tensor([0, 0, 1, 0]), 2).ranges(0)
     [(0, 2), (3, 4)]
     """
     world_size = checks.size("world_size", world_size, 1)
     if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
-        raise TypeError(f"owner must be a list of ranks, an integer for each token, got {owner.dtype} {list(owner.shape)}")
+        got = f"{owner.dtype} {list(owner.shape)}"
+        raise TypeError(f"owner must be a list of ranks, an integer for each token, got {got}")
     owner = owner.to("cpu", torch.int64)
     if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < world_size:
-        raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {int(owner.min())} .. {int(owner.max())}")
+        got = f"{int(owner.min())} .. {int(owner.max())}"
+        raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {got}")
     end = torch.full((1,), -1, dtype=torch.int64, device="cpu")
-    edge = torch.cat([end, owner, end]).diff().nonzero().flatten()  # where a run begins or the last one ends
+    # where a run begins or the last one ends
+    edge = torch.cat([end, owner, end]).diff().nonzero().flatten()
     start, stop = edge[:-1], edge[1:]
     return _of_runs(len(owner), world_size, owner[start], start, stop)
 
 
 def of_bounds(bounds: Sequence[int]) -> Shares:
-    """One run for each rank: rank r owns ``bounds[r] .. bounds[r + 1] - 1``, the last bound is the number of tokens."""
+    """One run for each rank: r owns ``bounds[r] .. bounds[r + 1] - 1``; the last bound is ``num_tokens``."""
     return of_ranges(int(bounds[-1]), [[(start, stop)] for start, stop in pairwise(bounds)])
 
 
 def _of_runs(num_tokens: int, world_size: int, rank: Tensor, start: Tensor, stop: Tensor) -> Shares:
-    """Sorted, checked to hold every token once, and runs that touch joined."""
+    """Runs sorted, checked to hold every token once, and joined where they touch."""
     by_position = start.argsort()
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), stop[by_position]])
-    begins = torch.cat([start[by_position], torch.tensor([num_tokens], device="cpu")])
-    if bool((begins != ends).any()) or bool((stop < start).any()):
-        place = int((begins != ends).nonzero()[0]) if bool((begins != ends).any()) else 0
+    ends = torch.cat([start.new_zeros(1), stop[by_position]])
+    begins = torch.cat([start[by_position], start.new_tensor([num_tokens])])
+    wrong = (begins != ends).nonzero().flatten().tolist()
+    if wrong or bool((stop < start).any()):
+        i = wrong[0] if wrong else 0
         raise ValueError(
-            f"every token of 0 .. {num_tokens - 1} must be owned once: after the tokens up to {int(ends[place])} "
-            f"the next run starts at {int(begins[place])}"
+            f"every token of 0 .. {num_tokens - 1} must be owned once: after the tokens up to {int(ends[i])} "
+            f"the next run starts at {int(begins[i])}"
         )
     order = (rank * max(num_tokens, 1) + start).argsort()
     rank, start, stop = rank[order], start[order], stop[order]
@@ -214,11 +210,8 @@ def _of_runs(num_tokens: int, world_size: int, rank: Tensor, start: Tensor, stop
     return Shares(num_tokens, world_size, rank[fresh], start[fresh], stop[last])
 
 
-# -- of any graph -----------------------------------------------------------------------------------------------------
-
-
 def contiguous(graph: TokenGraph, world_size: int) -> Partition:
-    """As many neighbouring tokens on each rank, or one less where their number is no multiple of the ranks.
+    """Equal ranges of neighbouring tokens, or one token less where their number is no multiple of the ranks.
 
     >>> from gnn_attention import patterns
     >>> contiguous(patterns.cross(4, 7), 3)
@@ -230,10 +223,11 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Of twice as many chunks as ranks, rank r owns chunk r and chunk ``2 world_size - 1 - r``: causal edges in balance.
+    """Of twice as many chunks as ranks, rank r owns r and ``2 world_size - 1 - r``: causal edges are in
+    balance.
 
-    The chunks mirror each other, so that of ``causal(T)`` a rank with chunks of c tokens holds ``c (T + 1)`` edges: all the same
-    where ``2 world_size`` divides T, else at most ``T + 1`` apart.
+    The chunks mirror each other: of ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, the
+    same on all ranks where ``2 world_size`` divides T, else at most ``T + 1`` apart.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2)
@@ -251,7 +245,7 @@ def _even(num_tokens: int, world_size: int) -> list[int]:
 
 def _mirrored(num_tokens: int, world_size: int) -> Shares:
     bounds = _even(num_tokens // 2, world_size)
-    middle = [(bounds[-1], num_tokens - bounds[-1])]  # the token in the middle of an odd number, else nothing
+    middle = [(bounds[-1], num_tokens - bounds[-1])]  # the middle token of an odd number, else an empty range
     pairs = [[(start, stop), (num_tokens - stop, num_tokens - start)] for start, stop in pairwise(bounds)]
     pairs[-1] += middle
     return of_ranges(num_tokens, pairs)
@@ -260,12 +254,12 @@ def _mirrored(num_tokens: int, world_size: int) -> Shares:
 def check_partition(partition: object, graph: TokenGraph) -> Partition:
     """The partition if it is one of the graph's tokens; TypeError or ValueError otherwise."""
     if not isinstance(partition, Partition):
-        raise TypeError(f"partition must be a Partition, got {type(partition).__name__}; contiguous(graph, world_size) makes one")
+        kind = type(partition).__name__
+        raise TypeError(f"partition must be a Partition, got {kind}; contiguous(graph, world_size) makes one")
     sizes = partition.dst.num_tokens, partition.src.num_tokens
     if sizes != (graph.num_dst, graph.num_src):
-        raise ValueError(
-            f"partition is of {sizes[0]} receivers and {sizes[1]} senders, but {graph!r} has {graph.num_dst} and {graph.num_src}"
-        )
+        found = f"partition is of {sizes[0]} receivers and {sizes[1]} senders"
+        raise ValueError(f"{found}, but {graph!r} has {graph.num_dst} and {graph.num_src}")
     return partition
 
 

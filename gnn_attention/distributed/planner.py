@@ -1,30 +1,26 @@
-"""What a graph costs on several ranks, before any of them runs: edges, halo, bytes, balance, and predicted time.
+"""What a graph costs on several ranks before any of them runs: edges, halo, bytes and balance, all exact.
 
-What is counted is exact, from the graph itself, at any scale that its rule can be asked about: edges, senders that are heard,
-bytes. Times are predictions from stated rates.
+A byte is counted where a row of a key or a value leaves the rank that owns it, in the forward pass: a sender
+travels with all its key/value heads, in all samples. Gradients take the same way back in the backward pass.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention.distributed import plan_table
-from gnn_attention.distributed.balance import by_edges, documents
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.halo_sets import edges_between, halo_sizes
-from gnn_attention.distributed.locality import metis, rcm
 from gnn_attention.distributed.partition import Partition, check_partition, contiguous, zigzag
-from gnn_attention.distributed.plan_devices import link_of, rates_of
-from gnn_attention.distributed.plan_estimates import EXCHANGES, Estimate, Setting, Traffic, estimate
+from gnn_attention.distributed.partitioners import by_edges, documents, metis, rcm
 from gnn_attention.graph import TokenGraph
-
-__all__ = ["PARTITIONS", "Exchange", "Plan", "RankLoad", "best", "plan"]
 
 PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
     "contiguous": contiguous,
@@ -34,19 +30,21 @@ PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
     "rcm": rcm,
     "metis": metis,
 }
-MOST_RANKS = 4096  # whose tables, of all pairs of ranks, take 128 MiB each
-LISTED = ("rcm", "metis")  # for graphs that are given as lists of edges
-FEW_EDGES = 2**22  # up to which those are tried without being asked for
-NEAR = 1.05  # an earlier partition is kept if it takes at most this times as long as the best
-ENOUGH = 1.1  # nothing else is tried if a partition takes at most this times as long as perfect balance without exchange
+EXCHANGES = ("halo", "ring", "gather")
+MAX_RANKS = 4096  # the tables of all pairs of ranks take 128 MiB each
+FOR_EDGE_LISTS = ("rcm", "metis")
+FEW_EDGES = 2**22  # up to which those two are tried by default
+BALANCED = 1.1  # a load (most over mean) that counts as even, or as near to the least
+FEW_ROWS = 0.1  # of the senders: with so small a halo a balanced partition is taken at once
+WIDTH, SHOWN_RANKS = 100, 16  # of the printed plan
 
 
 @dataclass(frozen=True)
 class RankLoad:
-    """One rank: what it owns, its edges over all heads and samples, and what it exchanges in the way that was chosen.
+    """One rank: what it owns, its edges over all heads and samples, and its bytes under the chosen exchange.
 
-    ``halo``: senders of other ranks that its receivers hear. ``received``, ``sent``: bytes of keys and values, forward.
-    ``compute``, ``communication``: seconds of each alone; ``seconds``: of both, as far as they do not overlap.
+    ``halo``: senders of other ranks that its receivers attend to. ``received``, ``sent``: bytes of keys and
+    values in the forward pass.
     """
 
     rank: int
@@ -57,28 +55,45 @@ class RankLoad:
     halo: int
     received: int
     sent: int
-    compute: float
-    communication: float
-    seconds: float
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One way of exchanging: bytes over all ranks, the most that one receives, the most it holds beside its own, seconds."""
+    """One exchange: bytes over all ranks, the most that one receives, the most it stores besides its own."""
 
     name: str
     received: int
     most_received: int
     most_held: int
-    seconds: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Heads, samples and dtype: what bytes of a sender and operations of an edge follow from."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    value_dim: int
+    batch: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sender: its key and its value, for all key/value heads and samples."""
+        return self.batch * self.kv_heads * (self.dim + self.value_dim) * self.dtype.itemsize
+
+    @property
+    def edge_flops(self) -> int:
+        """Floating point operations on an edge of one head: its logit and its term of the weighted sum."""
+        return 2 * (self.dim + self.value_dim)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who owns what, what travels, how, and how long it takes; print it, or take :meth:`to_dict`.
+    """Who owns what, what travels, and how; print it, or take :meth:`to_dict`. Every number is exact.
 
-    ``alone``: seconds of one rank that owns everything. ``heard``: the share of all keys and values of other ranks that a rank
-    hears, on average over the ranks.
+    ``halo_share``: the share of the other ranks' keys and values that a rank attends to, on average.
     """
 
     graph: str
@@ -88,13 +103,7 @@ class Plan:
     reason: str
     exchanges: tuple[Exchange, ...]
     ranks: tuple[RankLoad, ...]
-    heard: float
-    alone: float
-
-    @property
-    def seconds(self) -> float:
-        """Until the last rank is done with the forward pass."""
-        return max(load.seconds for load in self.ranks)
+    halo_share: float
 
     @property
     def balance(self) -> float:
@@ -112,36 +121,27 @@ class Plan:
         return next(each.received for each in self.exchanges if each.name == "halo")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, and which of them are exact."""
-        setting = self.setting
-        said = {name: getattr(setting, name) for name in ("heads", "kv_heads", "dim", "value_dim", "batch")}
+        """Every number, for JSON."""
+        setting = asdict(self.setting) | {"dtype": str(self.setting.dtype).removeprefix("torch.")}
         return {
             "graph": self.graph,
             "world_size": self.partition.world_size,
             "partition": self.partition.name,
-            "setting": said
-            | {
-                "dtype": str(setting.dtype).removeprefix("torch."),
-                "rates": setting.rates._asdict(),
-                "link": setting.link._asdict(),
-            },
-            "exact": ["receivers", "senders", "edges", "flops", "halo", "received", "sent", "balance"],
-            "estimated": ["compute", "communication", "seconds", "alone"],
+            "setting": setting,
             "exchange": self.exchange,
             "reason": self.reason,
             "exchanges": [asdict(each) for each in self.exchanges],
             "halo_bytes": self.halo_bytes,
-            "heard": self.heard,
+            "halo_share": self.halo_share,
             "balance": self.balance,
             "token_balance": self.token_balance,
-            "seconds": self.seconds,
-            "alone": self.alone,
             "ranks": [asdict(load) for load in self.ranks],
         }
 
     def __str__(self) -> str:
-        """Tables of at most 100 columns."""
-        return plan_table.text(self)
+        """Tables of at most 100 columns: the setting, the exchanges, the ranks, the balance."""
+        head = [line for text in _head(self) for line in textwrap.wrap(text, WIDTH)]
+        return "\n".join([*head, "", *_exchange_table(self), "", *_rank_table(self), "", _foot(self)])
 
 
 def plan(
@@ -149,121 +149,180 @@ def plan(
     world_size: int,
     heads: int,
     dim: int,
-    link_bandwidth: str | float = "infiniband-ndr",
     *,
     kv_heads: int | None = None,
     value_dim: int | None = None,
     batch: int = 1,
     dtype: torch.dtype = torch.bfloat16,
-    device: str | float = "H200",
     partition: Partition | str | None = None,
 ) -> Plan:
-    """What ``graph`` costs on ``world_size`` ranks with ``heads`` heads of ``dim`` channels, forward: see :class:`Plan`.
+    """What ``graph`` costs on ``world_size`` ranks with ``heads`` heads of ``dim`` channels: see
+    :class:`Plan`.
 
-    ``link_bandwidth``: bytes a second that a rank sends (and receives at once), or the name of a link. ``device``: operations a
-    second that a rank reaches, or the name of a GPU, or "cpu". ``partition``: one, or the name of one of :data:`PARTITIONS`; None
-    takes :func:`best`. Of the three ways of exchanging the one with the least estimated time is chosen. Bytes are exact: the halo
-    exchange sends ``halo_bytes`` in the forward pass, and as many gradients the other way in the backward pass.
+    ``partition``: one, or the name of one of :data:`PARTITIONS`; None takes :func:`best`. The exchange is
+    "halo" where that moves at most half of the bytes of a ring, else "ring", which stores two blocks at a
+    time. The halo exchange sends ``halo_bytes`` in the forward pass, and as many of gradients in the backward
+    pass.
 
     Raises ValueError or TypeError for sizes, names and partitions that do not fit.
 
     >>> from gnn_attention import patterns
-    >>> found = plan(patterns.window(1_000_000, 4096), 64, heads=32, dim=128, kv_heads=8, partition="contiguous")
+    >>> graph = patterns.window(1_000_000, 4096)
+    >>> found = plan(graph, 64, heads=32, dim=128, kv_heads=8, partition="contiguous")
     >>> found.exchange, found.ranks[5].halo, found.halo_bytes == 63 * 4095 * 8 * (128 + 128) * 2
     ('halo', 4095, True)
     """
-    setting = _setting(graph, heads, kv_heads, dim, value_dim, batch, dtype, device, link_bandwidth)
+    setting = _setting(graph, heads, kv_heads, dim, value_dim, batch, dtype)
     world_size = checks.size("world_size", world_size, 1)
-    if world_size > MOST_RANKS:
-        raise ValueError(f"world_size must be at most {MOST_RANKS}: a plan holds a table of all pairs of ranks, got {world_size}")
+    if world_size > MAX_RANKS:
+        limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"
+        raise ValueError(f"world_size must be {limit}, got {world_size}")
     if partition is None:
-        return _best(graph, world_size, setting)
-    if isinstance(partition, str):
+        partition = _least_load(graph, world_size)
+    elif isinstance(partition, str):
         partition = PARTITIONS[checks.choice("partition", partition, PARTITIONS)](graph, world_size)
     if check_partition(partition, graph).world_size != world_size:
         raise ValueError(f"partition is of {partition.world_size} ranks, but world_size is {world_size}")
     return _plan(graph, partition, setting)
 
 
-def best(graph: TokenGraph, world_size: int, heads: int = 1, dim: int = 64, **how: Any) -> Partition:
-    """The partition of the least predicted time; ``how`` as for :func:`plan`. Of nearly equal ones the simplest.
+def best(graph: TokenGraph, world_size: int) -> Partition:
+    """The partition with the smallest halo among those that are balanced best; of nearly equal ones the
+    simplest.
 
-    Tried are contiguous ranges, zigzag, documents and ranges of equal edges; for lists of up to 2^22 edges RCM and METIS, too.
+    Balanced: the most edges or receivers of a rank over their mean, within 10 % of the least. Candidates are
+    contiguous ranges, zigzag, documents and ranges of equal edges; for lists of up to 2^22 edges RCM and
+    METIS.
 
     >>> from gnn_attention import patterns
-    >>> best(patterns.causal(65536), 8, heads=32).name, best(patterns.documents([4096] * 8), 8, heads=32).name
+    >>> best(patterns.causal(65536), 8).name, best(patterns.documents([4096] * 8), 8).name
     ('zigzag', 'contiguous')
     """
-    return plan(graph, world_size, heads, dim, **how, partition=None).partition
+    if not isinstance(graph, TokenGraph):
+        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
+    return _least_load(graph, checks.size("world_size", world_size, 1))
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------
+def choose_exchange(graph: TokenGraph, partition: Partition) -> str:
+    """The exchange of "auto": "halo" where it moves at most half of the rows of a ring, else "ring"."""
+    halo, others = int(halo_sizes(graph, partition).sum()), _rows_of_others(partition)
+    return "halo" if 2 * halo <= others else "ring"
 
 
-def _best(graph: TokenGraph, world_size: int, setting: Setting) -> Plan:
-    found: list[Plan] = []
+class Volume(NamedTuple):
+    """Rows that each rank receives, sends, and stores besides its own, under one exchange."""
+
+    received: Int[Tensor, " ranks"]
+    sent: Int[Tensor, " ranks"]
+    held: Int[Tensor, " ranks"]
+
+
+def volumes(halo: Int[Tensor, "ranks ranks"], partition: Partition) -> dict[str, Volume]:
+    """The rows of every exchange; ``halo`` is that of :func:`halo_sizes`.
+
+    A gather pads each block to the largest. A ring passes each block on, and stores the one that it computes
+    on and the one that arrives.
+    """
+    own = torch.tensor(partition.src.sizes, device="cpu")
+    world, largest, others = len(own), int(own.max()), own.sum() - own
+    padded = torch.full_like(own, largest * (world - 1))
+    two_blocks = torch.full_like(own, 2 * largest if world > 1 else 0)
+    return {
+        "halo": Volume(halo.sum(1), halo.sum(0), halo.sum(1)),
+        "gather": Volume(padded, padded, padded),
+        "ring": Volume(others, others.roll(-1), two_blocks),
+    }
+
+
+# -- choosing a partition ---------------------------------------------------------------------------------
+
+
+class _Load(NamedTuple):
+    """A candidate: its busiest rank over the mean, in edges or tokens, and the rows of its halo."""
+
+    partition: Partition
+    imbalance: float
+    rows: int
+
+
+def _least_load(graph: TokenGraph, world_size: int) -> Partition:
+    loads: list[_Load] = []
     for make in _candidates(graph):
-        found.append(_plan(graph, make(graph, world_size), setting))
-        if found[-1].seconds * world_size <= ENOUGH * found[-1].alone:
+        loads.append(_load_of(graph, make(graph, world_size)))
+        if loads[-1].imbalance <= BALANCED and loads[-1].rows <= FEW_ROWS * graph.num_src:
             break
-    least = min(each.seconds for each in found)
-    return next(each for each in found if each.seconds <= NEAR * least)
+    least = min(load.imbalance for load in loads)
+    balanced = [load for load in loads if load.imbalance <= BALANCED * least]
+    fewest = min(load.rows for load in balanced)
+    return next(load.partition for load in balanced if load.rows <= BALANCED * fewest)
 
 
 def _candidates(graph: TokenGraph) -> Iterator[Callable[[TokenGraph, int], Partition]]:
     for name, make in PARTITIONS.items():
-        suits = name not in LISTED or (graph._listed is not None and graph.num_edges <= FEW_EDGES)
+        suits = name not in FOR_EDGE_LISTS or (graph._listed is not None and graph.num_edges <= FEW_EDGES)
         square = name != "documents" or graph.num_dst == graph.num_src
         if suits and square and (name != "metis" or importlib.util.find_spec("pymetis") is not None):
             yield make
 
 
+def _load_of(graph: TokenGraph, partition: Partition) -> _Load:
+    edges = edges_between(graph, partition).sum(1).tolist()
+    imbalance = max(_balance(edges), _balance(list(partition.dst.sizes)))
+    return _Load(partition, imbalance, int(halo_sizes(graph, partition).sum()))
+
+
+def _rows_of_others(partition: Partition) -> int:
+    return partition.src.num_tokens * (partition.world_size - 1)
+
+
+def _balance(loads: list[int]) -> float:
+    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+
+# -- counting ---------------------------------------------------------------------------------------------
+
+
 def _plan(graph: TokenGraph, partition: Partition, setting: Setting) -> Plan:
-    copies = (1 if graph.heads else setting.heads) * (1 if graph.batch else setting.batch)
-    traffic = Traffic(edges_between(graph, partition) * copies, halo_sizes(graph, partition), partition)
-    estimates = [estimate(name, traffic, setting) for name in EXCHANGES]
-    chosen = min(estimates, key=lambda each: each.slowest)
-    others = partition.src.num_tokens * (partition.world_size - 1)
-    heard = int(traffic.heard.sum()) / others if others else 0.0
+    halo, others = halo_sizes(graph, partition), _rows_of_others(partition)
+    share = int(halo.sum()) / others if others else 0.0
+    rows, chosen = volumes(halo, partition), choose_exchange(graph, partition)
     return Plan(
         graph=repr(graph),
         partition=partition,
         setting=setting,
-        exchange=chosen.name,
-        reason=_reason(chosen.name, heard),
-        exchanges=tuple(_exchange(each) for each in estimates),
-        ranks=tuple(_loads(traffic, chosen, setting)),
-        heard=heard,
-        alone=setting.seconds(int(traffic.edges.sum())),
+        exchange=chosen,
+        reason=_reason(chosen, share),
+        exchanges=tuple(_exchange(name, rows[name], setting.row_bytes) for name in EXCHANGES),
+        ranks=tuple(_rank_loads(graph, partition, halo, rows[chosen], setting)),
+        halo_share=share,
     )
 
 
-def _exchange(each: Estimate) -> Exchange:
-    return Exchange(each.name, int(each.received.sum()), int(each.received.max()), int(each.held.max()), each.slowest)
+def _exchange(name: str, rows: Volume, row_bytes: int) -> Exchange:
+    total, most, held = int(rows.received.sum()), int(rows.received.max()), int(rows.held.max())
+    return Exchange(name, total * row_bytes, most * row_bytes, held * row_bytes)
 
 
-def _loads(traffic: Traffic, chosen: Estimate, setting: Setting) -> Iterator[RankLoad]:
-    columns = zip(
-        traffic.partition.dst.sizes,
-        traffic.partition.src.sizes,
-        traffic.edges.sum(1).tolist(),
-        traffic.heard.sum(1).tolist(),
-        *(column.tolist() for column in (chosen.received, chosen.sent, chosen.communication, chosen.seconds)),
-        strict=True,
-    )
-    for rank, (receivers, senders, edges, halo, received, sent, communication, seconds) in enumerate(columns):
-        flops, compute = edges * setting.edge_flops, setting.seconds(edges)
-        yield RankLoad(rank, receivers, senders, edges, flops, halo, received, sent, compute, communication, seconds)
+def _rank_loads(
+    graph: TokenGraph,
+    partition: Partition,
+    halo: Tensor,
+    rows: Volume,
+    setting: Setting,
+) -> Iterator[RankLoad]:
+    copies = (1 if graph.heads else setting.heads) * (1 if graph.batch else setting.batch)
+    edges, size = edges_between(graph, partition).sum(1) * copies, setting.row_bytes
+    columns = (edges, edges * setting.edge_flops, halo.sum(1), rows.received * size, rows.sent * size)
+    counts = zip(partition.dst.sizes, partition.src.sizes, *(x.tolist() for x in columns), strict=True)
+    return (RankLoad(rank, *numbers) for rank, numbers in enumerate(counts))
 
 
-def _reason(choice: str, heard: float) -> str:
-    share = f"a rank hears {100 * heard:.3g} % of the others' keys and values"
+def _reason(exchange: str, share: float) -> str:
     why = {
         "halo": "only those travel, while each rank computes on its own",
-        "gather": "so all of them are fetched at once, without packing",
-        "ring": "so all of them go round, each step hidden behind the computation of the one before",
+        "ring": "so the blocks of all ranks go round, and a rank stores two of them at a time",
     }
-    return f"the least estimated time; {share}, {why[choice]}"
+    return f"a rank attends to {100 * share:.3g} % of the others' keys and values: {why[exchange]}"
 
 
 def _setting(
@@ -274,23 +333,60 @@ def _setting(
     value_dim: int | None,
     batch: int,
     dtype: torch.dtype,
-    device: str | float,
-    link: str | float,
 ) -> Setting:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
-    heads, dim, batch = checks.size("heads", heads, 1), checks.size("dim", dim, 1), checks.size("batch", batch, 1)
+    given = {"heads": heads, "dim": dim, "batch": batch}
+    heads, dim, batch = (checks.size(name, value, 1) for name, value in given.items())
     kv_heads = heads if kv_heads is None else checks.size("kv_heads", kv_heads, 1)
     value_dim = dim if value_dim is None else checks.size("value_dim", value_dim, 1)
     if heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    for word, own, given in (("heads", graph.heads, heads), ("batch", graph.batch, batch)):
-        if own not in (None, given):
-            raise ValueError(f"{word}={given}, but {graph!r} differs by them and has {own}")
+    for word, own, size in (("heads", graph.heads, heads), ("batch", graph.batch, batch)):
+        if own not in (None, size):
+            raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
-    return Setting(heads, kv_heads, dim, value_dim, batch, dtype, rates_of(device, dtype), link_of(link))
+    return Setting(heads, kv_heads, dim, value_dim, batch, dtype)
 
 
-def _balance(loads: list[int]) -> float:
-    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+# -- the printed plan -------------------------------------------------------------------------------------
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    setting, partition = plan.setting, plan.partition
+    values = "" if setting.value_dim == setting.dim else f" (values of {setting.value_dim})"
+    dtype, ranks = str(setting.dtype).removeprefix("torch."), "rank" if len(plan.ranks) == 1 else "ranks"
+    yield f"{plan.graph} on {partition.world_size} {ranks}, {partition.name}"
+    yield (
+        f"{setting.heads} heads of {setting.dim}{values}, {setting.kv_heads} for keys and values, "
+        f"batch {setting.batch}, {dtype}, {setting.row_bytes:,} bytes a sender"
+    )
+    yield f"exchange: {plan.exchange}, {plan.reason}"
+
+
+def _exchange_table(plan: Plan) -> Iterator[str]:
+    yield f"{'exchange':<12}{'bytes received':>24}{'most by one rank':>24}{'most stored':>24}"
+    for each in plan.exchanges:
+        name = f"{each.name} <-" if each.name == plan.exchange else each.name
+        yield f"{name:<12}{each.received:>24,}{each.most_received:>24,}{each.most_held:>24,}"
+
+
+def _rank_table(plan: Plan) -> Iterator[str]:
+    yield f"{'rank':>6}{'receivers':>14}{'edges':>24}{'halo':>14}{'MB in':>14}{'MB out':>14}"
+    loads, hidden = list(plan.ranks), len(plan.ranks) - SHOWN_RANKS
+    half = SHOWN_RANKS // 2
+    yield from map(_row, loads if hidden <= 0 else loads[:half])
+    if hidden > 0:
+        yield f"{'...':>6}  {hidden} more"
+        yield from map(_row, loads[-half:])
+
+
+def _row(load: RankLoad) -> str:
+    counts = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
+    return f"{counts}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"
+
+
+def _foot(plan: Plan) -> str:
+    balance = f"edges {plan.balance:.3f}, receivers {plan.token_balance:.3f}"
+    return f"balance (most / mean): {balance}; bytes of the forward pass"

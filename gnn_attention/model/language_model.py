@@ -181,8 +181,7 @@ class LanguageModel(nn.Module):
         state = self.embedding(tokens)
         with cache.all_or_nothing():
             for number, (block, layer) in enumerate(zip(self._blocks, self.layers, strict=True)):
-                heard = block.attention_norm(state)
-                state = state + cache.update(layer.heads, heard, number, layer.score_mod, backend=layer.backend or "auto")
+                state = state + layer.decode(block.attention_norm(state), cache, number)
                 state = state + block.compute(state)
         logits: Tensor = self.unembedding(self.norm(state))
         return logits

@@ -240,8 +240,8 @@ def test_bytes_are_those_of_the_plan():
     measured = of_each(3, many_sent)
     for i, (example, kind, way) in enumerate(PLANNED):
         graph = expressions.evaluate(example)
-        sizes = {"kv_heads": HKV, "value_dim": DV, "batch": 2, "dtype": torch.float32, "device": "cpu"}
-        planned = distributed.plan(graph, 3, HQ, D, "loopback", partition=partition_of(graph, kind, 3), **sizes)
+        sizes = {"kv_heads": HKV, "value_dim": DV, "batch": 2, "dtype": torch.float32}
+        planned = distributed.plan(graph, 3, HQ, D, partition=partition_of(graph, kind, 3), **sizes)
         expected = next(each.received for each in planned.exchanges if each.name == way)
         assert sum(rank[i][0] for rank in measured) == expected
         if way != "gather":  # whose blocks are filled up to the largest
@@ -646,7 +646,7 @@ def views(rank, world):
     mine = distributed.local(graph)
     layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1))
     x = torch.ones(1, 1, 3, 4)
-    with pytest.raises(NotImplementedError, match=r"the walk .backend=None. need"):
+    with pytest.raises(NotImplementedError, match=r"the message-passing path .backend=None. need"):
         layer(torch.zeros(1, 3, 4), mine)
     with pytest.raises(NotImplementedError, match=r"change the whole graph, then take gnn_attention.distributed.local"):
         mine | mine

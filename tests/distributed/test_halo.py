@@ -1,4 +1,4 @@
-"""What travels between ranks: every edge is in one piece, every row that is heard is given by its owner, and nothing else."""
+"""What travels between ranks: every edge is in one part, every row that is needed is sent by its owner, and nothing else."""
 
 import pytest
 import torch
@@ -29,17 +29,17 @@ def partition_of(graph, kind):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["contiguous", "zigzag", "scattered"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_every_edge_is_in_one_piece_of_its_receivers_rank(name, kind, way):
-    """And a bias finds its way from the rank's edges to the piece's."""
+def test_every_edge_is_in_one_part_of_its_receivers_rank(name, kind, way):
+    """And a bias finds its way from the rank's edges to the part's."""
     graph = GRAPHS[name]
     partition, found = partition_of(graph, kind), []
     for rank in range(3):
         own = subgraphs.in_edges(graph, partition, rank)
         assert torch.equal(own, graph.edge_index[:, partition.dst.owner(graph.edge_index[1]) == rank])
-        for piece in subgraphs.own_and(graph, partition, rank, way):
-            src, dst = piece.graph.edge_index
-            ends = torch.stack([piece.src[src], piece.dst[dst]])
-            assert torch.equal(own[:, subgraphs.places(piece, graph, partition, rank)], ends)
+        for part in subgraphs.rank_subgraphs(graph, partition, rank, way):
+            src, dst = part.graph.edge_index
+            ends = torch.stack([part.src[src], part.dst[dst]])
+            assert torch.equal(own[:, subgraphs.edge_positions(graph, partition, rank, part)], ends)
             found.append(ends)
     keys = torch.cat(found, dim=1)[1] * graph.num_src + torch.cat(found, dim=1)[0]
     assert torch.equal(keys.sort().values, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).sort().values)
@@ -47,31 +47,31 @@ def test_every_edge_is_in_one_piece_of_its_receivers_rank(name, kind, way):
 
 @pytest.mark.parametrize("kind", ["contiguous", "zigzag", "scattered"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_piece_knows_where_its_rows_stand(name, kind):
+def test_a_part_knows_where_its_rows_stand(name, kind):
     """By offsets where they are neighbours, else by tables; counted from the positions of the graph."""
     graph = GRAPHS[name]
     partition = partition_of(graph, kind)
-    for piece in subgraphs.own_and(graph, partition, 1, "gather"):
+    for part in subgraphs.rank_subgraphs(graph, partition, 1, "gather"):
         for tokens, at, offset, start in (
-            (piece.dst, piece.dst_at, piece.graph.dst_offset, graph.dst_offset),
-            (piece.src, piece.src_at, piece.graph.src_offset, graph.src_offset),
+            (part.dst, part.dst_at, part.graph.dst_offset, graph.dst_offset),
+            (part.src, part.src_at, part.graph.src_offset, graph.src_offset),
         ):
             rows = torch.arange(len(tokens)) + offset
             assert torch.equal(rows if at is None else at[rows], tokens + start)
-    assert not subgraphs.piece(graph, torch.arange(2, 5), torch.arange(1, 4)).is_placed
+    assert not subgraphs.subgraph(graph, torch.arange(2, 5), torch.arange(1, 4)).has_gaps
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (5, 0, 2), (1,)])
-def test_what_goes_round_reaches_everybody_once(sizes):
-    """A ring hands every block to every rank, and what one gives the next one takes; so does a gather, at once."""
+def test_every_block_reaches_every_rank_once(sizes):
+    """A ring passes every block to every rank, and what one sends the next one receives; a gather sends all at once."""
     world = len(sizes)
     for step in range(world - 1):
-        steps = [subgraphs.handing_on(sizes, rank, step) for rank in range(world)]
+        steps = [subgraphs.ring_step(sizes, rank, step) for rank in range(world)]
         for rank, travel in enumerate(steps):
             after = (rank + 1) % world
-            assert travel.give_counts[after] == sum(travel.give_counts) == sizes[(rank - step) % world]
-            assert steps[after].take_counts[rank] == travel.give_counts[after]
+            assert travel.send_counts[after] == sum(travel.send_counts) == sizes[(rank - step) % world]
+            assert steps[after].receive_counts[rank] == travel.send_counts[after]
     for rank in range(world):
-        travel = subgraphs.to_everyone(sizes, rank)
-        assert travel.take_counts == tuple(0 if r == rank else size for r, size in enumerate(sizes))
-        assert travel.give_counts == tuple(0 if r == rank else sizes[rank] for r in range(world))
+        travel = subgraphs.to_all_ranks(sizes, rank)
+        assert travel.receive_counts == tuple(0 if r == rank else size for r, size in enumerate(sizes))
+        assert travel.send_counts == tuple(0 if r == rank else sizes[rank] for r in range(world))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gnn_attention import patterns
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.distributed import halo_sets
-from gnn_attention.distributed.balance import by_edges, documents
 from gnn_attention.distributed.halo_sets import edges_between, halo, halo_sizes
 from gnn_attention.distributed.partition import Partition, contiguous, of_owners, zigzag
+from gnn_attention.distributed.partitioners import by_edges, documents
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.diagonals import diagonals
 from gnn_attention.graph.regions.quadtree import Boxes
@@ -90,9 +90,9 @@ def test_random_mixtures(n, w, sinks, world, seed, turned):
 @pytest.mark.parametrize("expression", HANDFUL)
 def test_more_runs_than_are_asked_about_one_by_one(expression, boxes, unmerged, monkeypatch):
     """Senders in groups of runs, and stretches joined a few at a time: the same."""
-    monkeypatch.setattr(halo_sets, "MOST_BOXES", boxes)
-    monkeypatch.setattr(halo_sets, "UNMERGED", unmerged)
-    monkeypatch.setattr(halo_sets, "AT_ONCE", boxes)
+    monkeypatch.setattr(halo_sets, "MAX_BOXES", boxes)
+    monkeypatch.setattr(halo_sets, "MAX_UNMERGED", unmerged)
+    monkeypatch.setattr(halo_sets, "COLUMNS_AT_ONCE", boxes)
     graph = expressions.evaluate(expression)
     check(graph, scattered(graph, 4))
 

@@ -12,11 +12,18 @@ from support.extras import needs
 from support.refusals import assert_refusals
 
 from gnn_attention import patterns
-from gnn_attention.distributed import locality
-from gnn_attention.distributed.balance import by_edges, closed_runs, documents, equal_bounds
+from gnn_attention.distributed import partitioners
 from gnn_attention.distributed.halo_sets import halo_sizes
-from gnn_attention.distributed.locality import metis, rcm, rcm_order
 from gnn_attention.distributed.partition import Partition, check_partition, contiguous, of_bounds, of_owners, of_ranges, zigzag
+from gnn_attention.distributed.partitioners import (
+    by_edges,
+    closed_runs,
+    documents,
+    equal_bounds,
+    metis,
+    rcm,
+    rcm_order,
+)
 from gnn_attention.graph import TokenGraph
 
 OWNERS = st.integers(1, 5).flatmap(
@@ -298,7 +305,7 @@ class TestLocality:
 
     @pytest.mark.parametrize("make", [rcm, by_metis])
     def test_too_many_edges_to_list(self, make, monkeypatch):
-        monkeypatch.setattr(locality, "MOST_EDGES", 54)
+        monkeypatch.setattr(partitioners, "MAX_EDGES", 54)
         with pytest.raises(ValueError, match="has 55 edges, too many to list; take contiguous, zigzag, by_edges or documents"):
             make(patterns.causal(10), 2)
 

@@ -8,7 +8,7 @@ import torch
 from support.extras import needs
 
 from gnn_attention import cache as caches
-from gnn_attention.cache._slots import Held
+from gnn_attention.cache._slots import ResidentSenders
 from gnn_attention.graph.liveness import last_receivers
 from tests.guarantees import chunked, decoding, greedy
 from tests.guarantees.decoding import CELLS, GUARANTEE, case, measure
@@ -156,7 +156,9 @@ def test_positions_that_begin_anew_with_each_chunk_are_seen(monkeypatch):
 def test_a_sender_forgotten_too_early_is_seen(monkeypatch):
     """Whom somebody will hear once more is dropped already; nobody ever is where the last token hears everyone."""
     monkeypatch.setattr(
-        Held, "needed", property(lambda held: (last_receivers(held.graph)[held.positions] > held.start).nonzero().flatten())
+        ResidentSenders,
+        "needed",
+        property(lambda held: (last_receivers(held.graph)[held.positions] > held.start).nonzero().flatten()),
     )
     assert fails(in_chunks(way="attend, float64", chunk="1")) == 6
 

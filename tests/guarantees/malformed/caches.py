@@ -79,7 +79,7 @@ def _of_caches() -> list[Case]:
         of.value("an early question", "no new tokens|append", "layer 0", lambda _: KeyValueCache(causal(3)).attend(rows)),
         of.value(
             "a future sender",
-            "hears sender 2",
+            "attends to sender 2",
             "has not come",
             lambda _: KeyValueCache(anti_causal(3)).append(rows[:, :, :1], rows[:, :, :1]),
         ),

@@ -1,0 +1,278 @@
+"""Partitions that fit the graph: ranges of equal edges, whole documents, and cuts of an edge list by RCM or
+METIS.
+
+The first two count the edges of each receiver (``in_degree``) and list none. The last two read the edge list
+as an undirected graph without self loops, whose nodes are the tokens, or the receivers and then the senders
+of a graph between two sequences. A rank has its tokens in ascending order whoever owns them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.distributed.partition import Partition, contiguous, of_bounds, of_owners, of_ranges
+from gnn_attention.graph import TokenGraph, edge_list
+from gnn_attention.graph.liveness import last_receivers, last_senders
+from gnn_attention.graph.regions.quadtree import ragged
+
+GRAIN = 16  # neighbouring short documents are joined up to this part of a rank's share
+MAX_EDGES = 2**25  # that are listed, in about 3 GB
+
+Adjacency = tuple[Tensor, Tensor]  # where the neighbours of each node start, the neighbours
+Pieces = list[list[int]]  # by rank, the numbers of its pieces
+
+
+def by_edges(graph: TokenGraph, world_size: int) -> Partition:
+    """Neighbouring receivers with as nearly as possible the same number of edges on each rank.
+
+    No rank has more than its share ``E / world_size`` and the edges of one receiver. The senders of a square
+    graph are owned alike, those of another one as :func:`contiguous` does.
+
+    >>> from gnn_attention import patterns
+    >>> by_edges(patterns.causal(10), 2)
+    Partition(by edges: 10 receivers and senders on 2 ranks: 0..6; 7..9)
+    """
+    world_size, weight = checks.size("world_size", world_size, 1), _in_degrees(graph)
+    if not int(weight.sum()):
+        weight = torch.ones_like(weight)
+    dst = of_bounds(equal_bounds(weight, world_size))
+    src = dst if graph.num_src == graph.num_dst else contiguous(graph, world_size).src
+    return Partition(dst, src, "by edges")
+
+
+def documents(graph: TokenGraph, world_size: int) -> Partition:
+    """Whole documents on each rank where possible, balanced by edges; one beyond a rank's share is cut.
+
+    A document is a run of tokens that no edge crosses (:func:`closed_runs`), so this fits any square graph
+    that falls apart into runs. Documents stay in order if that balances as well as giving them out one by
+    one, the largest first, each to the rank with the least. No rank has more than twice its share of edges
+    and tokens together, and the edges of one receiver. ValueError unless the graph is square.
+
+    >>> from gnn_attention import patterns
+    >>> documents(patterns.documents([3, 3, 2, 4]), 2)
+    Partition(documents: 12 receivers and senders on 2 ranks: 0..5; 6..11)
+    """
+    world_size = checks.size("world_size", world_size, 1)
+    before: list[int] = _before(_in_degrees(graph) + 1).tolist()  # a token has a cost without edges too
+    pieces = _pieces(closed_runs(graph).tolist(), before, -(-before[-1] // world_size))
+    sizes = [before[stop] - before[start] for start, stop in pieces]
+    candidates = _in_order(sizes, world_size), _largest_first(sizes, world_size)
+    owned = min(candidates, key=lambda ranks: max(sum(sizes[number] for number in own) for own in ranks))
+    shares = of_ranges(graph.num_dst, [[pieces[number] for number in own] for own in owned])
+    return Partition(shares, shares, "documents")
+
+
+def closed_runs(graph: TokenGraph) -> Int[Tensor, "runs 2"]:
+    """The shortest runs ``start .. stop - 1`` of tokens that no edge enters or leaves; ValueError unless
+    square.
+
+    >>> from gnn_attention import patterns
+    >>> closed_runs(patterns.documents([3, 2])).tolist()
+    [[0, 3], [3, 5]]
+    """
+    if graph.num_dst != graph.num_src:
+        expected = "documents are runs of the tokens of a square graph"
+        raise ValueError(f"{expected}, got {graph!r}; take contiguous or by_edges")
+    furthest = torch.maximum(last_receivers(graph), last_senders(graph))
+    token = torch.arange(graph.num_dst, device="cpu")
+    stop = (torch.maximum(furthest, token).cummax(0).values == token).nonzero().flatten() + 1
+    return torch.stack([torch.cat([torch.zeros_like(stop[:1]), stop[:-1]]), stop], 1)
+
+
+def rcm(graph: TokenGraph, world_size: int) -> Partition:
+    """Ranges of the reverse Cuthill-McKee order (:func:`rcm_order`), with nearly the same number of edges
+    each.
+
+    ValueError for a graph of more than 2^25 edges.
+
+    >>> from gnn_attention import patterns
+    >>> rcm(patterns.permutation([0, 2, 4, 1, 3, 5]), 2).world_size
+    2
+    """
+    world_size = checks.size("world_size", world_size, 1)
+    weight, order = _node_weights(graph), rcm_order(graph)
+    bounds = torch.tensor(equal_bounds(weight[order], world_size), device="cpu")
+    owner = torch.empty_like(order)
+    owner[order] = torch.repeat_interleave(torch.arange(world_size, device="cpu"), bounds.diff())
+    return _of_nodes(graph, owner, world_size, "rcm")
+
+
+def metis(graph: TokenGraph, world_size: int) -> Partition:
+    """METIS's k-way partition: the fewest senders that travel, the edges in balance; deterministic.
+
+    Needs pymetis (extra ``metis``). ImportError without it, ValueError for a graph of more than 2^25 edges.
+
+    G. Karypis and V. Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs",
+    1998.
+    """
+    world_size, pymetis = checks.size("world_size", world_size, 1), _pymetis()
+    weight, (start, neighbours) = _node_weights(graph), _adjacency(graph)
+    if world_size == 1 or len(weight) <= world_size or not len(neighbours):
+        owner = torch.arange(len(weight), device="cpu") % world_size
+    else:
+        # objtype 1 minimises the volume that travels instead of the edges that are cut
+        options = {"recursive": False, "options": pymetis.Options(objtype=1, seed=0)}
+        table = pymetis.CSRAdjacency(start.numpy(), neighbours.numpy())
+        found = pymetis.part_graph(world_size, table, vweights=weight.numpy(), **options)
+        owner = torch.as_tensor(found.vertex_part, dtype=torch.int64, device="cpu")
+    return _of_nodes(graph, owner, world_size, "metis")
+
+
+def rcm_order(graph: TokenGraph) -> Int[Tensor, " nodes"]:
+    """The nodes in reverse Cuthill-McKee order, which places neighbours near each other.
+
+    Breadth first from an end of each connected component, the children of a node by their degree; then
+    reversed. E. Cuthill and J. McKee, "Reducing the bandwidth of sparse symmetric matrices", 1969.
+
+    >>> from gnn_attention.graph import TokenGraph
+    >>> path = TokenGraph.from_edges(torch.tensor([[0, 3, 1], [3, 1, 2]]), 4)      # 0 -> 3 -> 1 -> 2
+    >>> rcm_order(path).tolist() in ([0, 3, 1, 2], [2, 1, 3, 0])
+    True
+    """
+    table = _adjacency(graph)
+    degree, component = table[0].diff(), _components(table)
+    first = _least_degree(component, degree, torch.arange(len(component), device="cpu"))
+    _, level = _breadth_first(table, degree, first)
+    deepest = torch.zeros_like(level).scatter_reduce_(0, component, level, "amax")[component]
+    ends = _least_degree(component, degree, (level == deepest).nonzero().flatten())
+    visit, _ = _breadth_first(table, degree, ends)
+    return (component * len(component) + visit).argsort().flip(0)
+
+
+def equal_bounds(weight: Tensor, parts: int) -> list[int]:
+    """Bounds of runs of nearly the same weight: each where the weight before it is nearest to its due."""
+    before = _before(weight)
+    due = torch.arange(parts + 1, device="cpu") * int(before[-1]) // parts
+    above = torch.searchsorted(before, due).clamp(max=len(weight))
+    below = (above - 1).clamp(min=0)
+    bounds: list[int] = torch.where(due - before[below] < before[above] - due, below, above).tolist()
+    return [0, *bounds[1:-1], len(weight)]
+
+
+# -- documents --------------------------------------------------------------------------------------------
+
+
+def _in_degrees(graph: TokenGraph) -> Tensor:
+    """Edges of each receiver over all heads and samples."""
+    return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
+
+
+def _before(weight: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), weight.cumsum(0)])
+
+
+def _pieces(runs: list[list[int]], before: list[int], share: int) -> list[tuple[int, int]]:
+    """Documents, those beyond the share cut, small neighbours joined."""
+    found: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if before[stop] - before[start] > share:
+            found += _cut(start, stop, before, share)
+        elif found and found[-1][1] == start and (before[stop] - before[found[-1][0]]) * GRAIN <= share:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _cut(start: int, stop: int, before: list[int], share: int) -> list[tuple[int, int]]:
+    """Pieces of a share each. The rest comes first: of a causal document it is attended to least often."""
+    due = reversed(range(before[stop], before[start], -share))
+    ends = [start, *(bisect_left(before, weight) for weight in due)]
+    return [(a, b) for a, b in pairwise(ends) if a < b]
+
+
+def _in_order(sizes: list[int], world_size: int) -> Pieces:
+    bounds = equal_bounds(torch.tensor(sizes, dtype=torch.int64, device="cpu"), world_size)
+    return [list(range(start, stop)) for start, stop in pairwise(bounds)]
+
+
+def _largest_first(sizes: list[int], world_size: int) -> Pieces:
+    """Each piece to the rank with the least so far, the largest first."""
+    loads = [(0, rank) for rank in range(world_size)]
+    owned: Pieces = [[] for _ in loads]
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        load, rank = loads[0]
+        owned[rank].append(number)
+        heapq.heapreplace(loads, (load + sizes[number], rank))
+    return owned
+
+
+# -- nodes and their neighbours ---------------------------------------------------------------------------
+
+
+def _breadth_first(table: Adjacency, degree: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """When each node is visited from the first ones on, and its distance; all components at a time."""
+    visit = torch.full_like(degree, -1)
+    level, reached, distance = torch.zeros_like(degree), 0, 0
+    most = int(degree.max()) + 1 if len(degree) else 1
+    while len(first):
+        visit[first] = torch.arange(reached, reached + len(first), device="cpu")
+        level[first] = distance
+        reached, distance = reached + len(first), distance + 1
+        parent, number = ragged(degree[first])
+        child = table[1][table[0][first][parent] + number]
+        fresh = visit[child] < 0
+        parent, child = parent[fresh], child[fresh]
+        child = child[(parent * most + degree[child]).argsort(stable=True)]
+        first = child[edge_list.first_of_each(child)]
+    return visit, level
+
+
+def _components(table: Adjacency) -> Tensor:
+    """The connected component of each node, named by its first node."""
+    name = torch.arange(len(table[0]) - 1, device="cpu")
+    node = torch.repeat_interleave(name, table[0].diff())
+    while True:
+        lower = name.scatter_reduce(0, node, name[table[1]], "amin")
+        lower = lower[lower]
+        if torch.equal(lower, name):
+            return name
+        name = lower
+
+
+def _least_degree(component: Tensor, degree: Tensor, among: Tensor) -> Tensor:
+    """The node of least degree of each component, among the given ones."""
+    order = among[(component[among] * (len(component) + 1) + degree[among]).argsort(stable=True)]
+    return order[edge_list.first_of_each(component[order])]
+
+
+def _adjacency(graph: TokenGraph) -> Adjacency:
+    """The undirected graph, without self loops."""
+    if graph.num_edges > MAX_EDGES:
+        advice = "take contiguous, zigzag, by_edges or documents"
+        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many to list; {advice}")
+    samples = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
+    src, dst = torch.cat([graph.select(b, h).edge_index for b, h in samples], dim=1)
+    shift = 0 if graph.num_dst == graph.num_src else graph.num_dst
+    src, nodes = src + shift, shift + graph.num_src
+    both = torch.cat([dst * nodes + src, src * nodes + dst])
+    key = torch.unique(both[torch.cat([src, src]) != torch.cat([dst, dst])])
+    return _before(torch.bincount(key // max(nodes, 1), minlength=nodes)), key % max(nodes, 1)
+
+
+def _node_weights(graph: TokenGraph) -> Tensor:
+    """Of a receiver its edges and 1, of a sender that is none 1."""
+    edges = _in_degrees(graph) + 1
+    return edges if graph.num_dst == graph.num_src else torch.cat([edges, edges.new_ones(graph.num_src)])
+
+
+def _of_nodes(graph: TokenGraph, owner: Tensor, world_size: int, name: str) -> Partition:
+    dst = of_owners(owner[: graph.num_dst], world_size)
+    square = graph.num_dst == graph.num_src
+    return Partition(dst, dst if square else of_owners(owner[graph.num_dst :], world_size), name)
+
+
+def _pymetis() -> Any:
+    try:
+        import pymetis
+    except ImportError:
+        message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take rcm, which needs nothing"
+        raise ImportError(message) from None
+    return pymetis
