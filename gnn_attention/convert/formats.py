@@ -73,7 +73,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         raise TypeError(f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
     wide = mask.detach().cpu()[(None,) * (4 - mask.dim())]
     if meaning == "additive":
-        return _from_additive(mask[(None,) * (4 - mask.dim())], _additive_edges(wide))
+        return _from_additive(mask[(None,) * (4 - mask.dim())], additive_edges(wide))
     return _from_table(wide if meaning == "attend" else ~wide)
 
 
@@ -220,7 +220,7 @@ def _listed_nodes(order: Any) -> list[Hashable]:
     return nodes
 
 
-def _additive_edges(mask: Tensor) -> Tensor:
+def additive_edges(mask: Tensor) -> Tensor:
     """Where an additive mask has edges: above the lowest number of its own dtype, or of the half it may have been."""
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")

@@ -1,4 +1,6 @@
-"""Weight matrices from plain arrays: ``[heads, in, out]`` from any accepted form, and the products they take part in."""
+"""Weight matrices from plain arrays: ``[heads, in, out]`` from any accepted form, and the products they take
+part in.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,12 @@ from torch import nn
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
-__all__ = [
-    "bias_parameter",
-    "check_fit",
-    "check_heads",
-    "check_states",
-    "grouped",
-    "heads_first",
-    "like_products",
-    "output_bias",
-    "output_matrix",
-    "plus_bias",
-    "project",
-]
 
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens, out]."""
+    """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens,
+    out].
+    """
     check_states(x, matrix.shape[1], matrix.dtype)
     result = torch.einsum("bti,hio->bhto", x, matrix)
     return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
@@ -51,7 +42,9 @@ def check_heads(heads: Any) -> None:
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float dtype but float64."""
+    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float
+    dtype but float64.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):

@@ -8,16 +8,16 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 
-__all__ = ["FactoredMatrix"]
 
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, of rank at most r; only :meth:`full` makes the m x n product.
+    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, of rank at most r; only :meth:`full` makes
+    the m x n product.
 
-    ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices, with r = head_dim (seeds S0.5, S1.23). Leading axes are heads.
-    The form follows TransformerLens' FactoredMatrix and Elhage et al. 2021, "A Mathematical Framework for Transformer
-    Circuits", section "Splitting attention head terms into circuits".
+    ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices, with r = head_dim (seeds S0.5, S1.23).
+    Leading axes are heads. The form follows TransformerLens' FactoredMatrix and Elhage et al. 2021, "A
+    Mathematical Framework for Transformer Circuits", section "Splitting attention head terms into circuits".
 
     >>> m = FactoredMatrix(torch.ones(4, 1), torch.ones(1, 4))
     >>> m.shape, [round(v, 4) for v in m.singular_values().tolist()], round(m.norm().item(), 4)
@@ -59,7 +59,9 @@ class FactoredMatrix:
         return self.svd()[1]
 
     def eigenvalues(self) -> Tensor:
-        """The at most r eigenvalues that are not zero by construction (complex): those of the small ``right @ left``."""
+        """The at most r eigenvalues that are not zero by construction (complex): those of the small ``right @
+        left``.
+        """
         if self.shape[-1] != self.shape[-2]:
             raise ValueError(f"only a square matrix has eigenvalues, got {self.shape[-2]} x {self.shape[-1]}")
         values: Tensor = torch.linalg.eigvals(self.right @ self.left)

@@ -1,4 +1,6 @@
-"""Multi-head latent attention: every head hears the same short latent of a sender, each through a pattern of its own."""
+"""Multi-head latent attention: every head hears the same short latent of a sender, each through a pattern of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,29 @@ from gnn_attention.heads import arrays
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
-__all__ = ["LatentHeads"]
 
 
 class LatentHeads(nn.Module):
-    """DeepSeek's latent attention in its absorbed form, where patterns and messages are spoken in the space of the latents.
+    """DeepSeek's latent attention in its absorbed form, where patterns and messages are spoken in the space
+    of the latents.
 
-    A sender has one latent ``c = norm(x W_DKV)`` and one turned key ``r = R (x W_KR)`` for all heads. As the paper writes it,
-    head h hears the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act on the receiver's side instead:
+    A sender has one latent ``c = norm(x W_DKV)`` and one turned key ``r = R (x W_KR)`` for all heads. As the
+    paper writes it, head h hears the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act
+    on the receiver's side instead:
 
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. So all that a cache keeps of a token is ``[c, r]``: one key
-    for all heads (MQA), ``latent_dim + rotary_dim`` wide, whose first ``latent_dim`` channels are the value as well.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. So all that a cache keeps of a token is
+    ``[c, r]``: one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, whose first ``latent_dim``
+    channels are the value as well.
 
-    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR [heads, query_dim, rotary_dim]``,
+    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR [heads,
+        query_dim, rotary_dim]``,
     ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``, ``W_UK [heads, latent_dim, content_dim]``,
-    ``W_UV [heads, latent_dim, value_dim]``, ``W_O [heads, value_dim, width]``, the norms ``q_norm`` and ``kv_norm`` and, with
-    ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 / sqrt(content_dim + rotary_dim)``.
+    ``W_UV [heads, latent_dim, value_dim]``, ``W_O [heads, value_dim, width]``, the norms ``q_norm`` and
+    ``kv_norm`` and, with ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 /
+    sqrt(content_dim + rotary_dim)``.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (where the absorption is said) and 2.1.3.
 
@@ -52,7 +58,9 @@ class LatentHeads(nn.Module):
         bias: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        """Unless given, ``value_dim`` is ``content_dim`` and ``rotary`` a plain one. ValueError for an odd ``rotary_dim``."""
+        """Unless given, ``value_dim`` is ``content_dim`` and ``rotary`` a plain one. ValueError for an odd
+        ``rotary_dim``.
+        """
         super().__init__()
         sizes = {"width": width, "num_heads": num_heads, "content_dim": content_dim, "rotary_dim": rotary_dim}
         width, num_heads, content_dim, rotary_dim = (checks.size(name, value, 1) for name, value in sizes.items())
@@ -94,7 +102,6 @@ class LatentHeads(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-    # -- sizes --------------------------------------------------------------------------------------------------------
 
     @property
     def num_heads(self) -> int:
@@ -118,7 +125,9 @@ class LatentHeads(nn.Module):
 
     @property
     def head_dim(self) -> int:
-        """Width of a query and a key as the paper writes them, ``content_dim + rotary_dim``: the rank of a pattern matrix."""
+        """Width of a query and a key as the paper writes them, ``content_dim + rotary_dim``: the rank of a
+        pattern matrix.
+        """
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
 
     @property
@@ -131,7 +140,6 @@ class LatentHeads(nn.Module):
         """``1 / sqrt(head_dim)``: the width of the latent does not change it."""
         return float(self.head_dim**-0.5)
 
-    # -- the three methods --------------------------------------------------------------------------------------------
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
@@ -166,13 +174,13 @@ class LatentHeads(nn.Module):
     def _turned(self, x: Tensor, positions: Tensor | None) -> Tensor:
         return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
-        """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``, kept factored.
+        """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``,
+        kept factored.
 
-        ``u W_P . [c, x W_KR]`` is the logit before the scale: the content part is the same at every distance, the other part
-        turns. (With ``query_dim=None`` the left side is the state itself.)
+        ``u W_P . [c, x W_KR]`` is the logit before the scale: the content part is the same at every distance,
+        the other part turns. (With ``query_dim=None`` the left side is the state itself.)
         """
         heads, rotary_dim = self.num_heads, self.W_QR.shape[2]
         turn = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(heads, -1, -1)
@@ -181,7 +189,9 @@ class LatentHeads(nn.Module):
         return FactoredMatrix(torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, turned], dim=-2))
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``: from a latent to its message, kept factored."""
+        """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``: from a latent to its message, kept
+        factored.
+        """
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,6 @@
-"""Heads that learn their widths from the first states they meet, as torch_geometric's layers do with ``-1``."""
+"""Heads that learn their widths from the first states they meet, as torch_geometric's layers do with
+``-1``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from torch.nn.parameter import UninitializedParameter
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.heads.standard import StandardHeads
 
-__all__ = ["LazyHeads"]
 
 WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}  # the axis that is as wide as a state
 OF_SENDERS = ("W_K", "W_V")
@@ -19,12 +20,13 @@ _meeting = threading.Lock()
 
 
 class LazyHeads(LazyModuleMixin, StandardHeads):
-    """:class:`StandardHeads` whose ``width`` and ``source_width`` are those of the first states that reach their layer.
+    """:class:`StandardHeads` whose ``width`` and ``source_width`` are those of the first states that reach
+    their layer.
 
-    For ``to_hetero`` and wherever each kind of node has a width of its own. The layer's first call makes the parameters, in the
-    dtype and on the device that the module was moved to, and these heads are plain :class:`StandardHeads` from then on. As with
-    all lazy modules of torch, call the layer once before an optimizer, a compiler or an export sees it; loading a state that has
-    the parameters fixes the widths too.
+    For ``to_hetero`` and wherever each kind of node has a width of its own. The layer's first call makes the
+    parameters, in the dtype and on the device that the module was moved to, and these heads are plain
+    :class:`StandardHeads` from then on. As with all lazy modules of torch, call the layer once before an
+    optimizer, a compiler or an export sees it; loading a state that has the parameters fixes the widths too.
 
     Sources: torch.nn.LazyLinear; torch_geometric.nn.Linear with ``in_channels=-1``.
 
@@ -48,9 +50,11 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
             self.register_parameter(name, UninitializedParameter())  # type: ignore[arg-type]
 
     def meet(self, width: int, source_width: int) -> None:
-        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless they were loaded before.
+        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless they were loaded
+        before.
 
-        Of several threads that come at once the first decides the widths, and the others wait until the parameters are there.
+        Of several threads that come at once the first decides the widths, and the others wait until the
+        parameters are there.
         """
         with _meeting:
             if isinstance(self, LazyHeads):  # what another thread has made of it meanwhile is no such thing any more

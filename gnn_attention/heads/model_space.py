@@ -8,14 +8,14 @@ factored pattern ``(x W_Q) W_K^T``           ``x`` itself                    mes
 merged   pattern ``x W_P``                   ``x`` itself                    message ``x W_M``
 ======== =================================== =============================== ======================
 
-with ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). A pattern may live on the sender's side instead:
-the query is then ``x`` and the key ``x W_K W_Q^T``, which a sender can compute once and cache (seed S1.15). The scale is
-``1 / sqrt(head_dim)`` in every form.
+with ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). A pattern may live on the
+sender's side instead: the query is then ``x`` and the key ``x W_K W_Q^T``, which a sender can compute once
+and cache (seed S1.15). The scale is ``1 / sqrt(head_dim)`` in every form.
 
-Every form has three methods, and an attention layer is nothing else:
-``collect(attend(receive(x_dst), *send(x_src), graph, scale=heads.scale))``.
-Row convention throughout: a token is a row, ``q = x W_Q``. A bias is a weight on a constant 1, so ``[x, 1]`` carries biases
-through the products exactly, the one of the values included.
+Every form has three methods, and an attention layer is nothing else: ``collect(attend(receive(x_dst),
+*send(x_src), graph, scale=heads.scale))``. Row convention throughout: a token is a row, ``q = x W_Q``. A bias
+is a weight on a constant 1, so ``[x, 1]`` carries biases through the products exactly, the one of the values
+included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads.arrays import check_states, grouped, like_products, plus_bias, project
 from gnn_attention.heads.standard import StandardHeads
 
-__all__ = ["FactoredHeads", "MergedHeads", "StandardHeads"]
 
 SIDES = ("receiver", "sender")
 
@@ -36,7 +35,8 @@ SIDES = ("receiver", "sender")
 class _ModelSpaceHeads(nn.Module):
     """What the factored and the merged form share: patterns and messages as wide as the tokens' states.
 
-    Subclasses give ``_pattern_of(x)`` for the side they keep the pattern on, ``_message_of(x)`` and the flags of ``[x, 1]``.
+    Subclasses give ``_pattern_of(x)`` for the side they keep the pattern on, ``_message_of(x)`` and the flags
+    of ``[x, 1]``.
     """
 
     side: str
@@ -74,7 +74,9 @@ class _ModelSpaceHeads(nn.Module):
         return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens own_width"]) -> Float[Tensor, "batch heads tokens other_width"]:
-        """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with states (S0.6)."""
+        """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with
+        states (S0.6).
+        """
         return self._pattern_of(x)[..., : self._pattern_width()]
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
@@ -98,8 +100,9 @@ class _ModelSpaceHeads(nn.Module):
 class FactoredHeads(_ModelSpaceHeads):
     """Patterns and messages computed through the factors: ``P = (x W_Q) W_K^T``, ``M = (x W_V) W_O``.
 
-    ``FactoredHeads.of(heads, side="receiver")`` is another way to run the *same* parameters: training one trains the other.
-    ``side="sender"``: ``P = (x W_K) W_Q^T``, the cacheable side. ValueError for rotary or normed heads.
+    ``FactoredHeads.of(heads, side="receiver")`` is another way to run the *same* parameters: training one
+    trains the other. ``side="sender"``: ``P = (x W_K) W_Q^T``, the cacheable side. ValueError for rotary or
+    normed heads.
 
     Sources: seeds S0.4 to S0.6, S1.15, S1.21 ("refactored").
     """
@@ -169,11 +172,14 @@ class FactoredHeads(_ModelSpaceHeads):
 class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
-    ``MergedHeads.of(heads, side="receiver")`` multiplies the factors out into parameters of its own. Built directly,
-    ``MergedHeads(width, num_heads, head_dim)`` is the parameterisation without a bottleneck; head_dim then only sets the scale.
+    ``MergedHeads.of(heads, side="receiver")`` multiplies the factors out into parameters of its own. Built
+    directly, ``MergedHeads(width, num_heads, head_dim)`` is the parameterisation without a bottleneck;
+    head_dim then only sets the scale.
 
-    Parameters: ``pattern [heads, width (+1), source_width (+1)]`` and ``message [heads, source_width (+1), width]``; the +1 is
-    there with biases, whose products make up the last row and column. :attr:`W_P` and :attr:`W_M` are the parts without it.
+    Parameters: ``pattern [heads, width (+1), source_width (+1)]`` and ``message [heads, source_width (+1),
+        width]``; the +1 is
+    there with biases, whose products make up the last row and column. :attr:`W_P` and :attr:`W_M` are the
+    parts without it.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
@@ -251,7 +257,6 @@ class MergedHeads(_ModelSpaceHeads):
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}, side={self.side!r}"
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _with_one(x: Tensor) -> Tensor:
@@ -265,7 +270,9 @@ def _affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _pattern_factors(heads: StandardHeads) -> tuple[Tensor, Tensor]:
-    """The two factors of the pattern, ``W_Q`` and ``W_K`` for each query head, biases as last rows where there are any."""
+    """The two factors of the pattern, ``W_Q`` and ``W_K`` for each query head, biases as last rows where
+    there are any.
+    """
     W_K, b_K = grouped(heads.W_K, heads.num_heads), grouped(heads.b_K, heads.num_heads)
     if heads.b_Q is None and heads.b_K is None:
         return heads.W_Q, W_K

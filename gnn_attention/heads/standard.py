@@ -1,4 +1,6 @@
-"""The weights of attention heads as they are usually kept: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each head."""
+"""The weights of attention heads as they are usually kept: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each
+head.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,21 @@ from gnn_attention.heads import arrays
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
-__all__ = ["StandardHeads"]
 
 
 class StandardHeads(nn.Module):
-    """Queries, keys, values and an output matrix for each head: ``update = sum_h weights_h (x W_V_h) W_O_h + b_O``.
+    """Queries, keys, values and an output matrix for each head: ``update = sum_h weights_h (x W_V_h) W_O_h +
+    b_O``.
 
     Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``,
-    ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with ``bias=True``, ``b_Q``, ``b_K``,
-    ``b_V`` of one row for each head and ``b_O [width]`` (or ``[heads, width]``, one for each head: only their sum counts).
-    ``num_kv_heads < num_heads`` groups query heads (GQA; 1 is MQA). ``rotary`` is a :class:`Rotary`; ``qk_norm=True`` puts a
-    learned RMSNorm on every query and key (before the rotation). ``source_width`` is the senders' width where it differs.
+    ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with ``bias=True``,
+    ``b_Q``, ``b_K``, ``b_V`` of one row for each head and ``b_O [width]`` (or ``[heads, width]``, one for
+    each head: only their sum counts). ``num_kv_heads < num_heads`` groups query heads (GQA; 1 is MQA).
+    ``rotary`` is a :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before
+    the rotation). ``source_width`` is the senders' width where it differs.
 
-    Sources: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; seeds S0.1, S0.2; GQA: Ainslie et al. 2023 (arXiv 2305.13245).
+    Sources: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; seeds S0.1, S0.2; GQA: Ainslie et al. 2023
+    (arXiv 2305.13245).
 
     >>> heads = StandardHeads(width=8, num_heads=2)
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale
@@ -44,7 +48,9 @@ class StandardHeads(nn.Module):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """Raises ValueError if ``width`` is no multiple of ``num_heads`` (give ``head_dim``) or heads do not group evenly."""
+        """Raises ValueError if ``width`` is no multiple of ``num_heads`` (give ``head_dim``) or heads do not
+        group evenly.
+        """
         super().__init__()
         sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -81,7 +87,6 @@ class StandardHeads(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-    # -- sizes --------------------------------------------------------------------------------------------------------
 
     @property
     def num_heads(self) -> int:
@@ -113,12 +118,13 @@ class StandardHeads(nn.Module):
         """``1 / sqrt(head_dim)``."""
         return float(self.head_dim**-0.5)
 
-    # -- the three methods --------------------------------------------------------------------------------------------
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Queries ``x W_Q + b_Q`` of the receivers, normed and turned where asked; ``positions`` default to 0, 1, ..."""
+        """Queries ``x W_Q + b_Q`` of the receivers, normed and turned where asked; ``positions`` default to
+        0, 1, ...
+        """
         return self._turned(arrays.project(x, self.W_Q, self.b_Q), self.q_norm, positions)
 
     def send(
@@ -144,13 +150,13 @@ class StandardHeads(nn.Module):
             return x
         return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, kept factored; biases are not in it.
+        """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, kept factored; biases are not
+        in it.
 
-        With ``rotary`` the pattern depends on how far apart the tokens are: ``W_Q R W_K^T`` for ``distance = dst - src``.
-        ValueError if rotary heads get no distance, or with ``qk_norm`` (a norm is no matrix).
+        With ``rotary`` the pattern depends on how far apart the tokens are: ``W_Q R W_K^T`` for ``distance =
+        dst - src``. ValueError if rotary heads get no distance, or with ``qk_norm`` (a norm is no matrix).
         """
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
@@ -163,7 +169,9 @@ class StandardHeads(nn.Module):
         return FactoredMatrix(left, right)
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``, kept factored; ValueError without ``W_O``."""
+        """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``, kept factored; ValueError without
+        ``W_O``.
+        """
         if self.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
         return FactoredMatrix(arrays.grouped(self.W_V, self.num_heads), self.W_O)
@@ -173,7 +181,6 @@ class StandardHeads(nn.Module):
         grouped = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}{grouped}"
 
-    # -- weights from elsewhere ---------------------------------------------------------------------------------------
 
     @classmethod
     def from_arrays(
@@ -193,11 +200,12 @@ class StandardHeads(nn.Module):
     ) -> StandardHeads:
         """Heads from plain arrays (tensors, numpy arrays, nested lists), copied.
 
-        ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or with heads side by side ``[in, heads * out]``;
-        ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1). ``layout="column"``:
-        ``q = W_Q x``, every matrix transposed, as in ``nn.Linear.weight`` and seed S2.1. The two-dimensional forms need
-        ``num_heads`` (and ``num_kv_heads`` where it differs). Biases: ``[heads, dim]`` or flat; ``b_O [width]`` or
-        ``[heads, width]``. ``W_O=None``: the heads' outputs stay side by side.
+        ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or with heads side by side ``[in, heads
+        * out]``; ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1).
+        ``layout="column"``: ``q = W_Q x``, every matrix transposed, as in ``nn.Linear.weight`` and seed S2.1.
+        The two-dimensional forms need ``num_heads`` (and ``num_kv_heads`` where it differs). Biases:
+        ``[heads, dim]`` or flat; ``b_O [width]`` or ``[heads, width]``. ``W_O=None``: the heads' outputs stay
+        side by side.
 
         Raises ValueError naming the array whose shape does not fit.
         """
@@ -221,9 +229,11 @@ class StandardHeads(nn.Module):
 
     @classmethod
     def from_mha(cls, attention: nn.MultiheadAttention) -> StandardHeads:
-        """Heads with the weights of a ``torch.nn.MultiheadAttention``, copied; its dropout belongs to the layer.
+        """Heads with the weights of a ``torch.nn.MultiheadAttention``, copied; its dropout belongs to the
+        layer.
 
-        ValueError for what a graph of tokens cannot hold: ``add_bias_kv``, ``add_zero_attn``, ``kdim != vdim``.
+        ValueError for what a graph of tokens cannot hold: ``add_bias_kv``, ``add_zero_attn``, ``kdim !=
+        vdim``.
         """
         if not isinstance(attention, nn.MultiheadAttention):
             raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {type(attention).__name__}")

@@ -1,5 +1,6 @@
 """Attention along graphs inside models of transformers."""
 
-from gnn_attention.huggingface.interface import NAME, GraphFunction, attending, attention, mask, use_graph
+from gnn_attention.huggingface._overrides import NAME, GraphFunction
+from gnn_attention.huggingface.interface import attending, attention, mask, use_graph
 
 __all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]

@@ -1,8 +1,9 @@
-"""A graph of the user's at the place of a call: a Hugging Face model's own graph, cut down or replaced.
+"""Align a user's graph with the query and key slots of one attention call (decoding, padding, sliding
+caches).
 
-The user's graph speaks of a whole sequence from its first token on. A call of attention speaks of slots: a few receivers of a
-decoding step, senders of which a sliding cache has dropped some, padding on either side. What is made here stands between them.
-Graphs of equal rules (:func:`recipe`) are taken for the same, so that what was planned for one forward pass serves the next.
+The user's graph is of a whole sequence from its first token on. A call has slots: a few receivers of a
+decoding step, senders of which a sliding cache has dropped some, padding on either side. Graphs of equal
+rules (:func:`recipe`) count as the same, so that the plan of one forward pass serves the next.
 """
 
 from __future__ import annotations
@@ -25,26 +26,24 @@ from gnn_attention.graph.intervals.values import Span
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["Known", "Place", "framed", "is_token", "recipe", "shifted"]
-
-KEPT = 16  # graphs of forward passes that are kept for the next
+CACHED = 16  # graphs of forward passes
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a call of attention stands in its sequence, and who may be heard there by the model's ``own`` graph.
+    """The slots of an attention call in its sequence, with the model's ``own`` graph over them.
 
-    Receivers and senders are slots, ``own.dst_offset`` and ``own.src_offset`` their first positions. ``padding``: bool
-    ``[B or 1, src]``, the senders that are tokens. ``left``: ``[B or 1]``, how many slots before a sample's first token hold
-    padding. None: no padding. ``kept``: the own graph is the same object in the next forward pass.
+    ``own.dst_offset`` and ``own.src_offset`` are the first positions of the slots. ``padding``: bool ``[B or
+    1, src]``, the senders that are tokens. ``left``: ``[B or 1]``, the slots of padding before a sample's
+    first token. None: no padding. ``cached``: the own graph is the same object in the next forward pass.
     """
 
     own: TokenGraph
     batch: int
     padding: Bool[Tensor, "samples src"] | None = None
     left: Int[Tensor, " samples"] | None = None
-    kept: bool = False
+    cached: bool = False
     _made: dict[Any, Place] = field(default_factory=dict)
 
     @property
@@ -53,18 +52,20 @@ class Place:
         return self.own.dst_offset + self.own.num_dst - (0 if self.left is None else int(self.left.min()))
 
     def under(self, graph: TokenGraph, instead: bool, who: str) -> Place:
-        """The place where the own edges are those that ``graph`` has too, or ``instead`` its own, but for padding.
+        """The place with the own edges that ``graph`` has too, or ``instead`` with those of ``graph``, but
+        for padding.
 
-        ``graph`` is that of a whole sequence from position 0; a sample's positions count from its first token. Raises
-        ValueError if it is too short or does not begin at 0, and if it hears senders that a cache has dropped; ``who`` is
-        what the message calls the caller.
+        ``graph`` is that of a whole sequence from position 0; a sample's positions count from its first
+        token. Raises ValueError, which names the caller ``who``, if it is too short or does not begin at 0,
+        or attends to senders that a cache has dropped.
         """
         key = (Known(graph), instead)
         if key not in self._made:
-            _check_reach(self, graph, who)
+            _check_length(self, graph, who)
             if instead:
-                _check_nothing_lost(self, graph, who)
-            joined = _joined(_Same(self), *key) if self.kept and self.left is None else _join(self, graph, instead)
+                _check_senders_resident(self, graph, who)
+            cacheable = self.cached and self.left is None
+            joined = _cached_join(_Same(self), *key) if cacheable else _join(self, graph, instead)
             self._made[key] = replace(self, own=joined, _made={})
         return self._made[key]
 
@@ -73,12 +74,18 @@ class Place:
         key = tuple(id(place) for place in places)
         if key not in self._made:
             own = _by_head([place.own for place in places])
-            self._made[key] = replace(self, own=own, kept=self.kept and len(set(key)) == 1, _made={})
+            self._made[key] = replace(self, own=own, cached=self.cached and len(set(key)) == 1, _made={})
         return self._made[key]
 
 
 def framed(
-    rule: Rule, num_dst: int, num_src: int, dst_offset: int, src_offset: int, name: str = "the model's mask", **sizes: int | None
+    rule: Rule,
+    num_dst: int,
+    num_src: int,
+    dst_offset: int,
+    src_offset: int,
+    name: str = "the model's mask",
+    **sizes: int | None,
 ) -> TokenGraph:
     """The graph of a rule over slots, at its position."""
     graph = TokenGraph.from_rule(rule, num_dst, num_src, name=name, **sizes)
@@ -86,49 +93,51 @@ def framed(
 
 
 def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule, told absolute positions."""
+    """The rule at absolute positions."""
     return ask(rule, b, h, dst + first, src + start)
 
 
-def is_token(heard: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Whether a sender is a token and not padding."""
+def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """Whether a sender is a token and not padding; ``padding`` is True at tokens."""
     if not isinstance(src, Span):
-        heard = heard.to(src.device)
-    return heard[0][src] if len(heard) == 1 else heard[b, src]
+        padding = padding.to(src.device)
+    return padding[0][src] if len(padding) == 1 else padding[b, src]
 
 
-# -- a graph of the user's, at the place of a call ---------------------------------------------------------------------
-
-
-def _check_reach(place: Place, graph: TokenGraph, who: str) -> None:
+def _check_length(place: Place, graph: TokenGraph, who: str) -> None:
     own = place.own
     if own.dst_offset + own.num_dst > own.src_offset + own.num_src:
-        raise ValueError(f"{who}: the receivers of {own!r} are not among its senders, so no graph of one sequence fits")
+        reason = "are not among its senders, so no graph of one sequence fits"
+        raise ValueError(f"{who}: the receivers of {own!r} {reason}")
     if graph.dst_offset or graph.src_offset:
-        raise ValueError(f"{who}: the graph must be that of whole sequences, from position 0 on, got {graph!r}")
+        expected = "that of whole sequences, from position 0 on"
+        raise ValueError(f"{who}: the graph must be {expected}, got {graph!r}")
     if min(graph.num_dst, graph.num_src) < place.length:
         raise ValueError(
-            f"{who}: {graph!r} is too short for a sequence of {place.length} tokens: give a longer one (what is beyond the "
-            "sequence is cut), or a function (layer, head, length) -> graph, or use_graph only the part that it is meant for"
+            f"{who}: {graph!r} is too short for a sequence of {place.length} tokens: give a longer one (what "
+            "is beyond the sequence is cut), or a function (layer, head, length) -> graph, or use_graph only "
+            "the part that it fits"
         )
 
 
-def _check_nothing_lost(place: Place, graph: TokenGraph, who: str) -> None:
+def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
     """ValueError if the graph has an edge from a sender that stood before the first slot."""
     own = place.own
     if not own.src_offset:
         return
     gone = framed(graph_rules.everyone, own.num_dst, own.src_offset, own.dst_offset, 0)
     samples = 1 if place.left is None and graph.batch is None else place.batch
-    if counting.any_edge(_placed(replace(place, own=gone), graph), (samples, graph.heads or 1, own.num_dst, own.src_offset)):
+    sizes = (samples, graph.heads or 1, own.num_dst, own.src_offset)
+    if counting.any_edge(_placed(replace(place, own=gone), graph), sizes):
         raise ValueError(
-            f"{who}: its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the receivers from "
-            f"{own.dst_offset} on hear some of them: generate with use_cache=False, or with a cache that keeps all tokens"
+            f"{who}: its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the "
+            f"receivers from {own.dst_offset} on attend to some of them: generate with use_cache=False, or "
+            "with a cache that keeps all tokens"
         )
 
 
-@lru_cache(maxsize=KEPT)
-def _joined(same: _Same, known: Known, instead: bool) -> TokenGraph:
+@lru_cache(maxsize=CACHED)
+def _cached_join(same: _Same, known: Known, instead: bool) -> TokenGraph:
     return _join(same.place, known.thing, instead)
 
 
@@ -138,8 +147,9 @@ def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     if graph._listed is not None and left is None and not instead:
         return replace(own & _placed_list(place, graph), name=_within(graph))
     rules = [_placed(place, graph), *(_slots_with_tokens(place) if instead else [own.rule])]
-    apart = any(table is not None and len(table) > 1 for table in (left, place.padding if instead else None))
-    samples = graph.batch or (None if instead else own.batch) or (place.batch if apart else None)
+    tables = (left, place.padding if instead else None)
+    by_sample = any(table is not None and len(table) > 1 for table in tables)
+    samples = graph.batch or (None if instead else own.batch) or (place.batch if by_sample else None)
     heads = graph.heads or (None if instead else own.heads)
     sizes = (own.num_dst, own.num_src, own.dst_offset, own.src_offset)
     name = f"{graph.name}, without padding" if instead else _within(graph)
@@ -151,7 +161,7 @@ def _within(graph: TokenGraph) -> str:
 
 
 def _slots_with_tokens(place: Place) -> list[Rule]:
-    """Not padding, and not behind the last receiver, where a static cache is still empty."""
+    """Neither padding, nor after the last receiver, where a static cache is still empty."""
     last = place.own.dst_offset + place.own.num_dst - place.own.src_offset
     rules: list[Rule] = [partial(_is_there, last)] if last < place.own.num_src else []
     return rules if place.padding is None else [*rules, partial(is_token, place.padding)]
@@ -162,7 +172,7 @@ def _is_there(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Ten
 
 
 def _placed(place: Place, graph: TokenGraph) -> Rule:
-    """The rule of a whole sequence's graph, asked about slots."""
+    """The rule of a whole sequence's graph, over slots."""
     own, left = place.own, place.left
     if left is not None and len(left) > 1:
         return partial(_at_each, graph.rule, left, own.dst_offset, own.src_offset, graph.num_src)
@@ -174,14 +184,31 @@ def _placed(place: Place, graph: TokenGraph) -> Rule:
 
 
 def _at_each(
-    rule: Rule, left: Tensor, first: int, start: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    rule: Rule,
+    left: Tensor,
+    first: int,
+    start: int,
+    num_src: int,
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
 ) -> Tensor:
     pad = left[b] if isinstance(b, Span) else left.to(b.device)[b]
     return _inside(rule, 0, 0, num_src, b, h, dst + first - pad, src + start - pad)
 
 
-def _inside(rule: Rule, first: int, start: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule where both ends are tokens of its graph; before and behind them nobody hears or is heard."""
+def _inside(
+    rule: Rule,
+    first: int,
+    start: int,
+    num_src: int,
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
+) -> Tensor:
+    """The rule where both ends are tokens of its graph; no edges elsewhere."""
     dst, src = dst + first, src + start
     known = (dst >= 0) & (src >= 0) & (src < num_src)
     return known & ask(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
@@ -206,7 +233,8 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
         return distinct[0]
     for graph in distinct:
         if graph.heads is not None:
-            raise ValueError(f"the graph of one head must not differ by head, got {graph!r}; select(batch, head) takes one")
+            advice = "select(batch, head) takes one"
+            raise ValueError(f"the graph of one head must not differ by head, got {graph!r}; {advice}")
     group = {id(graph): number for number, graph in enumerate(distinct)}
     of_head = torch.tensor([group[id(graph)] for graph in graphs], device="cpu")
     rule = partial(_of_head, of_head, tuple(graph.rule for graph in distinct))
@@ -215,7 +243,7 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
     return framed(rule, *sizes, f"{len(distinct)} graphs by head", heads=len(graphs), batch=batch)
 
 
-def _of_head(of_head: Tensor, rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
     mine = of_head[h] if isinstance(h, Span) else of_head.to(h.device)[h]
     edge = (mine == 0) & ask(rules[0], b, h, dst, src)
     for number, rule in enumerate(rules[1:], 1):
@@ -223,16 +251,16 @@ def _of_head(of_head: Tensor, rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst
     return edge
 
 
-# -- rules that say the same ------------------------------------------------------------------------------------------
-
-
 def recipe(value: object) -> Hashable | None:
-    """What makes a rule the same as another: its code and all constants bound to it; None where that cannot be told.
+    """A key that is equal for equal rules: the code and all constants bound to it; None where that is
+    unknown.
 
-    Only code of this library and of transformers is trusted to read nothing else. A rule that holds a tensor has no recipe.
+    Only code of this library and of transformers is trusted to read nothing else. A rule with a tensor has no
+    recipe.
 
     >>> from gnn_attention import patterns
-    >>> recipe(patterns.window(8, 2).rule) == recipe(patterns.window(9, 2).rule) != recipe(patterns.window(9, 3).rule)
+    >>> short, longer, wider = (patterns.window(n, w).rule for n, w in ((8, 2), (9, 2), (9, 3)))
+    >>> recipe(short) == recipe(longer) != recipe(wider)
     True
     """
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -241,10 +269,13 @@ def recipe(value: object) -> Hashable | None:
         return _all_of(tuple, *value)
     if isinstance(value, partial):
         return _all_of(partial, value.func, value.args, tuple(sorted(value.keywords.items())))
-    if isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED and not value.__kwdefaults__:
-        bound = _all_of(FunctionType, value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ()))
-        return None if bound is None else (value.__module__, value.__code__, bound)
-    return None
+    if not isinstance(value, FunctionType) or value.__kwdefaults__:
+        return None
+    if value.__module__.split(".")[0] not in TRUSTED:
+        return None
+    cells = (cell.cell_contents for cell in value.__closure__ or ())
+    bound = _all_of(FunctionType, value.__defaults__, *cells)
+    return None if bound is None else (value.__module__, value.__code__, bound)
 
 
 def _all_of(kind: type, *values: object) -> Hashable | None:
@@ -259,22 +290,20 @@ class Known:
         """``thing``: a rule or a :class:`TokenGraph`."""
         self.thing = thing
         if isinstance(thing, TokenGraph):
-            said = None if thing._listed is not None else recipe(thing.rule)
-            self.key: Hashable = id(thing) if said is None else (said, thing._frame())
+            found = None if thing._listed is not None else recipe(thing.rule)
+            self.key: Hashable = id(thing) if found is None else (found, thing._frame())
         else:
             self.key = recipe(thing) or id(thing)
 
     def __eq__(self, other: object) -> bool:
-        """The same recipe, or the same object."""
         return isinstance(other, Known) and self.key == other.key
 
     def __hash__(self) -> int:
-        """Of the recipe."""
         return hash(self.key)
 
 
 class _Same:
-    """A kept place as a key: its own graph, as an object."""
+    """A cached place as a key: its own graph, by identity."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -1,4 +1,6 @@
-"""Blocks of :func:`gnn_attention.huggingface.use_graph` that are in force, and what they give each module of their model."""
+"""Blocks of :func:`gnn_attention.huggingface.use_graph` that are in force, and what they give each module of
+their model.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,30 @@ from torch import nn
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface._alignment import Place
 
-__all__ = ["NAME", "GraphFunction", "Use", "check_routed", "followed", "in_force", "named", "uses_for", "uses_now"]
-
 NAME: Final = "gnn_attention"
-CROSS = ("crossatt", "cross_att", "encoder_att", "encdecatt", "enc_dec_att")  # in names of modules that listen elsewhere
+CROSS = ("crossatt", "cross_att", "encoder_att", "encdecatt", "enc_dec_att")  # in names of cross-attention
 
-GraphFunction = Callable[[int, int, int], TokenGraph | None]  # (layer, head, length) -> graph, None: as the model does
+# (layer, head, length) -> graph, None: the model's own
+GraphFunction = Callable[[int, int, int], TokenGraph | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One ``use_graph`` in force: the modules that it holds for, by id, with their names, and what it gives them."""
+    """One ``use_graph`` in force: the modules that it holds for, by id, with their names, and what it gives
+    them.
+    """
 
     model: nn.Module
     choice: TokenGraph | GraphFunction
     replace: bool
     names: dict[int, str]
-    numbers: dict[int, int] = field(default_factory=dict)  # of modules that do not know their layer, in the order of calls
+    # of modules without layer_idx, in the order of calls
+    numbers: dict[int, int] = field(default_factory=dict)
     calls: list[int] = field(default_factory=lambda: [0])
     open: list[bool] = field(default_factory=lambda: [True])
 
     def holds(self, module: nn.Module) -> bool:
-        """A module of the model whose senders are the receivers' own sequence."""
+        """True for a self-attention module of the model."""
         name = self.names.get(id(module))
         if name is None or getattr(module, "is_cross_attention", False):
             return False
@@ -46,16 +50,18 @@ class Use:
         return not any(word in words for word in CROSS)
 
     def check(self, module: nn.Module, num_dst: int, num_src: int, masked: bool) -> None:
-        """ValueError where it cannot be laid over a mask that does not tell positions, or padding."""
+        """ValueError where it cannot be aligned with a mask without positions, or padding."""
         if num_dst != num_src:
             raise ValueError(
-                f"use_graph: {named(module)} has {num_dst} receivers and {num_src} senders and a mask that does not tell their "
-                "positions; leave attention_mask to the model, or give use_graph a part of it without this module"
+                f"use_graph: {named(module)} has {num_dst} receivers and {num_src} senders and a mask that "
+                "does not tell their positions; leave attention_mask to the model, or give use_graph a part "
+                "of it without this module"
             )
         if masked and self.replace:
             raise ValueError(
-                f"use_graph(replace=True): {named(module)} got a mask as a tensor, in which padding cannot be told from the "
-                "rest: pass a 2-D attention_mask, or let the graph be intersected (replace=False)"
+                f"use_graph(replace=True): {named(module)} got a mask as a tensor, in which padding cannot "
+                "be told from the rest: pass a 2-D attention_mask, or let the graph be intersected "
+                "(replace=False)"
             )
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
@@ -65,7 +71,8 @@ class Use:
         if isinstance(self.choice, TokenGraph):
             return place.under(self.choice, self.replace, who)
         found = [_checked_graph(self.choice(layer, head, place.length), who) for head in range(heads)]
-        return place.by_head([place if graph is None else place.under(graph, self.replace, who) for graph in found])
+        places = [place if graph is None else place.under(graph, self.replace, who) for graph in found]
+        return place.by_head(places)
 
     def _layer(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
@@ -74,11 +81,11 @@ class Use:
 
 _ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", default=())
 _Last = WeakKeyDictionary[nn.Module, tuple[Use, ...]]
-_last: _Last = WeakKeyDictionary()  # where no mask carries them, for the threads in which torch goes backward on a GPU
+_last: _Last = WeakKeyDictionary()  # of all threads, for those in which torch goes backward on a GPU
 
 
 class _OfThread(threading.local):
-    """The same for the forward passes of each thread, which goes backward itself on a CPU."""
+    """The same for each thread, which goes backward itself on a CPU."""
 
     def __init__(self) -> None:
         self.last: _Last = WeakKeyDictionary()
@@ -93,7 +100,7 @@ def uses_now() -> tuple[Use, ...]:
 
 
 def uses_for(module: nn.Module) -> tuple[Use, ...]:
-    """The uses in force; for a layer that is computed again in a backward pass, those of its forward pass.
+    """The uses in force; for a layer that is recomputed in a backward pass, those of its forward pass.
 
     RuntimeError in a backward pass whose block was left: another forward pass may have come in between.
     """
@@ -106,8 +113,8 @@ def uses_for(module: nn.Module) -> tuple[Use, ...]:
     remembered = _own.last.get(module, _last.get(module, ()))
     if not all(use.open[0] for use in remembered):
         raise RuntimeError(
-            f"{named(module)} is computed again for the backward pass (gradient checkpointing) after its use_graph block was "
-            "left: call backward() inside the block"
+            f"{named(module)} is recomputed for the backward pass (gradient checkpointing) after its "
+            "use_graph block was left: call backward() inside the block"
         )
     return remembered
 
@@ -120,7 +127,8 @@ def in_force(use: Use) -> Iterator[None]:
     try:
         yield
         if not use.calls[0]:
-            warnings.warn(f"no self-attention of {type(use.model).__name__} was computed in this use_graph block", stacklevel=3)
+            kind = type(use.model).__name__
+            warnings.warn(f"no self-attention of {kind} was computed in this use_graph block", stacklevel=3)
     finally:
         _ACTIVE.reset(token)
         use.open[0] = False
@@ -128,12 +136,15 @@ def in_force(use: Use) -> Iterator[None]:
 
 @contextmanager
 def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
-    """The blocks that this context is in hold for ``twin``, a copy of ``module``, as they do for the original."""
+    """The blocks that this context is in hold for ``twin``, a copy of ``module``, as they do for the
+    original.
+    """
     copies = dict(twin.named_modules())
-    parts = [(id(part), id(copies[name])) for name, part in module.named_modules() if copies.get(name) not in (None, part)]
+    own = dict(module.named_modules())
+    parts = [(id(x), id(copies[name])) for name, x in own.items() if copies.get(name) not in (None, x)]
     tables: list[dict[int, Any]] = [table for use in uses_now() for table in (use.names, use.numbers)]
     for table in tables:
-        table.update({copy: table[own] for own, copy in parts if own in table})
+        table.update({copy: table[part] for part, copy in parts if part in table})
     try:
         yield
     finally:
@@ -144,29 +155,33 @@ def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
 
 def check_routed(model: nn.Module) -> None:
     """ValueError or NotImplementedError unless the attention of every part of the model is ``NAME``."""
-    parts = [
-        (name, part) for name, part in model.named_modules() if hasattr(getattr(part, "config", None), "_attn_implementation")
-    ]
+    modules = model.named_modules()
+    parts = [(name, x) for name, x in modules if hasattr(getattr(x, "config", None), "_attn_implementation")]
     if not parts:
-        raise ValueError(f"use_graph: {type(model).__name__} has no part with a Hugging Face config: give a transformers model")
+        kind = type(model).__name__
+        advice = "give a transformers model"
+        raise ValueError(f"use_graph: {kind} has no part with a Hugging Face config: {advice}")
     for name, part in parts:
-        found, where = part.config._attn_implementation, f"{type(part).__name__}{f' ({name})' if name else ''}"
+        found = part.config._attn_implementation
+        where = f"{type(part).__name__}{f' ({name})' if name else ''}"
         if found == NAME:
             continue
         if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
             raise NotImplementedError(
-                f"use_graph: {where} has attention of its own that does not go through transformers' AttentionInterface, so no "
-                "graph can reach it; give use_graph a part of the model without it, if there is one"
+                f"use_graph: {where} has attention of its own that does not go through transformers' "
+                "AttentionInterface, so no graph can reach it; give use_graph a part of the model without "
+                "it, if there is one"
             )
         raise ValueError(
-            f"use_graph: the attention of {where} is {found!r}: call model.set_attn_implementation({NAME!r}) after importing "
-            "gnn_attention.huggingface"
+            f"use_graph: the attention of {where} is {found!r}: call model.set_attn_implementation({NAME!r}) "
+            "after importing gnn_attention.huggingface"
         )
 
 
 def _checked_graph(found: object, who: str) -> TokenGraph | None:
     if found is not None and not isinstance(found, TokenGraph):
-        raise TypeError(f"{who}: the function (layer, head, length) must return a TokenGraph or None, got {type(found).__name__}")
+        expected = "must return a TokenGraph or None"
+        raise TypeError(f"{who}: the function (layer, head, length) {expected}, got {type(found).__name__}")
     return found
 
 

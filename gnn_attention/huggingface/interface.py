@@ -1,29 +1,33 @@
-"""Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph` to change their graph.
+"""Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph` to
+change their graph.
 
-Importing this module registers, under the one name ``"gnn_attention"``, the attention function and the mask function. (With the
-attention function alone transformers would pass no mask at all: padding and windows would be gone without a word.) Then
+Importing this module registers, under the one name ``"gnn_attention"``, the attention function and the mask
+function. (With the attention function alone transformers would pass no mask at all: padding and windows would
+be lost silently.) Then
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
-or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the model's own graph, and
-``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
+or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the
+model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
 
-Whatever a model asks of its attention is either done or refused by name: grouped heads, a scale, softcap, sinks, a bias for
-pairs, dropout, values of another width, cross-attention, masks of its own, any cache of transformers. Without a mask the future
-is heard only by a module that says that it is not causal.
+Supported: grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
+cross-attention, masks of the model's own, any cache of transformers. What is unsupported raises by name.
+Without a mask only a module that says that it is not causal attends to the future.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from gnn_attention import edges
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Tensor
@@ -32,25 +36,31 @@ from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface._alignment import Place
 from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
-from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, check_routed, in_force, named, uses_for, uses_now
+from gnn_attention.huggingface._overrides import (
+    NAME,
+    GraphFunction,
+    Use,
+    check_routed,
+    in_force,
+    named,
+    uses_for,
+    uses_now,
+)
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as error:
-    raise ModuleNotFoundError(f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'") from None
+    message = f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
+    raise ModuleNotFoundError(message) from None
 
-__all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]
+_backend: ContextVar[str | Backend] = ContextVar("gnn_attention.huggingface.backend", default="auto")
 
-_backend: ContextVar[str | Backend] = ContextVar("gnn_attention.huggingface.interface.backend", default="auto")
-
-REFUSED = {
+UNSUPPORTED = {
     "indices": "senders chosen by the model's own indexer",
     "block_indices": "blocks of senders chosen by the model's own indexer",
     "cache": "a paged cache (continuous batching)",
 }
-
-# -- what transformers calls ------------------------------------------------------------------------------------------
 
 
 @not_compiled
@@ -66,11 +76,13 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> LazyMask:
-    """The mask function: what a model is told to hear, kept as a rule with its place; the same for all layers of its kind.
+    """The mask function: the model's mask as a rule with its position; the same for all layers of a kind.
 
-    A mask that was prepared before (by ``generate`` with a static cache) comes back as ``attention_mask`` and is returned.
+    A mask that was prepared before (by ``generate`` with a static cache) comes back as ``attention_mask`` and
+    is returned.
 
-    >>> past = mask(batch_size=1, q_length=2, kv_length=3, q_offset=1, mask_function=lambda b, h, dst, src: src <= dst)
+    >>> causal = lambda b, h, dst, src: src <= dst
+    >>> past = mask(batch_size=1, q_length=2, kv_length=3, q_offset=1, mask_function=causal)
     >>> past.place.own.mask().int()
     tensor([[1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
@@ -78,13 +90,14 @@ def mask(
     if isinstance(attention_mask, LazyMask):
         return attention_mask
     if mask_function is None:
-        raise ValueError("mask_function is missing: transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'")
+        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
+        raise ValueError(f"mask_function is missing: {advice}")
     return LazyMask(
         mask_function,
         batch_size,
         q_length,
         kv_length,
-        int(q_offset),  # now: a static cache counts on in the same tensor
+        int(q_offset),  # a copy: a static cache counts on in the same tensor
         int(kv_offset),
         attention_mask,
         use_vmap,
@@ -95,7 +108,8 @@ def mask(
 
 @contextmanager
 def attending(backend: str | Backend) -> Iterator[None]:
-    """A block in which the attention of Hugging Face models is computed by a backend: a name, or a :class:`Backend`.
+    """A block in which the attention of Hugging Face models is computed by a backend: a name, or a
+    :class:`Backend`.
 
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> with attending("reference"):
@@ -125,32 +139,35 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """The attention function: one call of ``attend`` on the graph that the mask means; the weights if output_attentions is asked.
+    """The attention function: one call of ``attend`` on the graph of the mask; weights for
+    ``output_attentions``.
 
-    Keyword arguments that transformers passes and that change nothing here (``sliding_window`` among them: the mask function
-    has told it already) are ignored; those that would change the result are refused.
+    Keyword arguments of transformers that change nothing here are ignored (``sliding_window``, for instance,
+    which is in the mask); those that would change the result are unsupported.
 
-    Raises NotImplementedError (an argument that is refused), ValueError (no mask, and whether the module is causal cannot be
-    known), RuntimeError (the mask function is not registered under this name).
+    Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
+    whether it is causal), RuntimeError (the mask function is not registered under this name).
 
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> attention(nn.Module(), x, x, x, None, scaling=0.0, is_causal=True)[0][0, :, 0].tolist()[1]
     [0.5, 0.5, 0.0]
     """
-    for name, what in REFUSED.items():
+    for name, what in UNSUPPORTED.items():
         if others.get(name) is not None:
-            raise NotImplementedError(f"{named(module)} passes {name}, {what}, which this attention does not hold: use 'eager'")
+            found = f"{named(module)} passes {name}, {what}"
+            raise NotImplementedError(f"{found}, which this attention does not hold: use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
     graph, numbers = _graph(module, query, key, attention_mask, is_causal, others)
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
-    terms = (query, key, graph, scaling, _score_mod(graph, softcap, position_bias, numbers), s_aux if sinks is None else sinks)
+    score_mod = _score_mod(graph, softcap, position_bias, numbers)
+    terms = (query, key, graph, scaling, score_mod, s_aux if sinks is None else sinks)
     out = _attend(value, *terms, dropout=float(dropout or 0.0) if module.training else 0.0)
     if not others.get("output_attentions"):
         return out.transpose(1, 2).contiguous(), None
-    numbered = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-    weights = _attend(numbered, *terms)  # where every sender sends its own number, a receiver is told what it hears of whom
-    return out.transpose(1, 2).contiguous(), weights
+    # with one-hot values the output of a receiver is the row of its weights
+    one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
+    return out.transpose(1, 2).contiguous(), _attend(one_hot, *terms)
 
 
 def _attend(
@@ -164,19 +181,18 @@ def _attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """``attend`` with a sink for each head, or one for each receiver and head ``[B, heads, dst, 1]``."""
+    run = partial(attend, query, key, value, graph, scale, score_mod, dropout=dropout, backend=_backend.get())
     if sinks is None or sinks.numel() == query.shape[1]:
-        logits = None if sinks is None else sinks.reshape(-1)
-        out: Tensor = attend(
-            query, key, value, graph, scale, score_mod, sink_logits=logits, dropout=dropout, backend=_backend.get()
-        )
+        out: Tensor = run(sink_logits=None if sinks is None else sinks.reshape(-1))
         return out
-    out, info = attend(query, key, value, graph, scale, score_mod, dropout=dropout, backend=_backend.get(), return_info=True)
-    share = torch.sigmoid(info.lse - sinks.reshape(info.lse.shape))  # exp(lse) / (exp(lse) + exp(sink))
-    return out * share.unsqueeze(-1).to(out.dtype)
+    out, info = run(return_info=True)
+    wide, sinks = out.to(info.lse.dtype), sinks.reshape(info.lse.shape).to(info.lse.dtype)
+    merged, _ = edges.merge(wide, info.lse, torch.zeros_like(wide), sinks)  # a sink has a value of 0
+    return merged.to(out.dtype)
 
 
 def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast the parts of a model may come in different dtypes; SDPA would make them one."""
+    """Under autocast q, k and v may differ in dtype; SDPA would make them one."""
     kind = tensors[0].device.type
     if len({x.dtype for x in tensors}) > 1 and torch.is_autocast_enabled(kind):
         return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
@@ -193,7 +209,9 @@ def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Added:
-    """``score + table[b, h, dst, src]`` for a table that begins at the given positions; an axis of size 1 is for all."""
+    """``score + table[b, h, dst, src]`` for a table that begins at the given positions; an axis of size 1 is
+    for all.
+    """
 
     table: Tensor
     dst_offset: int
@@ -206,24 +224,30 @@ class _Added:
         return score + self.table.squeeze()[at].to(score.dtype)
 
 
-# -- which graph ------------------------------------------------------------------------------------------------------
-
-
 def _graph(
-    module: nn.Module, query: Tensor, key: Tensor, given: LazyMask | Tensor | None, is_causal: bool | None, others: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    given: LazyMask | Tensor | None,
+    is_causal: bool | None,
+    others: dict[str, Any],
 ) -> tuple[TokenGraph, Tensor | None]:
     """The graph of a call, and the numbers that a mask of the model's own adds to its logits."""
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
         if tuple(given.shape[2:]) != sizes:
             raise ValueError(
-                f"{named(module)} has {sizes[0]} receivers and {sizes[1]} senders, but its mask tells of {given.num_dst} and "
-                f"{given.num_src}: it hears senders of its own making, which have no position; use 'eager'"
+                f"{named(module)} has {sizes[0]} receivers and {sizes[1]} senders, but its mask has "
+                f"{given.num_dst} and {given.num_src}: it attends to senders of its own making, which have "
+                "no position; use 'eager'"
             )
         place, uses = given.place, given.uses
     else:
-        own, numbers = (_without_mask(module, *sizes, is_causal, others), None) if given is None else of_tensor(given, *sizes)
-        place, uses = Place(own, query.shape[0], kept=True), uses_for(module)
+        if given is None:
+            own = _without_mask(module, *sizes, is_causal, others)
+        else:
+            own, numbers = of_tensor(given, *sizes)
+        place, uses = Place(own, query.shape[0], cached=True), uses_for(module)
     for use in uses:
         if use.holds(module):
             use.calls[0] += 1
@@ -233,72 +257,82 @@ def _graph(
     return place.own, numbers
 
 
-def _without_mask(module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, others: dict[str, Any]) -> TokenGraph:
-    """Everyone, or the past where the module says that it is causal."""
+def _without_mask(
+    module: nn.Module,
+    num_dst: int,
+    num_src: int,
+    is_causal: bool | None,
+    others: Mapping[str, Any],
+) -> TokenGraph:
+    """Full, or causal where the module says so."""
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
         raise RuntimeError(
-            f"no mask came to {named(module)}: the mask function of {NAME!r} is not registered, so padding and windows would be "
-            f"lost; AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"
+            f"no mask came to {named(module)}: the mask function of {NAME!r} is not registered, so padding "
+            f"and windows would be lost; AttentionMaskInterface.register({NAME!r}, "
+            "gnn_attention.huggingface.mask)"
         )
     if others.get("cu_seq_lens_q") is not None:
-        raise NotImplementedError(f"{named(module)} passes packed sequences by cu_seq_lens_q and no mask: use 'sdpa' for it")
+        found = f"{named(module)} passes packed sequences by cu_seq_lens_q and no mask"
+        raise NotImplementedError(f"{found}: use 'sdpa' for it")
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    if num_dst == 1:  # the newest token hears all that is there
+    if num_dst == 1:  # the newest token attends to all of the cache
         causal = False
     if causal is None:
         raise ValueError(
-            f"{named(module)} came with no mask and does not say whether it is causal: pass is_causal, or set {named(module)}"
-            ".is_causal"
+            f"{named(module)} came with no mask and does not say whether it is causal: pass is_causal, or "
+            f"set {named(module)}.is_causal"
         )
     if causal and num_dst != num_src:
         raise ValueError(
-            f"{named(module)} is causal and came with no mask, but has {num_dst} receivers and {num_src} senders: which of them "
-            "is the past of whom cannot be known; pass attention_mask [batch, heads, dst, src]"
+            f"{named(module)} is causal and came with no mask, but has {num_dst} receivers and {num_src} "
+            "senders: which of them is the past of whom cannot be known; pass attention_mask "
+            "[batch, heads, dst, src]"
         )
     return unmasked(bool(causal), num_dst, num_src)
-
-
-# -- changing the graph -----------------------------------------------------------------------------------------------
 
 
 def use_graph(
     model: nn.Module, graph_or_function: TokenGraph | GraphFunction, replace: bool = False
 ) -> AbstractContextManager[None]:
-    """A block in which a Hugging Face model hears along another graph: the edges of its own mask that ``graph`` has, too.
+    """A block in which a Hugging Face model attends along the edges of its own mask that ``graph`` has, too.
 
     Args:
-        model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer): all self-attention
-            in it listens along the graph; cross-attention does as ever.
-        graph_or_function: the :class:`TokenGraph` of whole sequences, as long as the longest or longer: shorter ones take its
-            first tokens, a decoding step its later rows. Positions count a sample's own tokens, not the padding on its left;
-            those of packed documents count from the start of the row.
-            Or a function ``(layer, head, length) -> graph``, or None for "as the model does". ``length`` is that of the
-            sequence so far; a module without ``layer_idx`` is numbered in the order of the calls.
-        replace: the graph alone decides, whatever the model's mask says (windows, causality, packing). Padding and empty slots of
-            a cache stay unheard.
+        model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer): all
+            self-attention in it takes the graph; cross-attention is unchanged.
+        graph_or_function: the :class:`TokenGraph` of whole sequences, as long as the longest or longer:
+            shorter ones take its first tokens, a decoding step its later rows. Positions count a sample's own
+            tokens, not the padding on its left; those of packed documents count from the start of the row. Or
+            a function ``(layer, head, length) -> graph``, or None for the model's own graph. ``length`` is
+            that of the sequence so far; a module without ``layer_idx`` is numbered in the order of the calls.
+        replace: the graph alone decides, whatever the model's mask says (windows, causality, packing).
+            Padding and empty slots of a cache stay masked.
 
-    Blocks nest: the inner one is intersected with the outer one, or replaces it. Only the thread (more exactly: the context) that
-    entered the block is concerned. A layer that gradient checkpointing computes again hears what it heard the first time.
+    Blocks nest: the inner one is intersected with the outer one, or replaces it. A block holds in the thread
+    (more exactly: the context) that entered it. A layer that gradient checkpointing recomputes has its first
+    graph.
 
-    Raises ValueError where the model's attention, or that of a part, is another; NotImplementedError for models whose attention
-    cannot be exchanged; TypeError for what is neither a graph nor a function. In the block ValueError names a graph that is
-    too short or that, replacing the model's, hears senders which a sliding cache has dropped.
+    Raises ValueError where the model's attention, or that of a part, is another; NotImplementedError for
+    models whose attention cannot be exchanged; TypeError for what is neither a graph nor a function. In the
+    block ValueError names a graph that is too short or that, replacing the model's, attends to senders which
+    a sliding cache has dropped.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> from gnn_attention import patterns
-    >>> sizes = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    >>> sizes = dict(vocab_size=8, hidden_size=8, intermediate_size=8)
+    >>> sizes |= dict(num_hidden_layers=1, num_attention_heads=1)
     >>> model = LlamaModel(LlamaConfig(**sizes, attn_implementation="gnn_attention")).eval()
     >>> tokens = torch.tensor([[1, 2, 3]])
     >>> with torch.no_grad(), use_graph(model, patterns.self_loops(64)):
     ...     alone = model(tokens).last_hidden_state
-    >>> # In float32: six sums of 8 products one after the other, some 60 roundings of numbers of at most 8 ** 0.5.
-    >>> torch.allclose(alone[:, 2:], model(tokens[:, 2:]).last_hidden_state, rtol=0, atol=60 * 2**-24 * 8**0.5)
+    >>> # in float32: six sums of 8 products in a row, some 60 roundings of numbers of at most 8 ** 0.5
+    >>> last = model(tokens[:, 2:]).last_hidden_state
+    >>> torch.allclose(alone[:, 2:], last, rtol=0, atol=60 * 2**-24 * 8**0.5)
     True
     """
     if not isinstance(graph_or_function, TokenGraph) and not callable(graph_or_function):
         raise TypeError(
-            "graph_or_function must be a TokenGraph or a function (layer, head, length) -> TokenGraph or None, got "
-            f"{type(graph_or_function).__name__}; see gnn_attention.convert"
+            "graph_or_function must be a TokenGraph or a function (layer, head, length) -> TokenGraph or "
+            f"None, got {type(graph_or_function).__name__}; see gnn_attention.convert"
         )
     if not isinstance(graph_or_function, TokenGraph):
         checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")

@@ -1,8 +1,9 @@
 """Where models from elsewhere keep their attention weights: one row for each class of attention module.
 
-A row says how heads are made of a module's matrices, and what acts on a logit between scale and softmax. Everything is read
-from attributes: nothing here imports transformers. What differs from our heads is folded in, exactly: another scale than
-``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into the queries, be it into ``W_Q`` and ``b_Q`` or into the norm.
+A row says how heads are made of a module's matrices, and what acts on a logit between scale and softmax.
+Everything is read from attributes: nothing here imports transformers. What differs from our heads is folded
+in, exactly: another scale than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into the queries,
+be it into ``W_Q`` and ``b_Q`` or into the norm.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-__all__ = ["FAMILIES", "Family", "Found", "family_of"]
 
 LASTING = ("linear", "llama3", "yarn")  # kinds of rotary scaling whose frequencies do not depend on the length
 
 
 class Found(NamedTuple):
-    """An attention module, the module around its list of layers (if known), and the modules of that list in order."""
+    """An attention module, the module around its list of layers (if known), and the modules of that list in
+    order.
+    """
 
     attention: Any
     owner: nn.Module | None
@@ -46,14 +48,15 @@ class Family:
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """The row of an attention module, None for any other module: torch's own, or a class that transformers itself ships."""
+    """The row of an attention module, None for any other module: torch's own, or a class that transformers
+    itself ships.
+    """
     if isinstance(module, nn.MultiheadAttention):
         return FAMILIES["MultiheadAttention"]
     kind = type(module)
     return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-# -- four matrices ----------------------------------------------------------------------------------------------------
 
 
 class _Projection(NamedTuple):
@@ -65,7 +68,9 @@ class _Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The names of a module's four projections (q, k, v, output), of its head_dim and scale, and how it treats q and k."""
+    """The names of a module's four projections (q, k, v, output), of its head_dim and scale, and how it
+    treats q and k.
+    """
 
     names: tuple[str, str, str, str]
     head_dim: str = "head_dim"
@@ -137,11 +142,12 @@ def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     return made
 
 
-# -- positions --------------------------------------------------------------------------------------------------------
 
 
 def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
-    """The turns of queries and keys, and the factor that their stretching puts on a logit (YaRN stretches both)."""
+    """The turns of queries and keys, and the factor that their stretching puts on a logit (YaRN stretches
+    both).
+    """
     config, prefix = found.attention.config, ""
     given: Mapping[str, Any] = config.rope_parameters
     if all(isinstance(value, Mapping) for value in given.values()):  # Gemma 3: other turns for local than for global layers
@@ -160,7 +166,9 @@ def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
 
 
 def _t5_bias(found: Found) -> ScoreMod | None:
-    """The bias of each distance; a list of layers has it in its first, and none has it where the senders are another text."""
+    """The bias of each distance; a list of layers has it in its first, and none has it where the senders are
+    another text.
+    """
     attention, first = found.attention, found.siblings[0]
     if attention.is_decoder and not attention.is_causal:
         return None
@@ -177,7 +185,6 @@ def _softcap(found: Found) -> ScoreMod | None:
     return None if cap is None else softcap(float(cap))
 
 
-# -- latents ----------------------------------------------------------------------------------------------------------
 
 
 def _latent(found: Found) -> LatentHeads:
@@ -238,7 +245,6 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
 
 _LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
 _QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)

@@ -9,12 +9,12 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.model.tokenizer import BytePair
 
-__all__ = ["Config", "check_tensors", "check_vocabulary"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a :class:`gnn_attention.model.LanguageModel`; ``reach`` is the largest distance with a bias of its own.
+    """The sizes of a :class:`gnn_attention.model.LanguageModel`; ``reach`` is the largest distance with a
+    bias of its own.
 
     Raises TypeError or ValueError for a size that is no positive integer.
     """
@@ -28,7 +28,6 @@ class Config:
     reach: int = 16
 
     def __post_init__(self) -> None:
-        """Check every size."""
         for field in fields(self):
             checks.size(field.name, getattr(self, field.name), 1)
 
@@ -40,7 +39,9 @@ def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
-    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9 layers."""
+    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9
+    layers.
+    """
     if config.num_layers > len(tensors):
         raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
     if max(asdict(config).values()) >= 2**31:

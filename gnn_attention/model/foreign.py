@@ -1,9 +1,10 @@
-"""Attention layers of models from elsewhere, as heads on a graph: torch's own attention and families of transformers.
+"""Attention layers of models from elsewhere, as heads on a graph: torch's own attention and families of
+transformers.
 
-:func:`heads_of` makes heads of a layer's weights, from which the factored and merged forms, pattern and message matrices
-follow as from any other heads. What acts on a logit after the scale is not in the weights: :func:`score_mod_of` (T5's
-relative position bias, Gemma 2's softcap). :func:`layer_of` puts both together: on the graph that the model's mask is, it
-gives what the model's own attention gives, output projection included.
+:func:`heads_of` makes heads of a layer's weights, from which the factored and merged forms, pattern and
+message matrices follow as from any other heads. What acts on a logit after the scale is not in the weights:
+:func:`score_mod_of` (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` puts both together: on
+the graph that the model's mask is, it gives what the model's own attention gives, output projection included.
 
 Nothing here imports transformers: a model brings its classes along.
 """
@@ -24,7 +25,6 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model._foreign_families import FAMILIES, Family, Found, family_of
 from gnn_attention.score_mods import ScoreMod
 
-__all__ = ["heads_of", "layer_of", "score_mod_of"]
 
 PARTS = ("encoder", "decoder", "self", "cross")
 CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")  # what families call their cross-attention
@@ -33,19 +33,22 @@ CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn") 
 def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> StandardHeads | LatentHeads:
     """The attention weights of one layer as heads, copied: training either side leaves the other alone.
 
-    :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`. With the rotary positions, norms,
-    biases and groups of the model; a scale other than ``1 / sqrt(head_dim)`` is folded into the queries, so that merged and
-    factored forms hold it too. Where :func:`score_mod_of` is not None the heads alone are not the whole layer.
+    :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`. With the rotary
+    positions, norms, biases and groups of the model; a scale other than ``1 / sqrt(head_dim)`` is folded into
+    the queries, so that merged and factored forms hold it too. Where :func:`score_mod_of` is not None the
+    heads alone are not the whole layer.
 
     Args:
         model: a model that holds a known kind of attention, or such an attention module itself.
         layer: which block of the model, from 0; it may be left out where there is one.
-        part: "encoder", "decoder", "self" (neither) or "cross"; needed where a model attends in several besides "cross".
+        part: "encoder", "decoder", "self" (neither) or "cross"; needed where a model attends in several
+            besides "cross".
 
     Raises:
-        NotImplementedError: a family without a row here (the message lists those that have one), or rotary frequencies that
-            depend on the length of the text; ValueError, IndexError, TypeError: ``layer`` or ``part`` that the model does not
-            have, or projections that are no plain linear maps (adapters, quantised weights).
+        NotImplementedError: a family without a row here (the message lists those that have one), or rotary
+            frequencies that depend on the length of the text; ValueError, IndexError, TypeError: ``layer`` or
+            ``part`` that the model does not have, or projections that are no plain linear maps (adapters,
+            quantised weights).
 
     Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
 
@@ -65,8 +68,10 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
     """What acts on the logits of that layer between scale and softmax, a copy; None for most families.
 
-    T5: :class:`gnn_attention.score_mods.relative_bias` with its buckets written out, the first layer's in every layer, none
-    in cross-attention. Gemma 2: :class:`gnn_attention.score_mods.softcap`. Arguments and errors are those of :func:`heads_of`.
+    T5: :class:`gnn_attention.score_mods.relative_bias` with its buckets written out, the first layer's in
+        every layer, none
+    in cross-attention. Gemma 2: :class:`gnn_attention.score_mods.softcap`. Arguments and errors are those of
+    :func:`heads_of`.
 
     >>> print(score_mod_of(nn.MultiheadAttention(8, num_heads=2)))
     None
@@ -80,11 +85,12 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
 def layer_of(
     model: nn.Module, layer: int | None = None, part: str | None = None, backend: str | Backend | None = "auto"
 ) -> MessagePassingAttention:
-    """The attention of that layer, :func:`heads_of` with :func:`score_mod_of`, ready for any graph; without dropout.
+    """The attention of that layer, :func:`heads_of` with :func:`score_mod_of`, ready for any graph; without
+    dropout.
 
-    On the model's own graph (causal, a window, everyone: what its mask says) the update equals the model's attention output.
-    Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`; ``backend`` is that of
-    :class:`MessagePassingAttention`.
+    On the model's own graph (causal, a window, everyone: what its mask says) the update equals the model's
+    attention output. Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of
+    :func:`heads_of`; ``backend`` is that of :class:`MessagePassingAttention`.
 
     >>> from gnn_attention import patterns
     >>> attention, x = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double(), torch.randn(1, 5, 8).double()
@@ -96,7 +102,6 @@ def layer_of(
     return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)
 
 
-# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
@@ -145,7 +150,9 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 
 
 def _depth_of_list(model: nn.Module, pieces: list[str]) -> int | None:
-    """The place in a dotted name of the number that counts layers, the outermost index into a list of modules."""
+    """The place in a dotted name of the number that counts layers, the outermost index into a list of
+    modules.
+    """
     module: Any = model
     for depth, piece in enumerate(pieces):
         if isinstance(module, nn.ModuleList):

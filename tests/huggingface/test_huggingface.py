@@ -321,7 +321,7 @@ def test_the_lowest_number_of_any_dtype_is_no_edge(lowest):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (torch.ones(1, 1, 4, 4), ValueError, "zeros and ones, which would add 1 to logits: use mask.bool()"),
+        (torch.ones(1, 1, 4, 4), ValueError, "zeros and ones is no additive mask .it would add 1 to logits.: use mask.bool()"),
         (torch.full((1, 1, 4, 4), torch.nan), ValueError, "holds NaN or"),
         (torch.ones(1, 1, 4, 4, dtype=torch.int64), TypeError, "must be bool .* or float .*, got torch.int64"),
         (torch.ones(4, 4, dtype=torch.bool), ValueError, r"must be \[batch, heads, dst, src\] .* got \[4, 4\]"),
@@ -433,7 +433,7 @@ def test_rules_without_tensors_are_kept_and_the_same_for_all_samples(name):
     """Two windows of one width are one graph, from forward pass to forward pass."""
     rule, plain = RULES[name]
     first, second = lazily(rule, dst=7, src=7).place, lazily(rule, dst=7, src=7).place
-    assert (first.own is second.own) == plain == first.kept == (first.own.batch is None)
+    assert (first.own is second.own) == plain == first.cached == (first.own.batch is None)
 
 
 def test_recipes_tell_rules_apart():
@@ -602,7 +602,7 @@ def test_what_cannot_be_known_is_refused():
         attention(Says(True), q, k, v, None, cu_seq_lens_q=torch.tensor([0, 2, 5]))
     with pytest.raises(NotImplementedError, match="passes indices, senders chosen by the model's own indexer"):
         attention(Says(True), q, k, v, lazily(), indices=torch.zeros(1))
-    with pytest.raises(ValueError, match="5 receivers and 5 senders, but its mask tells of 5 and 4: it hears senders of its own"):
+    with pytest.raises(ValueError, match="5 receivers and 5 senders, but its mask has 5 and 4: it attends to senders of its own"):
         attention(Says(True), q, k, v, lazily(src=4))
     with pytest.raises(ValueError, match="mask_function is missing"):
         mask(1, 2, 2)
