@@ -13,7 +13,6 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
 
-
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens,
     out].
@@ -30,7 +29,9 @@ def like_products(x: Tensor) -> Tensor:
 
 def _autocasts(x: Tensor) -> bool:
     device = x.device.type
-    return device != "meta" and x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    if device == "meta" or not x.is_floating_point() or x.dtype == torch.float64:
+        return False
+    return torch.is_autocast_enabled(device)
 
 
 def check_heads(heads: Any) -> None:
@@ -38,7 +39,8 @@ def check_heads(heads: Any) -> None:
     known = ("receive", "send", "collect")
     if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
         expected = "StandardHeads or another form of them (receive, send, collect)"
-        raise TypeError(f"heads must be {expected}, got {type(heads).__name__}; see gnn_attention.heads_of for a model's")
+        got = f"{type(heads).__name__}; see gnn_attention.heads_of for a model's"
+        raise TypeError(f"heads must be {expected}, got {got}")
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
@@ -69,14 +71,16 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
     if matrix.dim() == 3:
         if not matrix.shape[0] or num_heads not in (None, matrix.shape[0]):
-            raise ValueError(f"{name} of shape {list(matrix.shape)} has {matrix.shape[0]} heads, expected {num_heads or 'some'}")
+            got = f"{name} of shape {list(matrix.shape)} has {matrix.shape[0]} heads"
+            raise ValueError(f"{got}, expected {num_heads or 'some'}")
         return matrix.contiguous()
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {list(matrix.shape)}")
     if num_heads is None:
         raise ValueError(f"{name} has heads side by side, shape {list(matrix.shape)}: give num_heads")
     if matrix.shape[1] % num_heads:
-        raise ValueError(f"{name} of shape {list(matrix.shape)} (row layout) does not split into {num_heads} heads")
+        got = f"{name} of shape {list(matrix.shape)} (row layout)"
+        raise ValueError(f"{got} does not split into {num_heads} heads")
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
 
 
@@ -86,8 +90,8 @@ def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout
     flat = matrix.flatten(0, 1) if matrix.dim() == 3 else matrix
     if tuple(matrix.shape) not in ((num_heads, value_dim, width), (num_heads * value_dim, width)):
         raise ValueError(
-            f"W_O must be [{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row layout, "
-            f"got {list(matrix.shape)}"
+            f"W_O must be [{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row "
+            f"layout, got {list(matrix.shape)}"
         )
     return flat.reshape(num_heads, value_dim, -1).contiguous()
 
@@ -96,7 +100,7 @@ def bias_parameter(name: str, array: Any, shape: tuple[int, int]) -> nn.Paramete
     if array is None:
         return None
     bias = float_copy(name, array)
-    if bias.numel() != shape[0] * shape[1] or bias.dim() > 2 or (bias.dim() == 2 and tuple(bias.shape) != shape):
+    if tuple(bias.shape) != shape and (bias.dim() > 1 or bias.numel() != shape[0] * shape[1]):
         raise ValueError(f"{name} must be {list(shape)} or flat, got {list(bias.shape)}")
     return nn.Parameter(bias.reshape(shape))
 
@@ -108,7 +112,8 @@ def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
         raise ValueError("b_O needs W_O: give both or neither")
     bias = float_copy("b_O", array)
     if tuple(bias.shape) not in ((W_O.shape[2],), (W_O.shape[0], W_O.shape[2])):
-        raise ValueError(f"b_O must be [{W_O.shape[2]}] or [{W_O.shape[0]}, {W_O.shape[2]}], got {list(bias.shape)}")
+        expected = f"[{W_O.shape[2]}] or [{W_O.shape[0]}, {W_O.shape[2]}]"
+        raise ValueError(f"b_O must be {expected}, got {list(bias.shape)}")
     return nn.Parameter(bias)
 
 
@@ -116,7 +121,8 @@ def float_copy(name: str, array: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(array).detach().clone()
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a tensor, an array or nested lists of numbers, got {quoted(array)}") from None
+        expected = "a tensor, an array or nested lists of numbers"
+        raise TypeError(f"{name} must be {expected}, got {quoted(array)}") from None
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
     return tensor
@@ -131,8 +137,10 @@ def check_one_dtype(**arrays: Any) -> None:
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
-        raise ValueError(f"W_K and W_V must have the same heads and input width, got {list(k.shape)} and {list(v.shape)}")
+        got = f"{list(k.shape)} and {list(v.shape)}"
+        raise ValueError(f"W_K and W_V must have the same heads and input width, got {got}")
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"W_Q and W_K must have the same head_dim, got {q.shape[2]} and {k.shape[2]}")
     if q.shape[0] % k.shape[0]:
-        raise ValueError(f"the heads of W_Q must be a multiple of those of W_K, got {q.shape[0]} and {k.shape[0]}")
+        got = f"{q.shape[0]} and {k.shape[0]}"
+        raise ValueError(f"the heads of W_Q must be a multiple of those of W_K, got {got}")

@@ -1,4 +1,4 @@
-"""A product of two thin matrices that is kept apart, because what makes it interesting is that it is thin."""
+"""A product of two thin matrices, as its factors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 
+__all__ = ["FactoredMatrix"]
 
 
 @dataclass(frozen=True, eq=False)

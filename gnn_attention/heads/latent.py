@@ -1,4 +1,4 @@
-"""Multi-head latent attention: every head hears the same short latent of a sender, each through a pattern of
+"""Multi-head latent attention: every head attends to the same latent of a sender, with a pattern of
 its own.
 """
 
@@ -13,14 +13,15 @@ from gnn_attention.heads import arrays
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
+__all__ = ["LatentHeads"]
 
 
 class LatentHeads(nn.Module):
-    """DeepSeek's latent attention in its absorbed form, where patterns and messages are spoken in the space
+    """DeepSeek's latent attention in its absorbed form, where patterns and messages are in the space
     of the latents.
 
     A sender has one latent ``c = norm(x W_DKV)`` and one turned key ``r = R (x W_KR)`` for all heads. As the
-    paper writes it, head h hears the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act
+    paper writes it, head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act
     on the receiver's side instead:
 
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
@@ -37,7 +38,7 @@ class LatentHeads(nn.Module):
     ``kv_norm`` and, with ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 /
     sqrt(content_dim + rotary_dim)``.
 
-    Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (where the absorption is said) and 2.1.3.
+    Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (the absorption) and 2.1.3.
 
     >>> heads = LatentHeads(width=16, num_heads=4, content_dim=4, rotary_dim=2, latent_dim=6)
     >>> keys, values = heads.send(torch.zeros(1, 5, 16))
@@ -102,7 +103,6 @@ class LatentHeads(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-
     @property
     def num_heads(self) -> int:
         """Query heads."""
@@ -110,7 +110,7 @@ class LatentHeads(nn.Module):
 
     @property
     def num_kv_heads(self) -> int:
-        """1: all heads hear the same latent."""
+        """1: all heads share the latent."""
         return 1
 
     @property
@@ -140,7 +140,6 @@ class LatentHeads(nn.Module):
         """``1 / sqrt(head_dim)``: the width of the latent does not change it."""
         return float(self.head_dim**-0.5)
 
-
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
@@ -167,13 +166,12 @@ class LatentHeads(nn.Module):
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype) @ self.W_UV, self.W_O)
 
     def latents(self, x: Float[Tensor, "batch src width"]) -> Float[Tensor, "batch src latent"]:
-        """``c = norm(x W_DKV + b_DKV)``: what a sender tells every head."""
+        """``c = norm(x W_DKV + b_DKV)``: the latent of a sender."""
         arrays.check_states(x, self.source_width, self.W_DKV.dtype)
         return _normed(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
 
     def _turned(self, x: Tensor, positions: Tensor | None) -> Tensor:
         return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
-
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
         """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``,

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.heads.standard import StandardHeads
 
+__all__ = ["LazyHeads"]
 
 WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}  # the axis that is as wide as a state
 OF_SENDERS = ("W_K", "W_V")
@@ -57,11 +58,11 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         parameters are there.
         """
         with _meeting:
-            if isinstance(self, LazyHeads):  # what another thread has made of it meanwhile is no such thing any more
+            if isinstance(self, LazyHeads):  # else another thread was first
                 self._become(width, source_width)
 
     def _become(self, width: int, source_width: int) -> None:
-        """Change into the class of what is whole by then, last of all: from there on nobody waits."""
+        """Change the class last, when all parameters are there: other threads no longer wait then."""
         loaded = not self.has_uninitialized_params()
         for name, sizes in self._sizes.items():
             own = source_width if name in OF_SENDERS else width
@@ -118,4 +119,5 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         return f"widths unknown, num_heads={self.num_heads}, head_dim={self.head_dim}"
 
     def _unknown(self) -> NoReturn:
-        raise ValueError("LazyHeads have no widths before their layer's first call: call it once, or meet(width, source_width)")
+        advice = "call it once, or meet(width, source_width)"
+        raise ValueError(f"LazyHeads have no widths before their layer's first call: {advice}")

@@ -28,7 +28,6 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads.arrays import check_states, grouped, like_products, plus_bias, project
 from gnn_attention.heads.standard import StandardHeads
 
-
 SIDES = ("receiver", "sender")
 
 
@@ -255,8 +254,6 @@ class MergedHeads(_ModelSpaceHeads):
     def extra_repr(self) -> str:
         """The sizes."""
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}, side={self.side!r}"
-
-
 
 
 def _with_one(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The weights of attention heads as they are usually kept: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each
+"""The weights of attention heads in the usual form: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each
 head.
 """
 
@@ -14,7 +14,6 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
-
 
 
 class StandardHeads(nn.Module):
@@ -87,7 +86,6 @@ class StandardHeads(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-
     @property
     def num_heads(self) -> int:
         """Query heads."""
@@ -118,12 +116,11 @@ class StandardHeads(nn.Module):
         """``1 / sqrt(head_dim)``."""
         return float(self.head_dim**-0.5)
 
-
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Queries ``x W_Q + b_Q`` of the receivers, normed and turned where asked; ``positions`` default to
-        0, 1, ...
+        """Queries ``x W_Q + b_Q`` of the receivers, normed and rotated if so configured; ``positions``
+        default to 0, 1, ...
         """
         return self._turned(arrays.project(x, self.W_Q, self.b_Q), self.q_norm, positions)
 
@@ -145,17 +142,17 @@ class StandardHeads(nn.Module):
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
 
     def _turned(self, x: Tensor, norm: nn.RMSNorm | None, positions: Tensor | None) -> Tensor:
-        x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)  # they differ under torch.autocast
+        # the dtypes differ under torch.autocast
+        x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
         if self.rotary is None:
             return x
         return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
-
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
         """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, kept factored; biases are not
         in it.
 
-        With ``rotary`` the pattern depends on how far apart the tokens are: ``W_Q R W_K^T`` for ``distance =
+        With ``rotary`` the pattern depends on the distance of the tokens: ``W_Q R W_K^T`` for ``distance =
         dst - src``. ValueError if rotary heads get no distance, or with ``qk_norm`` (a norm is no matrix).
         """
         if self.q_norm is not None:
@@ -180,7 +177,6 @@ class StandardHeads(nn.Module):
         """The sizes."""
         grouped = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}{grouped}"
-
 
     @classmethod
     def from_arrays(
@@ -236,11 +232,14 @@ class StandardHeads(nn.Module):
         vdim``.
         """
         if not isinstance(attention, nn.MultiheadAttention):
-            raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {type(attention).__name__}")
+            kind = type(attention).__name__
+            raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {kind}")
         if attention.bias_k is not None or attention.add_zero_attn:
-            raise ValueError("add_bias_kv and add_zero_attn add a sender that is no token; add it as a token of the graph")
+            reason = "add a sender that is no token; add it as a token of the graph"
+            raise ValueError(f"add_bias_kv and add_zero_attn {reason}")
         if attention.kdim != attention.vdim:
-            raise ValueError(f"keys and values must come from one source, got kdim={attention.kdim}, vdim={attention.vdim}")
+            got = f"kdim={attention.kdim}, vdim={attention.vdim}"
+            raise ValueError(f"keys and values must come from one source, got {got}")
         if attention.in_proj_weight is not None:
             W_Q, W_K, W_V = attention.in_proj_weight.detach().chunk(3)
         else:

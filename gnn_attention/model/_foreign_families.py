@@ -24,8 +24,8 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-
-LASTING = ("linear", "llama3", "yarn")  # kinds of rotary scaling whose frequencies do not depend on the length
+# kinds of rotary scaling whose frequencies do not depend on the length
+LENGTH_FREE = ("linear", "llama3", "yarn")
 
 
 class Found(NamedTuple):
@@ -55,8 +55,6 @@ def family_of(module: nn.Module) -> Family | None:
         return FAMILIES["MultiheadAttention"]
     kind = type(module)
     return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
-
-
 
 
 class _Projection(NamedTuple):
@@ -142,27 +140,29 @@ def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     return made
 
 
-
-
 def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
     """The turns of queries and keys, and the factor that their stretching puts on a logit (YaRN stretches
     both).
     """
     config, prefix = found.attention.config, ""
     given: Mapping[str, Any] = config.rope_parameters
-    if all(isinstance(value, Mapping) for value in given.values()):  # Gemma 3: other turns for local than for global layers
+    # Gemma 3: other frequencies for local than for global layers
+    if all(isinstance(value, Mapping) for value in given.values()):
         layer_type = config.layer_types[found.attention.layer_idx]
         given, prefix = given[layer_type], f"{layer_type}_"
     kind = given.get("rope_type", "default")
     if kind == "default":
         return Rotary(float(given["rope_theta"]), interleaved), 1.0
-    if kind not in LASTING:
-        raise NotImplementedError(f"rope_type {kind!r} turns otherwise at another length; known: default, {', '.join(LASTING)}")
+    if kind not in LENGTH_FREE:
+        known = ", ".join(("default", *LENGTH_FREE))
+        raise NotImplementedError(f"rope_type {kind!r} turns otherwise at another length; known: {known}")
     embedding: Any = getattr(found.owner, "rotary_emb", None)
     if embedding is None:
-        raise ValueError(f"rope_type {kind!r} keeps its frequencies outside the attention module: give the whole model and layer")
+        reason = "keeps its frequencies outside the attention module"
+        raise ValueError(f"rope_type {kind!r} {reason}: give the whole model and layer")
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
-    return Rotary(interleaved=interleaved, frequencies=frequencies), float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
+    stretch = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
+    return Rotary(interleaved=interleaved, frequencies=frequencies), stretch
 
 
 def _t5_bias(found: Found) -> ScoreMod | None:
@@ -173,18 +173,18 @@ def _t5_bias(found: Found) -> ScoreMod | None:
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
-        raise ValueError("T5 keeps its relative position bias in the first layer alone: give the whole model and layer")
+        advice = "give the whole model and layer"
+        raise ValueError(f"T5 keeps its relative position bias in the first layer alone: {advice}")
     reach = int(first.relative_attention_max_distance)  # farther distances share its bucket
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
-    ahead, behind = bias[:, 0].flip(-1), bias[:, :, 0]  # senders after the receiver, the farthest first; senders before it
+    # senders after the receiver, the farthest first; senders before it
+    ahead, behind = bias[:, 0].flip(-1), bias[:, :, 0]
     return relative_bias(torch.cat([ahead, behind[:, 1:]], dim=-1))
 
 
 def _softcap(found: Found) -> ScoreMod | None:
     cap = found.attention.attn_logit_softcapping
     return None if cap is None else softcap(float(cap))
-
-
 
 
 def _latent(found: Found) -> LatentHeads:
@@ -229,7 +229,8 @@ def _latent_keys(attention: Any) -> dict[str, Any]:
     W_DKV, W_KR = torch.split(down.T, sizes, dim=-1)
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, sizes)
     W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), [attention.qk_nope_head_dim, attention.v_head_dim], dim=-1)
-    named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
+    named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR}
+    named |= {"W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
     return named | {
         "W_O": W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1),
         "kv_norm.weight": attention.kv_a_layernorm.weight,
@@ -243,7 +244,6 @@ def _by_head(weight: Tensor, num_heads: int) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
-
 
 
 _LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)

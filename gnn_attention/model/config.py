@@ -10,7 +10,6 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.model.tokenizer import BytePair
 
 
-
 @dataclass(frozen=True)
 class Config:
     """The sizes of a :class:`gnn_attention.model.LanguageModel`; ``reach`` is the largest distance with a

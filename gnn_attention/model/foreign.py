@@ -25,9 +25,11 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model._foreign_families import FAMILIES, Family, Found, family_of
 from gnn_attention.score_mods import ScoreMod
 
+__all__ = ["heads_of", "layer_of", "score_mod_of"]
 
 PARTS = ("encoder", "decoder", "self", "cross")
-CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")  # what families call their cross-attention
+# what families call their cross-attention
+CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")
 
 
 def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> StandardHeads | LatentHeads:
@@ -93,15 +95,14 @@ def layer_of(
     :func:`heads_of`; ``backend`` is that of :class:`MessagePassingAttention`.
 
     >>> from gnn_attention import patterns
-    >>> attention, x = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double(), torch.randn(1, 5, 8).double()
+    >>> attention = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double()
+    >>> x = torch.randn(1, 5, 8).double()
     >>> wanted, _ = attention(x, x, x, need_weights=False)
     >>> torch.allclose(layer_of(attention)(x, patterns.full(5)), wanted, rtol=0, atol=1e-12)
     True
     """
     heads = heads_of(model, layer, part)
     return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)
-
-
 
 
 class _Place(NamedTuple):
@@ -121,7 +122,8 @@ def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family
     own = family_of(model)
     if own is not None:
         if layer not in (None, 0) or part is not None:
-            raise ValueError(f"model is one {type(model).__name__}: give it without layer and part, or the model around it")
+            advice = "give it without layer and part, or the model around it"
+            raise ValueError(f"model is one {type(model).__name__}: {advice}")
         return own, Found(model, None, (model,))
     places = list(_places(model))
     if not places:
@@ -185,13 +187,15 @@ def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
     numbers = [place.number for place in stack]
     if layer is None:
         if len(stack) > 1:
-            raise ValueError(f"the model has {len(stack)} layers with attention: give layer, one of {_listed(numbers)}")
+            layers = f"{len(stack)} layers with attention"
+            raise ValueError(f"the model has {layers}: give layer, one of {_listed(numbers)}")
         return stack[0]
     number = checks.position("layer", layer)
     if number not in numbers:
         raise IndexError(f"layer must be one of {_listed(numbers)}, got {number}")
     if numbers.count(number) > 1:
-        raise ValueError(f"layer {number} holds {numbers.count(number)} attention modules: give the one you mean as model")
+        count = numbers.count(number)
+        raise ValueError(f"layer {number} holds {count} attention modules: give the one you mean as model")
     return stack[numbers.index(number)]
 
 

@@ -1,9 +1,9 @@
-"""One small complete language model: tokens talk along the edges of a graph, then each thinks for itself,
+"""One small complete language model: attention along the edges of a graph, then an MLP on each token,
 layer by layer.
 
 A token's state starts as its embedding. Every block adds two updates to it: one from the communication phase
 (attention, the only place where tokens meet) and one from the computation phase (an MLP on each token alone).
-The last state is unembedded. What a head does is therefore a fact about the graph it listens on;
+The last state is unembedded. What a head does is therefore a fact about the graph it attends along;
 :func:`induction_scores` and :func:`previous_token_scores` measure the two best known of these facts on the
 weights that ship with the package.
 
@@ -39,7 +39,6 @@ from gnn_attention.model.config import Config, check_tensors, check_vocabulary
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.score_mods import RelativeBias
 
-
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
 
 
@@ -51,8 +50,8 @@ class Block(nn.Module):
 
     >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
     >>> state = torch.randn(1, 5, 8)
-    >>> heard = state + block.communicate(state, patterns.causal(5))
-    >>> torch.equal(block(state, patterns.causal(5)), heard + block.compute(heard))
+    >>> middle = state + block.communicate(state, patterns.causal(5))
+    >>> torch.equal(block(state, patterns.causal(5)), middle + block.compute(middle))
     True
     """
 
@@ -68,12 +67,12 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
 
     def communicate(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
-        """What every token hears along the edges of ``graph``."""
+        """The update of attention along ``graph``."""
         update: Tensor = self.attention(self.attention_norm(state), graph)
         return update
 
     def compute(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        """What every token makes of its own state."""
+        """The update of the MLP, for each token alone."""
         update: Tensor = self.mlp(self.mlp_norm(state))
         return update
 
@@ -84,15 +83,15 @@ class Block(nn.Module):
 
     def listen(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
         """The weight of every edge in every head, in the order of ``graph.edge_index``."""
-        _, (_, heard) = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
-        result: Tensor = heard
-        return result
+        _, (_, found) = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
+        weights: Tensor = found
+        return weights
 
 
 class LanguageModel(nn.Module):
     """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
 
-    ``backend`` serves the attention of all blocks, "auto" unless given; None is the edge by edge walk of
+    ``backend`` serves the attention of all blocks, "auto" unless given; None is the message-passing path of
     torch_geometric. It can be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
@@ -136,7 +135,7 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
     ) -> Float[Tensor, "batch tokens vocabulary"]:
-        """Logits ``[B, T, vocabulary]``; ``graph`` says who hears whom, ``patterns.causal(T)`` unless given.
+        """Logits ``[B, T, vocabulary]``; along ``graph``, by default ``patterns.causal(T)``.
 
         Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the
         vocabulary, or a graph of another size.
@@ -170,7 +169,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}")
         if not self.can_proceed():
             raise NotImplementedError(
-                "the walk (backend=None) and hooks on blocks or attention layers need all tokens at once: "
+                "the message-passing path (backend=None) and hooks on blocks or attention layers need all tokens at once: "
                 "use backend='auto' and remove the hooks, or call the model without a cache"
             )
         state = self.embedding(tokens)
@@ -182,7 +181,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def can_proceed(self) -> bool:
-        """False where only a full pass gives what is asked for: the walk, or hooks on a block or its
+        """False where a full pass is needed: the message-passing path, or hooks on a block or its
         attention.
         """
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
@@ -213,7 +212,7 @@ class LanguageModel(nn.Module):
         ``edge_index``.
         """
         tokens, graph = self._checked(tokens, graph)
-        states = self.states(tokens, graph)[::2]  # the last one is heard by no block
+        states = self.states(tokens, graph)[::2]  # before each communication, and the last
         return [block.listen(state, graph) for block, state in zip(self._blocks, states[:-1], strict=True)]
 
     @property
@@ -231,11 +230,12 @@ class LanguageModel(nn.Module):
 
     def _check_range(self, tokens: Tensor) -> None:
         size = self.config.vocabulary_size
-        if torch.compiler.is_compiling() or not tokens.numel():  # the question is about values, which a compiler has not
+        if torch.compiler.is_compiling() or not tokens.numel():  # a compiler has no values
             return
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= size:
-            raise IndexError(f"tokens must be in 0 .. {size - 1}, the vocabulary, got {low} .. {high}; encode the text anew")
+            got = f"{low} .. {high}; encode the text anew"
+            raise IndexError(f"tokens must be in 0 .. {size - 1}, the vocabulary, got {got}")
 
 
 @torch.no_grad()
@@ -251,7 +251,7 @@ def generate(
     """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes
     the likeliest.
 
-    ``graph`` says who hears whom, the tokens to come included: causal unless given. Each token is computed
+    ``graph`` is that of all tokens, the new ones included: causal by default. Each token is computed
     once, in a :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else
     all of them for each); ``cache`` is one that goes on, whose tokens come before these.
 
@@ -263,7 +263,8 @@ def generate(
         raise TypeError(f"tokens must be an integer tensor [T], got {got}; see BytePair.encode")
     checks.number("temperature", temperature)
     if not len(tokens) or temperature < 0:
-        raise ValueError(f"generate needs a first token and temperature >= 0, got {len(tokens)} tokens and {quoted(temperature)}")
+        got = f"{len(tokens)} tokens and {quoted(temperature)}"
+        raise ValueError(f"generate needs a first token and temperature >= 0, got {got}")
     count = checks.size("count", count)
     graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)
     generator, new = torch.Generator().manual_seed(seed), tokens
@@ -295,8 +296,6 @@ def _graph_and_cache(
     return graph, cache
 
 
-
-
 def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
     """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to
     one safetensors file.
@@ -322,17 +321,18 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
         vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**json_files.parsed(texts.pop("config")))
         check_vocabulary(vocabulary, config)
         check_tensors(tensors, config)
-        with torch.device("meta"):  # no memory, and no draw from torch's generator, for weights that are replaced at once
+        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
             model = LanguageModel(config)
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
         metadata = {key: json.loads(text) for key, text in texts.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)} holds no language model: {type(error).__name__}: {one_line(str(error))}") from error
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise ValueError(f"{os.fspath(path)} holds no language model: {reason}") from error
     return model.eval(), vocabulary, metadata
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
-    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also tells how it
+    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also has how it
     was trained.
 
     >>> model, vocabulary = load_trained()
@@ -343,16 +343,14 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
     return model, vocabulary
 
 
-
-
 def induction_scores(
     model: LanguageModel, length: int = 64, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head hears the token *after* the earlier occurrence of its own: mean weight,
+    """How strongly each head attends to the token *after* the earlier occurrence of its own: mean weight,
     ``[layers, heads]``.
 
     ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one
-    such sender, at distance ``length - 1``. Even listening gives about ``1 / (1.5 length)``. An edge that
+    such sender, at distance ``length - 1``. Even weights give about ``1 / (1.5 length)``. An edge that
     ``graph`` lacks counts 0.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
@@ -364,7 +362,7 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head hears the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers,
+    """How strongly each head attends to the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers,
     heads]``.
 
     On ``samples`` random sequences of ``length`` tokens; token 0, which has none before it, is left out.
@@ -386,5 +384,5 @@ def _mean_weight(model: LanguageModel, tokens: Tensor, graph: TokenGraph | None,
     src, dst = graph.edge_index
     chosen = (dst >= start) & (dst - src == distance)
     count = tokens.shape[0] * (tokens.shape[1] - start)
-    heard = model.listen(tokens.to(model.embedding.weight.device), graph)
-    return torch.stack([layer[:, chosen.to(layer.device)].sum((0, 1)) / count for layer in heard]).cpu()
+    weights = model.listen(tokens.to(model.embedding.weight.device), graph)
+    return torch.stack([layer[:, chosen.to(layer.device)].sum((0, 1)) / count for layer in weights]).cpu()

