@@ -96,9 +96,7 @@ class TokenCache:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Inside, an error leaves the cache as it was: for a model whose layers take a chunk one after the
-        other.
-        """
+        """Inside, an error leaves the cache as it was, in all layers."""
         before = self._senders, self._rows, self._behind
         try:
             yield
@@ -118,9 +116,7 @@ class TokenCache:
         return tuple(x[:, :, needed.to(x.device)] for x in self._rows[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
-        """The next chunk of a layer, ``rows`` of ``[B, H, chunk, D]``. All is checked before anything
-        changes.
-        """
+        """The next chunk of a layer, each ``[B, H, chunk, D]``; checked before anything changes."""
         senders = self._with_chunk(layer, rows[0].shape[2])
         old = self._rows[layer]
         for given, before in zip(rows, old, strict=False):

@@ -102,9 +102,7 @@ class ResidentSenders:
 
     @property
     def few(self) -> bool:
-        """True if there are so few pairs that evaluating all of them is cheaper than planning for their
-        edges.
-        """
+        """True for so few pairs that evaluating all of them is cheaper than a plan."""
         return (self.stop - self.start) * len(self.positions) <= enumerate_pairs.FEW
 
     @cached_property

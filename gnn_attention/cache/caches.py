@@ -138,9 +138,7 @@ class KeyValueCache(TokenCache):
     def senders(
         self, layer: int = 0
     ) -> tuple[Float[Tensor, "batch kv_heads senders dim"], Float[Tensor, "batch kv_heads senders _"]]:
-        """Copies of the keys and values of the senders at :attr:`positions`; ValueError before the layer was
-        given any.
-        """
+        """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
         rows = self._sender_rows(self._checked_layer(layer))
         return rows[0], rows[-1][..., : self.latent]
 

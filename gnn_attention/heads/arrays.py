@@ -1,6 +1,4 @@
-"""Weight matrices from plain arrays: ``[heads, in, out]`` from any accepted form, and the products they take
-part in.
-"""
+"""Weight matrices from arrays, as ``[heads, in, out]``, and the products they take part in."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from gnn_attention._support.shapes import Tensor
 
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x W_h + b_h`` for each head: [batch, tokens, in] x [heads, in, out] -> [batch, heads, tokens,
-    out].
-    """
+    """``x W_h + b_h`` of each head: [batch, tokens, in] -> [batch, heads, tokens, out]."""
     check_states(x, matrix.shape[1], matrix.dtype)
     result = torch.einsum("bti,hio->bhto", x, matrix)
     return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
@@ -44,9 +40,7 @@ def check_heads(heads: Any) -> None:
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
-    """TypeError for no tensor, ValueError for states that do not fit; under ``torch.autocast`` every float
-    dtype but float64.
-    """
+    """TypeError or ValueError for states that do not fit; ``torch.autocast`` allows other float dtypes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):

@@ -60,9 +60,7 @@ class FactoredMatrix:
         return self.svd()[1]
 
     def eigenvalues(self) -> Tensor:
-        """The at most r eigenvalues that are not zero by construction (complex): those of the small ``right @
-        left``.
-        """
+        """The at most r non-trivial eigenvalues (complex): those of the small ``right @ left``."""
         if self.shape[-1] != self.shape[-2]:
             raise ValueError(f"only a square matrix has eigenvalues, got {self.shape[-2]} x {self.shape[-1]}")
         values: Tensor = torch.linalg.eigvals(self.right @ self.left)

@@ -1,6 +1,4 @@
-"""Multi-head latent attention: every head attends to the same latent of a sender, with a pattern of
-its own.
-"""
+"""Multi-head latent attention: all heads share one latent of a sender."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class LatentHeads(nn.Module):
         bias: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        """Unless given, ``value_dim`` is ``content_dim`` and ``rotary`` a plain one. ValueError for an odd
-        ``rotary_dim``.
-        """
+        """By default ``value_dim`` is ``content_dim``. ValueError for an odd ``rotary_dim``."""
         super().__init__()
         sizes = {"width": width, "num_heads": num_heads, "content_dim": content_dim, "rotary_dim": rotary_dim}
         width, num_heads, content_dim, rotary_dim = (checks.size(name, value, 1) for name, value in sizes.items())
@@ -125,9 +121,7 @@ class LatentHeads(nn.Module):
 
     @property
     def head_dim(self) -> int:
-        """Width of a query and a key as the paper writes them, ``content_dim + rotary_dim``: the rank of a
-        pattern matrix.
-        """
+        """``content_dim + rotary_dim``, the width of a query and a key: the rank of a pattern matrix."""
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
 
     @property
@@ -187,9 +181,7 @@ class LatentHeads(nn.Module):
         return FactoredMatrix(torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, turned], dim=-2))
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``: from a latent to its message, kept
-        factored.
-        """
+        """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``, from a latent to its message."""
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:

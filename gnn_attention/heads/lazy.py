@@ -1,6 +1,4 @@
-"""Heads that learn their widths from the first states they meet, as torch_geometric's layers do with
-``-1``.
-"""
+"""Heads that take their widths from the first states, as PyG's layers do with ``-1``."""
 
 from __future__ import annotations
 

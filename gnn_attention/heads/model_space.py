@@ -73,9 +73,7 @@ class _ModelSpaceHeads(nn.Module):
         return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens own_width"]) -> Float[Tensor, "batch heads tokens other_width"]:
-        """``P = x W_P`` (``x W_P^T`` on the sender's side): what a head looks for, a vector to compare with
-        states (S0.6).
-        """
+        """``P = x W_P`` (``x W_P^T`` on the sender's side), to be compared with states (S0.6)."""
         return self._pattern_of(x)[..., : self._pattern_width()]
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
@@ -267,9 +265,7 @@ def _affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _pattern_factors(heads: StandardHeads) -> tuple[Tensor, Tensor]:
-    """The two factors of the pattern, ``W_Q`` and ``W_K`` for each query head, biases as last rows where
-    there are any.
-    """
+    """``W_Q`` and ``W_K`` of each query head, with biases as last rows where there are any."""
     W_K, b_K = grouped(heads.W_K, heads.num_heads), grouped(heads.b_K, heads.num_heads)
     if heads.b_Q is None and heads.b_K is None:
         return heads.W_Q, W_K

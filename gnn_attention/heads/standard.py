@@ -1,6 +1,4 @@
-"""The weights of attention heads in the usual form: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each
-head.
-"""
+"""Attention heads in the usual form: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each head."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class StandardHeads(nn.Module):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """Raises ValueError if ``width`` is no multiple of ``num_heads`` (give ``head_dim``) or heads do not
-        group evenly.
-        """
+        """ValueError for a ``width`` no multiple of ``num_heads`` (give ``head_dim``), or for uneven groups."""
         super().__init__()
         sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -119,9 +115,7 @@ class StandardHeads(nn.Module):
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Queries ``x W_Q + b_Q`` of the receivers, normed and rotated if so configured; ``positions``
-        default to 0, 1, ...
-        """
+        """Queries ``x W_Q + b_Q``, normed and rotated if so configured; positions default to 0, 1, ..."""
         return self._turned(arrays.project(x, self.W_Q, self.b_Q), self.q_norm, positions)
 
     def send(
@@ -166,9 +160,7 @@ class StandardHeads(nn.Module):
         return FactoredMatrix(left, right)
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``, kept factored; ValueError without
-        ``W_O``.
-        """
+        """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``; ValueError without ``W_O``."""
         if self.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
         return FactoredMatrix(arrays.grouped(self.W_V, self.num_heads), self.W_O)

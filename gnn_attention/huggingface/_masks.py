@@ -151,9 +151,7 @@ def _place(mask: LazyMask) -> Place:
 
 
 def _over_slots(mask: LazyMask) -> Tensor | None:
-    """The 2-D mask over the slots ``0 .. src_offset + num_src - 1``; slots that it does not reach hold no
-    token.
-    """
+    """The 2-D mask over the slots ``0 .. src_offset + num_src - 1``, False beyond its end."""
     if mask.tokens is None:
         return None
     slots = mask.src_offset + mask.num_src

@@ -1,6 +1,4 @@
-"""Blocks of :func:`gnn_attention.huggingface.use_graph` that are in force, and what they give each module of
-their model.
-"""
+"""The ``use_graph`` blocks in force, and what they give each module of their model."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ GraphFunction = Callable[[int, int, int], TokenGraph | None]
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One ``use_graph`` in force: the modules that it holds for, by id, with their names, and what it gives
-    them.
-    """
+    """One ``use_graph`` in force: its graph and its modules, by id, with their names."""
 
     model: nn.Module
     choice: TokenGraph | GraphFunction
@@ -136,9 +132,7 @@ def in_force(use: Use) -> Iterator[None]:
 
 @contextmanager
 def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
-    """The blocks that this context is in hold for ``twin``, a copy of ``module``, as they do for the
-    original.
-    """
+    """The blocks of this context hold for ``twin``, a copy of ``module``, too."""
     copies = dict(twin.named_modules())
     own = dict(module.named_modules())
     parts = [(id(x), id(copies[name])) for name, x in own.items() if copies.get(name) not in (None, x)]

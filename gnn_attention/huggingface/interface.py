@@ -209,9 +209,7 @@ def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Added:
-    """``score + table[b, h, dst, src]`` for a table that begins at the given positions; an axis of size 1 is
-    for all.
-    """
+    """``score + table[b, h, dst, src]`` for a table from the given positions on; size 1 broadcasts."""
 
     table: Tensor
     dst_offset: int

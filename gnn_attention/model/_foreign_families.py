@@ -29,9 +29,7 @@ LENGTH_FREE = ("linear", "llama3", "yarn")
 
 
 class Found(NamedTuple):
-    """An attention module, the module around its list of layers (if known), and the modules of that list in
-    order.
-    """
+    """An attention module, the owner of its list of layers (if known), and that list in order."""
 
     attention: Any
     owner: nn.Module | None
@@ -48,9 +46,7 @@ class Family:
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """The row of an attention module, None for any other module: torch's own, or a class that transformers
-    itself ships.
-    """
+    """The row of an attention module of torch or transformers itself, None for any other module."""
     if isinstance(module, nn.MultiheadAttention):
         return FAMILIES["MultiheadAttention"]
     kind = type(module)
@@ -66,9 +62,7 @@ class _Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The names of a module's four projections (q, k, v, output), of its head_dim and scale, and how it
-    treats q and k.
-    """
+    """The names of q, k, v and output projection, head_dim and scale, and what acts on q and k."""
 
     names: tuple[str, str, str, str]
     head_dim: str = "head_dim"
@@ -141,9 +135,7 @@ def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
 
 
 def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
-    """The turns of queries and keys, and the factor that their stretching puts on a logit (YaRN stretches
-    both).
-    """
+    """The rotation, and the factor that its stretching puts on a logit (YaRN stretches q and k)."""
     config, prefix = found.attention.config, ""
     given: Mapping[str, Any] = config.rope_parameters
     # Gemma 3: other frequencies for local than for global layers
@@ -166,9 +158,7 @@ def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
 
 
 def _t5_bias(found: Found) -> ScoreMod | None:
-    """The bias of each distance; a list of layers has it in its first, and none has it where the senders are
-    another text.
-    """
+    """The bias of each distance: of the first layer of a list, and None in cross-attention."""
     attention, first = found.attention, found.siblings[0]
     if attention.is_decoder and not attention.is_causal:
         return None

@@ -38,9 +38,7 @@ def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
-    """ValueError before a model is made whose sizes the tensors cannot have: a file of 1 kB may say 10**9
-    layers.
-    """
+    """ValueError for a config that the tensors cannot have, before a model of that size is made."""
     if config.num_layers > len(tensors):
         raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
     if max(asdict(config).values()) >= 2**31:

@@ -152,9 +152,7 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 
 
 def _depth_of_list(model: nn.Module, pieces: list[str]) -> int | None:
-    """The place in a dotted name of the number that counts layers, the outermost index into a list of
-    modules.
-    """
+    """The index, in a dotted name, of the outermost number of a ModuleList."""
     module: Any = model
     for depth, piece in enumerate(pieces):
         if isinstance(module, nn.ModuleList):

@@ -102,9 +102,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """Weights drawn from torch's generator: seed it for weights that come back. TypeError for no
-        :class:`Config`.
-        """
+        """Weights are drawn from torch's generator. TypeError for no :class:`Config`."""
         checks.instance("config", config, Config)
         super().__init__()
         self.config = config
@@ -181,9 +179,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def can_proceed(self) -> bool:
-        """False where a full pass is needed: the message-passing path, or hooks on a block or its
-        attention.
-        """
+        """False for the message-passing path, or hooks on a block or its attention."""
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
             return False
         passed_by: list[nn.Module] = [*self._blocks, *self.layers]
@@ -208,9 +204,7 @@ class LanguageModel(nn.Module):
     def listen(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
     ) -> list[Float[Tensor, "batch edges heads"]]:
-        """For each layer the weight of every edge in every head, in the order of the graph's
-        ``edge_index``.
-        """
+        """For each layer the weight of every edge and head, in the order of ``edge_index``."""
         tokens, graph = self._checked(tokens, graph)
         states = self.states(tokens, graph)[::2]  # before each communication, and the last
         return [block.listen(state, graph) for block, state in zip(self._blocks, states[:-1], strict=True)]

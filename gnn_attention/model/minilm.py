@@ -75,9 +75,7 @@ class SentenceEncoder(nn.Module):
     """
 
     def __init__(self, bert: Any, tokenizer: Any, backend: str | Backend | None = "auto") -> None:
-        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in
-        :class:`MessagePassingAttention`.
-        """
+        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in the layer."""
         super().__init__()
         self.bert = bert.eval()
         self.tokenizer = tokenizer

@@ -81,7 +81,7 @@ def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None
     wanted = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
     tiny.backend = None
     assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), wanted)
-    with pytest.raises(NotImplementedError, match=r"the walk \(backend=None\) and hooks .* need all tokens at once"):
+    with pytest.raises(NotImplementedError, match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once"):
         tiny.proceed(tokens[None], KeyValueCache(graph, 2))
 
 
@@ -139,7 +139,7 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
         lm.generate(tiny, tokens, 2, graph=patterns.window(9, 2), cache=cache)
     with pytest.raises(ValueError, match="cache must have 2 layers, one for each block, got 1"):
         tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
-    with pytest.raises(ValueError, match="hears sender 4, which has not come: give at least 5 tokens"):
+    with pytest.raises(ValueError, match="attends to sender 4, which has not come: give at least 5 tokens"):
         lm.generate(tiny, tokens, 3, graph=patterns.prefix(9, 5))
     assert cache.length == 0
 
