@@ -25,9 +25,10 @@ def _numbers(frequencies: Any) -> tuple[float, ...]:
 class Rotary:
     """Turns each pair of channels of a query or key at position p by the angle ``p * base^(-2 i / dim)``.
 
-    A dot product of two turned vectors depends on their distance alone: ``(R_p q) . (R_s k) = q . R_(s - p) k``.
-    ``interleaved=False`` pairs channel i with i + dim/2 (Llama, GPT-NeoX), True pairs 2i with 2i + 1 (RoFormer, GPT-J).
-    ``frequencies``, an angle per token for each pair, take the place of the powers of ``base`` (Llama 3's and YaRN's are none).
+    A dot product of two turned vectors depends on their distance alone:
+    ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channel i with i + dim/2 (Llama,
+    GPT-NeoX), True pairs 2i with 2i + 1 (RoFormer, GPT-J). ``frequencies``, an angle per token for each pair,
+    take the place of the powers of ``base`` (Llama 3's and YaRN's are none).
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -40,7 +41,6 @@ class Rotary:
     frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """TypeError for what is no number, ValueError for a base that is not positive and finite, or a frequency that is not."""
         if isinstance(self.base, bool) or not isinstance(self.base, (int, float)):
             raise TypeError(f"base must be a number, got {quoted(self.base)} of type {type(self.base).__name__}")
         if not 0 < self.base < math.inf:
@@ -51,7 +51,7 @@ class Rotary:
                 raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 
     def turn(self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]) -> Float[Tensor, "*lead tokens dim"]:
-        """``x`` with the token on row t turned for ``positions[t]``; angles in float32 or better. ValueError for an odd dim."""
+        """``x``, its row t turned for ``positions[t]``, in float32 or better. ValueError for an odd dim."""
         if positions.shape != x.shape[-2:-1]:
             raise ValueError(f"positions must be one for each of the {x.shape[-2]} tokens, got shape {list(positions.shape)}")
         wide = x if x.dtype == torch.float64 else x.float()

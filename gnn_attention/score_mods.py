@@ -1,8 +1,9 @@
-"""What an edge adds to its logit: values of the form ``score_mod(score, b, h, dst, src) -> score`` (FlexAttention's form).
+"""What an edge adds to its logit: values of the form ``score_mod(score, b, h, dst, src) -> score``
+(FlexAttention's form).
 
-``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads, dst and src are
-absolute positions). Each is a small object, not a closure, so that layers holding one can be printed, copied and pickled.
-They are applied after the scale and before the per-edge ``bias``.
+``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads, dst
+and src are absolute positions). Each is a small object, not a closure, so that layers holding one can be
+printed, copied and pickled. They are applied after the scale and before the per-edge ``bias``.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ __all__ = [
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _TAKEN = ("score", "b", "h", "dst", "src")
-_COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"  # of functions that are made in the compiled program
+# of functions that are made in the compiled program
+_COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
-    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it takes otherwise.
+    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it
+    takes otherwise.
 
     >>> checked(softcap(2.0))
     softcap(cap=2.0)
@@ -53,7 +56,8 @@ def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
     if isinstance(score_mod, FunctionType):
         if _COMPILERS_KNOW_CODE or not torch.compiler.is_compiling():
             _check_function(score_mod)
-    elif score_mod is not None and not torch.compiler.is_compiling():  # a compiler cannot ask for the signature of an object
+    # a compiler cannot take the signature of an object
+    elif score_mod is not None and not torch.compiler.is_compiling():
         _check_object(score_mod)
     return score_mod
 
@@ -67,7 +71,6 @@ def _check_function(score_mod: FunctionType) -> None:
 
 
 def _check_object(score_mod: Any) -> None:
-    """By its signature, once for each type, or each function that was bound to some of its arguments."""
     kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
     if kind in _FITTING:
         return
@@ -77,8 +80,8 @@ def _check_object(score_mod: Any) -> None:
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """The slopes of ALiBi: ``2^(-8 i / n)`` for i = 1 .. n where n is a power of two; else those of the power below, then
-    every second one of the power above.
+    """The slopes of ALiBi: ``2^(-8 i / n)`` for i = 1 .. n where n is a power of two; else those of the power
+    below, then every second one of the power above.
 
     Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
 
@@ -94,7 +97,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def _hashed(value: object) -> int:
-    """A hash by the fields as they are: Dynamo before torch 2.12 asks for one of a value that it has not filled yet."""
+    """A hash by the fields as they are: Dynamo before torch 2.12 hashes a value that is not filled yet."""
     return hash((type(value), *vars(value).values()))
 
 
@@ -102,7 +105,8 @@ def _hashed(value: object) -> int:
 class alibi:  # noqa: N801 (a value used like the function it stands for)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
-    Source: Press et al. 2022 (arXiv 2108.12409); on both sides of the receiver the distance counts as positive.
+    Source: Press et al. 2022 (arXiv 2108.12409); on both sides of the receiver the distance counts as
+        positive.
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
     >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
@@ -113,13 +117,11 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     __hash__ = _hashed
 
     def __post_init__(self) -> None:
-        """TypeError or ValueError for what are no numbers, one for each head."""
         if not isinstance(self.slopes, (tuple, list)):
             raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
         object.__setattr__(self, "slopes", tuple(checks.number("each of slopes", slope) for slope in self.slopes))
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Lower the score by the distance."""
         slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
         return score - slopes[h] * (dst - src).abs()
 
@@ -139,14 +141,12 @@ class softcap:  # noqa: N801
     __hash__ = _hashed
 
     def __post_init__(self) -> None:
-        """TypeError for what is no number, ValueError for a cap that is not positive and finite."""
         if isinstance(self.cap, bool) or not isinstance(self.cap, (int, float)):
             raise TypeError(f"cap must be a number, got {quoted(self.cap)} of type {type(self.cap).__name__}")
         if not 0 < self.cap < math.inf:
             raise ValueError(f"cap must be positive and finite, got {quoted(self.cap)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Bend the score."""
         return self.cap * torch.tanh(score / self.cap)
 
 
@@ -154,8 +154,8 @@ class softcap:  # noqa: N801
 class log_multiplicity:  # noqa: N801
     """A sender (or an edge) that counts m times: ``score + log m``.
 
-    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph is a set; this is
-    how a multigraph is said (a softmax over m equal edges is one edge with log m added).
+    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph
+    is a set; this is how a multigraph is said (a softmax over m equal edges is one edge with log m added).
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -165,14 +165,12 @@ class log_multiplicity:  # noqa: N801
     multiplicity: Tensor
 
     def __post_init__(self) -> None:
-        """TypeError for what is no tensor, ValueError for one of another shape."""
         if not isinstance(self.multiplicity, Tensor):
             raise TypeError(f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor")
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Add the logarithm of the multiplicity."""
         logs = self.multiplicity.to(score.device, score.dtype).log()
         return score + (entries(logs, src) if logs.dim() == 1 else entries(logs, dst, src))
 
@@ -181,9 +179,11 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """A number for each head and distance: ``score + table[h, clamp(dst - src, -reach, reach) + reach]``.
 
-    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Distances beyond the reach share the last column.
+    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Distances beyond the reach share
+    the last column.
 
-    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5 (arXiv 1910.10683).
+    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
+        (arXiv 1910.10683).
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(1), torch.tensor(0)
     >>> relative_bias(torch.tensor([[-1.0, 0.0, 7.0]]))(torch.tensor(0.0), h, h, dst, src)
@@ -193,7 +193,6 @@ class relative_bias:  # noqa: N801
     table: Tensor
 
     def __post_init__(self) -> None:
-        """TypeError for what is no float tensor, ValueError for a table without a middle column."""
         if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
             got = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
             raise TypeError(f"table must be a float tensor [heads, 2 * reach + 1], got {got}")
@@ -201,7 +200,6 @@ class relative_bias:  # noqa: N801
             raise ValueError(f"table must be [heads, 2 * reach + 1], got {list(self.table.shape)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Add the entry of the distance."""
         reach = self.table.shape[-1] // 2
         column = (dst - src).clamp(-reach, reach) + reach
         return score + entries(self.table.to(score.device, score.dtype), h, column)
@@ -226,7 +224,8 @@ class RelativeBias(nn.Module):
 
 
 class chain(nn.Module):  # noqa: N801
-    """Several score_mods, applied from left to right; a module, so that the parameters of a learned link are trained.
+    """Several score_mods, applied from left to right; a module, so that the parameters of a learned link are
+    trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)
@@ -243,7 +242,6 @@ class chain(nn.Module):  # noqa: N801
         self.learned = nn.ModuleList(mod for mod in mods if isinstance(mod, nn.Module))
 
     def __repr__(self) -> str:
-        """The chained values."""
         return f"chain({', '.join(map(repr, self.mods))})"
 
     def forward(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

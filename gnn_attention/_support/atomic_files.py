@@ -1,4 +1,4 @@
-"""Files written whole or not at all: beside their place first, which they then take. An interrupt leaves what was there."""
+"""Files written whole or not at all: first next to their place, then moved there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["check_place", "write", "written"]
-
 
 @contextmanager
 def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file open for writing that takes the place of ``path`` when the block ends well, and is removed when it does not.
+    """A file open for writing that takes the place of ``path`` when the block ends well, and is removed when
+    it does not.
 
-    A link stays a link to what is replaced, a mode stays as it was; what is no regular file (a pipe, ``/dev/stdout``) is written
-    to directly. OSError where nothing can be written.
+    A link stays a link to what is replaced, a mode stays as it was; what is no regular file (a pipe,
+    ``/dev/stdout``) is written to directly. OSError where nothing can be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

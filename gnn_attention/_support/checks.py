@@ -1,4 +1,4 @@
-"""Checks of arguments: each failure is one sentence that names the argument, what came, what was expected and what to do."""
+"""Checks of arguments: an error is one sentence: the argument, what came, what is expected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
-
-__all__ = ["choice", "head_sizes", "instance", "number", "path", "position", "probability", "quoted", "size", "sizes", "takes"]
 
 T = TypeVar("T")
 
@@ -31,7 +29,7 @@ def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
 
 
 def size(name: str, value: object, minimum: int = 0) -> int:
-    """Return ``value`` as an int of at least ``minimum``; TypeError or ValueError names the argument otherwise."""
+    """``value`` as an int of at least ``minimum``, else TypeError or ValueError."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:
@@ -44,7 +42,7 @@ def size(name: str, value: object, minimum: int = 0) -> int:
 
 
 def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
-    """Return ``values`` as a list of ints of at least ``minimum``; TypeError or ValueError names the argument otherwise."""
+    """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError."""
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a sequence of sizes, got {quoted(values)}; for a single one give [{quoted(values)}]")
     return [size(f"each of {name}", value, minimum) for value in values]
@@ -53,7 +51,7 @@ def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
 def head_sizes(
     width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int, int, int]:
-    """The five sizes of heads with their defaults; TypeError or ValueError names the one that does not fit."""
+    """The five sizes of heads with their defaults, else TypeError or ValueError."""
     width, num_heads = size("width", width, 1), size("num_heads", num_heads, 1)
     num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads, 1)
     if num_heads % num_kv_heads:
@@ -70,7 +68,7 @@ def position(name: str, value: object) -> int:
 
 
 def number(name: str, value: object, positive: bool = False) -> float:
-    """Return ``value`` as a finite float, above 0 if ``positive``; TypeError or ValueError names the argument otherwise."""
+    """``value`` as a finite float, above 0 if ``positive``, else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {quoted(value)} of type {type(value).__name__}")
     if not abs(value) < math.inf:
@@ -102,7 +100,8 @@ def path(name: str, value: object) -> Path:
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
-    """TypeError unless ``function`` can be called with these positional arguments; a builtin, which does not tell, passes.
+    """TypeError unless ``function`` can be called with these positional arguments; a builtin without a
+    signature passes.
 
     >>> takes("call", lambda module, x: x, "module", "x")
     """

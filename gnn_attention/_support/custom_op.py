@@ -1,4 +1,4 @@
-"""How an operator is told to torch: to autograd, compilers, ``torch.export``, ``torch.vmap`` and ``torch.func``."""
+"""Registers an operator for autograd, compilers, ``torch.export``, ``torch.vmap`` and ``torch.func``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from gnn_attention._support.shapes import Tensor
-
-__all__ = ["operator"]
 
 
 def operator(
@@ -22,9 +20,10 @@ def operator(
 ) -> Callable[..., Any]:
     """Make ``torch.ops.gnn_attention.<name>`` and return what calls it.
 
-    ``run`` computes on plain tensors, ``fake`` makes results of the right shapes; ``keep(ctx, inputs, output)`` and
-    ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The single tensors of the schema have a sample axis first,
-    which an axis mapped by ``torch.vmap`` joins; they come before all other arguments.
+    ``run`` computes on plain tensors, ``fake`` makes results of the right shapes;
+    ``keep(ctx, inputs, output)`` and ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The
+    single tensors of the schema have a sample axis first, which an axis mapped by ``torch.vmap`` joins; they
+    come before all other arguments.
     """
     full = f"gnn_attention::{name}"
     torch.library.define(full, schema)
@@ -36,7 +35,8 @@ def operator(
     def call(*arguments: Any) -> Any:
         return (transformed if torch._C._are_functorch_transforms_active() else registered)(*arguments)
 
-    mapped = _mapped(call, schema.split("->")[0].count("Tensor "))  # a vmap inside a grad leaves the grad to be done
+    # a vmap inside a grad leaves the grad to be done
+    mapped = _mapped(call, schema.split("->")[0].count("Tensor "))
     torch.library.register_vmap(full, mapped)
     transformed = _transformed(registered, backward, keep, mapped)
     return call
@@ -45,10 +45,11 @@ def operator(
 def _transformed(
     registered: Callable[..., Any], backward: Callable[..., Any], keep: Callable[..., None], mapped: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The same for ``torch.func.grad`` and its like, which take an ``autograd.Function`` but no registered derivative."""
+    """For ``torch.func.grad``, which takes an ``autograd.Function`` but no registered derivative."""
 
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))  # a list is no input to a Function
+        # a list is no input to a Function
+        return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
     members = {"forward": registered, "setup_context": keep, "backward": gradients, "vmap": mapped}
     made = type("Transformed", (torch.autograd.Function,), {word: staticmethod(member) for word, member in members.items()})

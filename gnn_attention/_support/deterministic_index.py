@@ -1,4 +1,4 @@
-"""Entries of a table that many edges look up, with a gradient that is the same however many threads there are."""
+"""Table look-ups whose gradient is the same for any number of threads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 
-__all__ = ["entries"]
-
 
 def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``table[index]``, an index for each axis, none negative; on a CPU its gradient is summed in float64, in one order.
+    """``table[index]``, an index for each axis, none negative; on a CPU its gradient is summed in float64, in
+    one order.
 
-    torch's own gradient of an index adds from several threads at once in the dtype of the table, in whatever order they come.
-    That of CUDA sorts before it adds, and is left as it is; so are look-ups inside a kernel, one entry at a time, and under the
-    transforms of ``torch.func``, which differentiate forward too.
-    Raises IndexError for an entry that there is not.
+    torch's own gradient of an index adds from several threads at once in the dtype of the table, in whatever
+    order they come. That of CUDA sorts before it adds, and is left as it is; so are look-ups inside a kernel,
+    one entry at a time, and under the transforms of ``torch.func``, which differentiate forward too. Raises
+    IndexError for an entry that there is not.
 
     >>> table = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> entries(table, torch.tensor([1, 1, 0])).sum().backward()
@@ -46,7 +45,6 @@ def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor]], output: Tensor) -> None
 
 
 def _summed(ctx: Any, grad: Tensor) -> tuple[Tensor, list[None]]:
-    """The sum over each entry's edges, one after the other."""
     index = ctx.saved_tensors
     place = index[0]
     for axis, size in zip(index[1:], ctx.sizes[1:], strict=True):

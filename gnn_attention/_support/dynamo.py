@@ -1,4 +1,4 @@
-"""What torch.compile is told about this package, without loading the compiler (which would double the time of an import)."""
+"""Marks for torch.compile, without loading the compiler (which would double the time of an import)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["constant", "eagerly", "not_compiled"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(function: F) -> F:
-    """Mark a function whose result torch.compile may take as a constant of its arguments (graphs never change).
+    """Mark a function whose result torch.compile may take as a constant of its arguments (graphs never
+    change).
 
-    This is ``torch.compiler.assume_constant_result``, which sets the same attribute but imports ``torch._dynamo`` to do so;
-    the compilation tests fail if the attribute's name changes.
+    This is ``torch.compiler.assume_constant_result``, which sets the same attribute but imports
+    ``torch._dynamo`` to do so; the compilation tests fail if the attribute's name changes.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def not_compiled(function: F) -> F:
-    """Mark a function that torch.compile calls as it is, with a graph break: it makes a graph, which no program can hold.
+    """Mark a function that torch.compile calls as it is, with a graph break: it makes a graph, which no
+    program can hold.
 
     This is ``torch.compiler.disable`` in the same manner.
     """
@@ -35,7 +35,7 @@ def not_compiled(function: F) -> F:
 
 @contextmanager
 def _no_function_modes() -> Iterator[None]:
-    """Without the modes by which tracers see functions; values that answer for themselves (ranges) still do."""
+    """Without the modes by which tracers see functions; values with ``__torch_function__`` still work."""
     modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
     try:
         yield
@@ -46,9 +46,11 @@ def _no_function_modes() -> Iterator[None]:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Inside, torch computes with real numbers, unseen by what traces or transforms a program (``torch.export``, ``torch.func``).
+    """Inside, torch computes with real numbers, unseen by what traces or transforms a program
+    (``torch.export``, ``torch.func``).
 
-    What is worked out about a graph is no part of a program that uses it; and the result must serve training too.
+    What is worked out about a graph is no part of a program that uses it; and the result must serve training
+    too.
     """
     with _no_function_modes(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         yield

@@ -1,6 +1,8 @@
-"""Do the arguments of the arithmetic of an edge fit together? Each check raises one sentence that names the one that does not.
+"""Do the arguments of the arithmetic of an edge fit together? Each check raises one sentence that names the
+one that does not.
 
-They look at types and shapes alone, which a compiler knows too, but for receivers on a CPU, whose values are looked at.
+They look at types and shapes alone, which a compiler knows too, but for receivers on a CPU, whose values are
+looked at.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-
-__all__ = ["alike", "edges", "ends", "groups", "head_sinks", "heard", "normalisers", "result", "sinks"]
 
 INDICES = (torch.int64,)
 
@@ -43,7 +43,7 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
-    """Numbers ``[..., E]`` beside their receivers ``dst [E]``, which are below ``num_dst``."""
+    """Numbers ``[..., E]`` and their receivers ``dst [E]``, which are below ``num_dst``."""
     _floats(name, x, "[..., E], a number for each edge")
     _tensor("dst", dst, "[E] of int64")
     if dst.dtype not in INDICES:
@@ -114,7 +114,6 @@ def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def _broadcast(shape: Sequence[int], other: Sequence[int], onto: bool = False) -> bool:
-    """True if the shapes broadcast, ``onto`` the other one."""
     pairs = zip(reversed(shape), reversed(other), strict=False)
     return all(a == b or a == 1 or (b == 1 and not onto) for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""What a whole process shares, changed by one thread at a time: the hooks and backends of a module, the filters of warnings."""
+"""Process-wide state changed by one thread at a time: hooks and backends of a module, warning filters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-
-__all__ = ["accept_sparse_matrices", "ignored", "of_this_thread", "turn"]
 
 
 @dataclass
@@ -71,7 +69,7 @@ def _others(module: nn.Module, mine: int) -> list[_Owner]:
 
 
 def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook for calls that come from the thread that makes it; None, which changes nothing, for all others."""
+    """The hook for calls from the thread that makes it; None, which changes nothing, for all others."""
     mine = threading.get_ident()
 
     def for_mine(*args: Any, **kwargs: Any) -> Any:
@@ -80,14 +78,12 @@ def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     return for_mine
 
 
-# -- warnings ---------------------------------------------------------------------------------------------------------
-
 _filtering = threading.RLock()
 
 
 @contextmanager
 def ignored(message: str = "") -> Iterator[None]:
-    """Inside, warnings that begin so are not heard. One thread at a time: two would put back each other's filters."""
+    """Inside, warnings that begin so are ignored. One thread at a time."""
     with _filtering, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message)
         yield
@@ -95,7 +91,7 @@ def ignored(message: str = "") -> Iterator[None]:
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Have torch say once, unheard, that it may change its CSR format in future; such a matrix is never handed out."""
+    """Issue torch's warning about its CSR format once, ignored; such a matrix is never handed out."""
     with ignored("Sparse CSR tensor support"):
         index = torch.tensor([0], dtype=torch.int32, device="cpu")
         torch.sparse_csr_tensor(index, index[:0], torch.zeros(0, device="cpu"), (0, 0), check_invariants=False)

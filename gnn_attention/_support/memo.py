@@ -1,4 +1,4 @@
-"""Values that never change, what is worked out about them once, and the word by which a compiled program knows each."""
+"""Immutable values, what is computed once for each, and the word by which a compiled program knows each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 
 from gnn_attention._support.dynamo import constant, eagerly, not_compiled
 
-__all__ = ["Sealed", "kept"]
-
 _ALIVE: WeakValueDictionary[str, Sealed] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
 class Sealed:
-    """A dataclass that nobody can change once it was made, with the errors of a frozen one, and a memory of its own.
+    """A dataclass that nobody can change once it was made, with the errors of a frozen one, and a memory of
+    its own.
 
-    It is not frozen: of those, Dynamo reads every field, the memory too, and before torch 2.12 takes none for a constant.
+    It is not frozen: of those, Dynamo reads every field, the memory too, and before torch 2.12 takes none for
+    a constant.
     """
 
     _memo: Any
@@ -30,7 +30,7 @@ class Sealed:
 
     @not_compiled
     def __post_init__(self) -> None:
-        """What is worked out about a value may hold the value: FSDP2 walks through dicts that it meets, not through UserDict."""
+        """A UserDict, for FSDP2 walks through dicts, and a cached result may hold the value itself."""
         self._memo = UserDict(self._memo) if isinstance(self._memo, dict) else self._memo
         self._seal()
 
@@ -42,28 +42,25 @@ class Sealed:
 
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
-        """FrozenInstanceError once the value is made."""
         if self._word:
             raise FrozenInstanceError(f"cannot assign to field {name!r}: a {type(self).__name__} never changes, make another")
         object.__setattr__(self, name, value)
 
     @not_compiled
     def __delattr__(self, name: str) -> None:
-        """FrozenInstanceError."""
         raise FrozenInstanceError(f"cannot delete field {name!r}: a {type(self).__name__} never changes, make another")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was worked out does not travel."""
         return {name: value for name, value in self.__dict__.items() if name != "_word"} | {"_memo": UserDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is a value of its own."""
         self.__dict__.update(state)
         self._seal()
 
 
 def kept(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
-    """``make(value, *arguments)``, worked out once for each value and kept with it; ``make`` must be a function of a module.
+    """``make(value, *arguments)``, computed once for each value and cached with it; ``make`` must be a
+    function of a module.
 
     The value never changes, so that what is worked out about it is a constant to a compiler too.
     """
@@ -78,8 +75,10 @@ def kept(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
 
 @constant
 def _kept_of(make: Callable[..., Any], word: str, *arguments: Any) -> tuple[Any]:
-    """The same for a compiler: every version takes a word for a constant, and compares words before it runs a program again.
+    """The same for a compiler: every version takes a word for a constant, and compares words before it runs a
+    program again.
 
-    In a tuple: before torch 2.11, all tensors that one such function returns to a program are taken for the same one.
+    In a tuple: before torch 2.11, all tensors that one such function returns to a program are taken for the
+    same one.
     """
     return (kept(make, _ALIVE[word], *arguments),)

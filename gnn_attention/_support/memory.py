@@ -1,8 +1,9 @@
-"""How much memory there is: what the system has left, and what the control groups around this process still allow.
+"""How much memory there is: what the system has left, and what the control groups around this process still
+allow.
 
-A container may be told of less than its machine has, and a group inside it of less still: each of its ancestors may set a limit,
-and the least of them counts. Whoever is about to take much asks first (:func:`check`, :func:`shortage`), so that a request that
-cannot be met is one sentence and not the end of the process.
+A container may see less than its machine has, and a group inside it of less still: each of its ancestors may
+set a limit, and the least of them counts. What is about to take much checks first (:func:`check`,
+:func:`shortage`), so that a request that cannot be met is one sentence and not the end of the process.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from pathlib import Path
 
 from gnn_attention._support.dynamo import constant
 
-__all__ = ["available", "check", "shortage"]
-
-WORTH_ASKING = 2**28  # bytes below which nobody is asked
-UNKNOWN = 2**40  # where the system tells nothing
+WORTH_ASKING = 2**28  # bytes below which nothing is checked
+UNKNOWN = 2**40  # where the system does not say
 V2 = ("memory.max", "memory.current", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 @constant
 def available(root: str = "/") -> int:
-    """Bytes that this process can still take: of the system and of every control group that it is in, the least.
+    """Bytes that this process can still take: of the system and of every control group that it is in, the
+    least.
 
     >>> available() > 0
     True
@@ -45,16 +45,17 @@ def shortage(needed: int) -> str | None:
 
 
 def check(what: str, needed: int, instead: str) -> None:
-    """ValueError, before anything is taken, where ``what`` needs more bytes than there are; ``instead`` says what to do.
+    """ValueError, before anything is taken, where ``what`` needs more bytes than there are; ``instead`` says
+    what to do.
 
     >>> check("mask()", 2**60, "take a part")
     Traceback (most recent call last):
     ...
     ValueError: mask(): it would need 1,073,741,824.0 GiB, and ... GiB are left; take a part
     """
-    said = shortage(needed)
-    if said is not None:
-        raise ValueError(f"{what}: {said}; {instead}")
+    reason = shortage(needed)
+    if reason is not None:
+        raise ValueError(f"{what}: {reason}; {instead}")
 
 
 def _of_the_system(root: Path) -> int:
@@ -69,7 +70,7 @@ def _of_the_system(root: Path) -> int:
 
 
 def _of_groups(root: Path) -> Iterator[int]:
-    """What each group leaves: those that ``/proc/self/cgroup`` names, in both versions, and all their ancestors."""
+    """What each group leaves: those of ``/proc/self/cgroup``, in both versions, and all their ancestors."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -86,12 +87,13 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    """What a group's limit leaves, with what the cache of files would give back; None where there is no limit."""
+    """What a group's limit leaves, with reclaimable file cache; None without a limit."""
     most, used = _text(group / limit).strip(), _text(group / usage).strip()
     if not most.isdigit() or not used.isdigit():
         return None
-    kept = [line.split()[1] for line in _text(group / "memory.stat").splitlines() if line.startswith(reclaimable + " ")]
-    return int(most) - int(used) + sum(map(int, kept))
+    lines = _text(group / "memory.stat").splitlines()
+    cache = sum(int(line.split()[1]) for line in lines if line.startswith(reclaimable + " "))
+    return int(most) - int(used) + cache
 
 
 def _text(file: Path) -> str:

@@ -1,7 +1,8 @@
-"""stdout and stderr of a command: they take every text, whatever their encoding, and may be closed or end in a closed pipe.
+"""stdout and stderr of a command: they take every text, whatever their encoding, and may be closed or end in
+a closed pipe.
 
-Under ``LANG=C``, or where ``PYTHONIOENCODING`` says so, a stream may hold ASCII alone: the pictures of masks are then drawn in
-``#`` and ``.``, and what has no such form is a ``?``.
+Under ``LANG=C``, or where ``PYTHONIOENCODING`` says so, a stream may hold ASCII alone: the pictures of masks
+are then drawn in ``#`` and ``.``, and what has no such form is a ``?``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-__all__ = ["finish", "plain", "prepare"]
-
 PLAIN = {"■": "#", "·": ".", "±": "+-", "→": "->", "—": "-"}
 
 
 def plain(error: UnicodeError) -> tuple[str | bytes, int]:
-    """An error handler: ASCII forms of what a stream cannot hold; bytes of a file name that are no text stay as they are.
+    """An error handler: ASCII forms of what a stream cannot hold; bytes of a file name that are no text stay
+    as they are.
 
     >>> codecs.register_error("plain", plain)
     >>> "■ · ö".encode("ascii", "plain"), "a\\udcffb".encode("utf-8", "plain")
@@ -37,7 +37,7 @@ def _bytes_of(letter: str) -> bytes:
 
 
 def prepare() -> None:
-    """Before a command writes: a stream that is closed leads nowhere, one that cannot hold a text replaces what it cannot."""
+    """Before a command writes: closed streams lead nowhere, others replace what they cannot encode."""
     codecs.register_error("plain", plain)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -48,7 +48,7 @@ def prepare() -> None:
 
 
 def finish() -> bool:
-    """Write what is left; False if the reader of stdout, a pager for example, has seen enough. What comes later leads nowhere."""
+    """Flush; False if the reader of stdout, a pager for example, is gone. What comes later leads nowhere."""
     _flushed(sys.stderr)
     return _flushed(sys.stdout)
 

@@ -1,7 +1,9 @@
-"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere, nothing for what is quick.
+"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere, nothing for
+what is quick.
 
-``verify: 123 of 410 checks, 0:21 elapsed, about 0:40 left (attend, float32)``. A thread of its own shows it, so that a step of
-any length is followed; what cannot be written (a closed or broken stderr) is left out, and never an error.
+``verify: 123 of 410 checks, 0:21 elapsed, about 0:40 left (attend, float32)``. A thread of its own shows it,
+so that a step of any length is followed; what cannot be written (a closed or broken stderr) is left out, and
+never an error.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
-
-__all__ = ["EVERY", "Progress", "line", "on_terminal"]
 
 EVERY = 5.0  # seconds between lines
 DELAY = 1.0  # seconds before the bar of a terminal
@@ -35,7 +35,6 @@ def line(name: str, done: int, total: int | None, unit: str, elapsed: float, lef
 
 
 def _minutes(seconds: float) -> str:
-    """Hours, if there are any, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -50,9 +49,11 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """A context that shows how many of ``total`` steps are done; from any thread, :meth:`advance` counts them.
+    """A context that shows how many of ``total`` steps are done; from any thread, :meth:`advance` counts
+    them.
 
-    ``total`` may be None for as long as it is unknown, ``before`` steps were done by an earlier run, ``shown=False`` is silent.
+    ``total`` may be None for as long as it is unknown, ``before`` steps were done by an earlier run,
+    ``shown=False`` shows nothing.
 
     >>> with Progress("verify", total=2, unit="checks") as progress:
     ...     progress.advance(note="attend, float32")
@@ -72,7 +73,7 @@ class Progress:
         self.began = self.since
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
-        """``total`` steps are to come, ``before`` of which were done earlier; what is left is estimated from here on."""
+        """``total`` steps are to come, ``before`` of them done earlier; estimates begin here."""
         self.total, self.done, self.before, self.note, self.since = total, before, before, note, time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:

@@ -1,9 +1,10 @@
-"""Shape words for signatures: ``Float[Tensor, "batch heads dst dim"]`` is a tensor whose axes have these names.
+"""Shape words for signatures: ``Float[Tensor, "batch heads dst dim"]`` is a tensor whose axes have these
+names.
 
-The axis words are fixed: batch heads dst src edges tokens dim width. Annotations are strings here (every module begins
-with ``from __future__ import annotations``), so they cost nothing at run time. A test run under jaxtyping's import hook
-(``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) checks every one of them; otherwise jaxtyping need not be
-installed.
+The axis words are fixed: batch heads dst src edges tokens dim width. Annotations are strings here (every
+module begins with ``from __future__ import annotations``), so they cost nothing at run time. A test run under
+jaxtyping's import hook (``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) checks every one of
+them; otherwise jaxtyping need not be installed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ else:
         """Stands for jaxtyping's Float, Int and Bool: ``Float[Tensor, "..."]`` is then simply ``Tensor``."""
 
         def __class_getitem__(cls, item: object) -> type[Tensor]:
-            """Forget the axis names."""
             return Tensor
 
     Bool = Float = Int = _Unchecked

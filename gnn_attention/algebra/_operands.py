@@ -1,4 +1,4 @@
-"""What all of the algebra asks of its operands: which graphs fit together, what they carry, how the result is called."""
+"""Checks of the operands of the algebra: which graphs fit together, their lists, the name of the result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 
-__all__ = ["edge_lists", "from_zero", "name", "positions", "same_nodes", "same_tokens", "varies"]
-
 
 def varies(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """The heads and batch of a graph made of these; TypeError where one is no graph, ValueError where the sizes disagree."""
+    """Heads and batch of a graph made of these; TypeError for no graph, ValueError where sizes disagree."""
     for graph in graphs:
         if not isinstance(graph, TokenGraph):
             hint = f"; a list of graphs is {function}(*graphs)" if isinstance(graph, Sequence) else ""
@@ -73,12 +71,12 @@ def positions(word: str, values: object, count: int) -> list[int]:
 
 def edge_lists(graphs: Iterable[TokenGraph]) -> list[Tensor] | None:
     """The lists that all of the graphs carry, or None if one of them is a rule alone."""
-    lists = [graph._listed for graph in graphs]
+    lists = [graph.listed_edges for graph in graphs]
     return None if any(edges is None for edges in lists) else [edges for edges in lists if edges is not None]
 
 
 def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
-    """The call as Python text, or with the number of graphs where they are many; empty arguments are left out."""
+    """The call as Python text, with the number of graphs where they are many; no empty arguments."""
     names = [graph.name for graph in graphs]
     shown = names if len(names) <= 6 else [text.listed(names, "graphs")]
     return text.call(function, True, *shown, *(argument for argument in arguments if argument))

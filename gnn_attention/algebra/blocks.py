@@ -22,19 +22,20 @@ EDGES_AT_ONCE = 2**22  # of a rule, while a quotient looks at them
 
 @not_compiled
 def blow_up(g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable[int] | None = None) -> TokenGraph:
-    """Every token becomes a block of tokens, every edge all pairs between its two blocks (a self loop: all within the block).
+    """Every token becomes a block of tokens, every edge all pairs between its two blocks (a self loop: all
+    within the block).
 
     ``mask[i, j] = g.mask()[block(i), block(j)]``. ``sizes``: one for all, or one for each token (0 allowed);
-    ``src_sizes`` where the senders are others, None = the same. A graph of blocks as a graph of tokens: ``E * size^2`` edges.
-    The blow-up of Phan 2026 (arXiv 2605.06725, section 1), with self loops besides. Lists: edge by edge; for each, by receiver,
-    then sender.
+    ``src_sizes`` where the senders are others, None = the same. A graph of blocks as a graph of tokens:
+    ``E * size^2`` edges. The blow-up of Phan 2026 (arXiv 2605.06725, section 1), with self loops as well.
+    Lists: edge by edge; for each, by receiver, then sender.
 
-    Raises TypeError (no graph, no integers), ValueError (a negative size, not one for each token, ``src_sizes`` missing where
-    the numbers differ, a graph that does not begin at position 0).
+    Raises TypeError (no graph, no integers), ValueError (a negative size, not one for each token,
+    ``src_sizes`` missing where the numbers differ, a graph that does not begin at position 0).
 
     >>> from gnn_attention import patterns
     >>> print(blow_up(patterns.causal(2), [1, 2]))
-    blow_up(causal(2), [1, 2]): mask[dst, src] and who hears whom
+    blow_up(causal(2), [1, 2]): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ■   1 <- 0 1 2
     2 ■ ■ ■   2 <- 0 1 2
@@ -44,27 +45,29 @@ def blow_up(g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable
     of_dst, of_src = _sizes("sizes", own, g.num_dst), _sizes(senders, others, g.num_src)
     name = _operands.name("blow_up", (g,), _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes"))
     num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
-    if g._listed is not None:
-        return TokenGraph.from_edges(_blown_up(g._listed, of_dst, of_src), num_dst, num_src, name=name)
+    if g.listed_edges is not None:
+        return TokenGraph.from_edges(_blown_up(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name)
     blocks = [torch.arange(len(sizes), device="cpu").repeat_interleave(sizes) for sizes in (of_dst, of_src)]
     return TokenGraph.from_rule(partial(gathered, g.rule, *blocks), num_dst, num_src, **varies, name=name)
 
 
 @not_compiled
 def quotient(g: TokenGraph, groups: int | Iterable[int], src_groups: int | Iterable[int] | None = None) -> TokenGraph:
-    """Groups of tokens as tokens: an edge wherever any member of the one hears any member of the other, or of its own group.
+    """Groups of tokens as tokens: an edge wherever any member of the one attends to any member of the other,
+    or of its own group.
 
-    ``mask[I, J] = any(g.mask()[i, j] for i in I for j in J)``. ``groups``: a block length (the last block may be shorter), or the
-    group of each token, numbered 0, 1, ... without gaps; ``src_groups`` where the senders are others, None = the same.
-    networkx's ``quotient_graph`` leaves out the self loops that edges within a group make here.
-    It looks at the edges, and carries those it found, in the order in which g's edges first show them.
+    ``mask[I, J] = any(g.mask()[i, j] for i in I for j in J)``. ``groups``: a block length (the last block may
+    be shorter), or the group of each token, numbered 0, 1, ... without gaps; ``src_groups`` where the senders
+    are others, None = the same. networkx's ``quotient_graph`` leaves out the self loops that edges within a
+    group make here. It looks at the edges, and carries those it found, in the order in which g's edges first
+    show them.
 
-    Raises TypeError (no graph, no integers), ValueError (a block below 1, not one group for each token, a gap, ``src_groups``
-    missing where the numbers differ, a graph that does not begin at position 0).
+    Raises TypeError (no graph, no integers), ValueError (a block below 1, not one group for each token, a
+    gap, ``src_groups`` missing where the numbers differ, a graph that does not begin at position 0).
 
     >>> from gnn_attention import patterns
     >>> print(quotient(patterns.window(6, 2), 2))
-    quotient(window(6, 2), 2): mask[dst, src] and who hears whom
+    quotient(window(6, 2), 2): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ·   1 <- 0 1
     2 · ■ ■   2 <- 1 2
@@ -76,8 +79,6 @@ def quotient(g: TokenGraph, groups: int | Iterable[int], src_groups: int | Itera
     name = _operands.name("quotient", (g,), _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups"))
     return each_alone(lambda plain: _grouped(plain, of_dst, of_src), g, name)
 
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 Given = int | list[int]  # one number for all tokens, or one for each
 
@@ -115,7 +116,6 @@ def _sizes(word: str, value: Given, count: int) -> Tensor:
 
 
 def _owners(word: str, value: Given, count: int) -> Tensor:
-    """The group of each token."""
     if isinstance(value, int):
         return torch.arange(count, device="cpu") // value
     gap = next((number for number, group in enumerate(sorted(set(value))) if number != group), None)
@@ -125,7 +125,6 @@ def _owners(word: str, value: Given, count: int) -> Tensor:
 
 
 def _blown_up(edges: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
-    """All pairs between the two blocks of each edge."""
     src, dst = edges
     pairs = of_dst[dst] * of_src[src]
     edge = torch.arange(len(pairs), device="cpu").repeat_interleave(pairs)
@@ -148,8 +147,8 @@ def _grouped(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:
 
 def _edges_in_parts(g: TokenGraph) -> Iterator[Tensor]:
     """The edges, some rows at a time where they are not listed yet."""
-    if g._listed is not None:
-        yield g._listed
+    if g.listed_edges is not None:
+        yield g.listed_edges
         return
     step = max(1, EDGES_AT_ONCE // max(1, g.max_in_degree))
     for start in range(0, g.num_dst, step):

@@ -1,7 +1,7 @@
 """Graphs on more tokens than their operands have: the disjoint sum, and the products on pairs of tokens.
 
-In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture read row by row. A product of a graph of
-the rows and a graph of the columns is a graph on the grid.
+In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture read row by row. A
+product of a graph of the rows and a graph of the columns is a graph on the grid.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import any_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import ask
-from gnn_attention.graph.intervals.values import Span
+from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule
 
 __all__ = ["cartesian_product", "disjoint_sum", "strong_product", "tensor_product"]
@@ -25,16 +25,19 @@ __all__ = ["cartesian_product", "disjoint_sum", "strong_product", "tensor_produc
 
 @not_compiled
 def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
-    """The graphs side by side, nobody hears across: the masks are the blocks of a block diagonal matrix.
+    """The graphs side by side, without edges between them: the masks are the blocks of a block diagonal
+    matrix.
 
-    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule asks all the graphs
+    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule
+        evaluates all the graphs
     about every pair. networkx's ``disjoint_union``; torch_geometric's batches.
 
-    Raises TypeError (no graph), ValueError (none at all; other heads or batch; a graph that does not begin at position 0).
+    Raises TypeError (no graph), ValueError (none at all; other heads or batch; a graph that does not begin at
+    position 0).
 
     >>> from gnn_attention import patterns
     >>> print(disjoint_sum(patterns.causal(2), patterns.full(2)))
-    disjoint_sum(causal(2), full(2)): mask[dst, src] and who hears whom
+    disjoint_sum(causal(2), full(2)): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 · · ■ ■   2 <- 2 3
@@ -54,17 +57,19 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
 
 @not_compiled
 def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """One step along one axis: ``i = k and l -> j in g2, or j = l and k -> i in g1``, for receiver (i, j) and sender (k, l).
+    """One step along one axis: ``i = k and l -> j in g2, or j = l and k -> i in g1``, for receiver (i, j) and
+    sender (k, l).
 
-    ``n2 * E1 + n1 * E2`` edges where at most one of the two has self loops. The product of two paths is the grid of the rook's
-    single steps. networkx's ``cartesian_product``. Lists: the edges along g1, then those along g2.
+    ``n2 * E1 + n1 * E2`` edges where at most one of the two has self loops. The product of two paths is the
+    grid of the rook's single steps. networkx's ``cartesian_product``. Lists: the edges along g1, then those
+    along g2.
 
-    Raises TypeError (no graph), ValueError (not the same tokens as receivers and senders; other heads or batch; a graph that does
-    not begin at position 0).
+    Raises TypeError (no graph), ValueError (not the same tokens as receivers and senders; other heads or
+    batch; a graph that does not begin at position 0).
 
     >>> from gnn_attention import patterns
     >>> print(cartesian_product(patterns.strict_causal(2), patterns.full(2)))
-    cartesian_product(strict_causal(2), full(2)): mask[dst, src] and who hears whom
+    cartesian_product(strict_causal(2), full(2)): mask[dst, src] and in-edges
     0 ■ ■ · ·   0 <- 0 1
     1 ■ ■ · ·   1 <- 0 1
     2 ■ · ■ ■   2 <- 0 2 3
@@ -77,13 +82,13 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     """One step along one axis or along both at once: the edges of the Cartesian and of the tensor product.
 
-    ``n2 * E1 + n1 * E2 + E1 * E2`` edges of graphs without self loops. The product of two paths is the king's graph.
-    networkx's ``strong_product``. Lists: those of :func:`cartesian_product`, then those of :func:`tensor_product`. Raises as
-    :func:`cartesian_product`.
+    ``n2 * E1 + n1 * E2 + E1 * E2`` edges of graphs without self loops. The product of two paths is the king's
+    graph. networkx's ``strong_product``. Lists: those of :func:`cartesian_product`, then those of
+    :func:`tensor_product`. Raises as :func:`cartesian_product`.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(3, 2) - patterns.window(3, 1)
-    >>> strong_product(step, step).edge_index[0, -3:].tolist()  # the last token hears the three before it on the grid
+    >>> strong_product(step, step).edge_index[0, -3:].tolist()  # the last token attends to the three before it on the grid
     [4, 5, 7]
     """
     return _square_product("strong_product", g1, g2, _strong, _along_one_or_both)
@@ -91,10 +96,12 @@ def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 
 @not_compiled
 def tensor_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """A step along both axes at once: ``k -> i in g1 and l -> j in g2``, for receiver (i, j) and sender (k, l).
+    """A step along both axes at once: ``k -> i in g1 and l -> j in g2``, for receiver (i, j) and sender (k,
+    l).
 
-    ``E1 * E2`` edges; the mask is the Kronecker product of the masks. Bipartite graphs have one too. networkx's
-    ``tensor_product``, also called direct or categorical. Lists: for each edge of g1 all edges of g2.
+    ``E1 * E2`` edges; the mask is the Kronecker product of the masks. Bipartite graphs have one too.
+    networkx's ``tensor_product``, also called direct or categorical. Lists: for each edge of g1 all edges of
+    g2.
 
     Raises TypeError (no graph), ValueError (other heads or batch; a graph that does not begin at position 0).
 
@@ -115,40 +122,36 @@ def tensor_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
-
-
 def _cartesian(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
-    return ((i == k) & ask(right, b, h, j, l)) | ((j == l) & ask(left, b, h, i, k))
+    return ((i == k) & evaluate(right, b, h, j, l)) | ((j == l) & evaluate(left, b, h, i, k))
 
 
 def _strong(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
-    first, second = ask(left, b, h, i, k), ask(right, b, h, j, l)
+    first, second = evaluate(left, b, h, i, k), evaluate(right, b, h, j, l)
     return ((i == k) & second) | ((j == l) & first) | (first & second)
 
 
 def _tensor(left: Rule, right: Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    first, second = ask(left, b, h, dst // num_dst, src // num_src), ask(right, b, h, dst % num_dst, src % num_src)
+    first, second = evaluate(left, b, h, dst // num_dst, src // num_src), evaluate(right, b, h, dst % num_dst, src % num_src)
     return first & second
 
 
 def corner(inner: Rule, place: tuple[int, int, int, int], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A graph of ``place[2]`` receivers and ``place[3]`` senders, the first of which stand at ``place[0]`` and ``place[1]``."""
+    """A graph of ``place[2]`` receivers and ``place[3]`` senders from ``place[0]`` and ``place[1]`` on."""
     row, column, height, width = place
     i, j = dst - row, src - column
     inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
-    if not isinstance(dst, Span):  # a rule is asked about its own tokens only; ranges may reach beyond them
+    # a rule is evaluated on its own tokens only; ranges may reach beyond them
+    if not isinstance(dst, Interval):
         i, j = i.clamp(0, height - 1), j.clamp(0, width - 1)
-    return inside & ask(inner, b, h, i, j)
+    return inside & evaluate(inner, b, h, i, j)
 
 
-def nobody(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst < 0) & (src < 0)
 
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 Part = tuple[TokenGraph, int, int]  # a block of the mask: its graph, its first receiver, its first sender
 
@@ -160,7 +163,7 @@ def block_rule(parts: Sequence[Part]) -> Rule:
         for graph, row, column in parts
         if graph.num_dst and graph.num_src
     ]
-    return partial(any_of, tuple(blocks)) if blocks else nobody
+    return partial(any_of, tuple(blocks)) if blocks else no_pair
 
 
 def block_edges(parts: Sequence[Part]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Many graphs of the same nodes as one: their union, their intersection, one for each head, one for each sample."""
+"""Many graphs of the same nodes as one: union, intersection, one for each head, one for each sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 
 __all__ = ["intersection", "per_head", "per_sample", "union"]
@@ -28,7 +28,7 @@ def union(*graphs: TokenGraph) -> TokenGraph:
 
     >>> from gnn_attention import patterns
     >>> print(union(patterns.window(4, 1), patterns.sinks(4, 1), patterns.dilated(4, 2, 2)))
-    union(window(4, 1), sinks(4, 1), dilated(4, 2, 2)): mask[dst, src] and who hears whom
+    union(window(4, 1), sinks(4, 1), dilated(4, 2, 2)): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 ■ · ■ ·   2 <- 0 2
@@ -48,7 +48,8 @@ def union(*graphs: TokenGraph) -> TokenGraph:
 def intersection(*graphs: TokenGraph) -> TokenGraph:
     """The edges that all of the graphs have: ``g1 & g2 & ...`` in one flat rule.
 
-    Where one carries a list and none differs by head or sample: in the order of the first such list. Raises as :func:`union`.
+    Where one carries a list and none differs by head or sample: in the order of the first such list. Raises
+    as :func:`union`.
 
     >>> from gnn_attention import patterns
     >>> intersection(patterns.causal(9), patterns.documents([4, 5]), patterns.window(9, 2)) == patterns.documents([4, 5]) & (
@@ -59,20 +60,21 @@ def intersection(*graphs: TokenGraph) -> TokenGraph:
     sizes = _operands.same_nodes("intersection", *graphs)
     first, name = graphs[0], _operands.name("intersection", graphs)
     rule = partial(all_of, tuple(graph.rule for graph in graphs))
-    lists = [graph._listed for graph in graphs if graph._listed is not None]
+    lists = [graph.listed_edges for graph in graphs if graph.listed_edges is not None]
     if lists and sizes == {"heads": None, "batch": None}:
         src, dst = lists[0]
-        kept = lists[0][:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
-        return at_positions_of(first, TokenGraph.from_edges(kept, first.num_dst, first.num_src, name=name))
+        chosen = lists[0][:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
+        return at_positions_of(first, TokenGraph.from_edges(chosen, first.num_dst, first.num_src, name=name))
     return at_positions_of(first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name))
 
 
 @not_compiled
 def per_head(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``; ``select(head=k)`` gives graph k back.
+    """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``; ``select(head=k)`` gives
+    graph k back.
 
-    The graphs may differ by sample, not by head. Every pair asks all of the rules. Raises TypeError (no graph), ValueError
-    (none at all; a graph that differs by head; other nodes or batch).
+    The graphs may differ by sample, not by head. Every pair evaluates all of the rules. Raises TypeError (no
+    graph), ValueError (none at all; a graph that differs by head; other nodes or batch).
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
@@ -89,7 +91,8 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for sample k of the batch: ``batch = len(graphs)``; ``select(batch=k)`` gives graph k back.
 
-    The graphs may differ by head, not by sample. Every pair asks all of the rules. Raises as :func:`per_head`.
+    The graphs may differ by head, not by sample. Every pair evaluates all of the rules. Raises as
+    :func:`per_head`.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
@@ -102,32 +105,26 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
     return _stacked("per_sample", graphs, _if_sample, {**sizes, "batch": len(graphs)})
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
-
-
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = ask(rules[0], b, h, dst, src)
+    edge = evaluate(rules[0], b, h, dst, src)
     for rule in rules[1:]:
-        edge = edge | ask(rule, b, h, dst, src)
+        edge = edge | evaluate(rule, b, h, dst, src)
     return edge
 
 
 def all_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = ask(rules[0], b, h, dst, src)
+    edge = evaluate(rules[0], b, h, dst, src)
     for rule in rules[1:]:
-        edge = edge & ask(rule, b, h, dst, src)
+        edge = edge & evaluate(rule, b, h, dst, src)
     return edge
 
 
 def _if_head(head: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (h == head) & ask(rule, b, h, dst, src)
+    return (h == head) & evaluate(rule, b, h, dst, src)
 
 
 def _if_sample(sample: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (b == sample) & ask(rule, b, h, dst, src)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
+    return (b == sample) & evaluate(rule, b, h, dst, src)
 
 
 def _stacked(

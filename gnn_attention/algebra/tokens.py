@@ -1,6 +1,7 @@
 """The same graph on other tokens: some of them, in another order, with further ones.
 
-A sequence says what the tokens of the result are: ``restrict(g, [5, 2])`` has token 5 at position 0 and token 2 at position 1.
+A sequence says what the tokens of the result are: ``restrict(g, [5, 2])`` has token 5 at position 0 and token
+2 at position 1.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ __all__ = ["extend", "relabel", "restrict"]
 def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = None) -> TokenGraph:
     """The induced subgraph: the chosen tokens, in the order given, and the edges among them.
 
-    ``mask[i, j] = g.mask()[tokens[i], src[j]]``; ``src=None``: the senders are the same tokens. The result begins at position 0,
-    whatever the positions in g were: ``restrict(g, range(num_dst), range(num_src))`` forgets offsets. Lists keep their order.
+    ``mask[i, j] = g.mask()[tokens[i], src[j]]``; ``src=None``: the senders are the same tokens. The result
+    begins at position 0, whatever the positions in g were: ``restrict(g, range(num_dst), range(num_src))``
+    forgets offsets. Lists keep their order.
 
-    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (a token twice; ``src`` missing
-    where receivers and senders are not the same tokens).
+    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (a token
+    twice; ``src`` missing where receivers and senders are not the same tokens).
 
     >>> from gnn_attention import patterns
     >>> print(restrict(patterns.window(6, 2), [0, 4, 3]))
-    restrict(window(6, 2), [0, 4, 3]): mask[dst, src] and who hears whom
+    restrict(window(6, 2), [0, 4, 3]): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 · ■ ■   1 <- 1 2
     2 · · ■   2 <- 2
@@ -53,16 +55,16 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
     """The same graph, its tokens in another order: token ``order[i]`` stands at position i.
 
     ``mask[i, j] = g.mask()[order[i], order[j]]``. With ``rank[i]`` the step at which token i is generated,
-    ``relabel(causal(n), rank)`` is a generation order as a graph: i hears j iff ``rank[j] <= rank[i]``. Lists keep their order.
-    A rule in a shuffled order is asked about nearly every pair: where tokens are many and edges few, list them first,
-    ``relabel(TokenGraph.from_edges(g.edge_index, n), order)``.
+    ``relabel(causal(n), rank)`` is a generation order as a graph: i attends to j iff ``rank[j] <= rank[i]``.
+    Lists keep their order. A rule in a shuffled order is evaluated on nearly every pair: where tokens are
+    many and edges few, list them first, ``relabel(TokenGraph.from_edges(g.edge_index, n), order)``.
 
-    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (not every token once; not the
-    same tokens as receivers and senders).
+    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (not every
+    token once; not the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> print(relabel(patterns.causal(3), [2, 0, 1]))
-    relabel(causal(3), [2, 0, 1]): mask[dst, src] and who hears whom
+    relabel(causal(3), [2, 0, 1]): mask[dst, src] and in-edges
     0 ■ ■ ■   0 <- 0 1 2
     1 · ■ ·   1 <- 1
     2 · ■ ■   2 <- 1 2
@@ -82,18 +84,20 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
 def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causal") -> TokenGraph:
     """The graph with ``count`` new tokens at its end.
 
-    ``link``, the new tokens and the old: "hearing" (they hear all the old ones), "heard" (all the old ones hear them), "both",
-    "none". ``among``, the new tokens themselves: "causal" (``src <= dst``), "full", "self" (a self loop each), "none".
-    The default continues a text: ``extend(causal(n), c) == causal(n + c)``. ``extend(g, m, "both", "full")`` adds m virtual
-    nodes. A longer member of a family is its builder's business: a longer window is ``window(n + c, w)``. Positions are kept.
-    Lists: g's, then the new senders to the old receivers, the old senders to the new, and the new ones among themselves.
+    ``link``, the new tokens and the old: "hearing" (they attend to all the old ones), "heard" (all the old
+    ones attend to them), "both", "none". ``among``, the new tokens themselves: "causal" (``src <= dst``),
+    "full", "self" (a self loop each), "none". The default continues a text:
+    ``extend(causal(n), c) == causal(n + c)``. ``extend(g, m, "both", "full")`` adds m virtual nodes. A longer
+    member of a family is its builder's business: a longer window is ``window(n + c, w)``. Positions stay.
+    Lists: g's, then the new senders to the old receivers, the old senders to the new, and the new ones among
+    themselves.
 
-    Raises TypeError (no graph, no integer), ValueError (a negative count, an unknown word, not the same tokens as receivers and
-    senders).
+    Raises TypeError (no graph, no integer), ValueError (a negative count, an unknown word, not the same
+    tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> print(extend(patterns.window(3, 1), 2, "heard", "self"))
-    extend(window(3, 1), 2, 'heard', 'self'): mask[dst, src] and who hears whom
+    extend(window(3, 1), 2, 'attended to', 'self'): mask[dst, src] and in-edges
     0 ■ · · ■ ■   0 <- 0 3 4
     1 · ■ · ■ ■   1 <- 1 3 4
     2 · · ■ ■ ■   2 <- 2 3 4
@@ -107,12 +111,9 @@ def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causa
     n, parts = g.num_dst, _parts(g, count, link, among)
     words = ("", "") if (link, among) == ("hearing", "causal") else (repr(link), repr(among))
     name = _operands.name("extend", (g,), str(count), *words)
-    if g._listed is not None:
+    if g.listed_edges is not None:
         return at_positions_of(g, TokenGraph.from_edges(block_edges(parts), n + count, name=name))
     return at_positions_of(g, TokenGraph.from_rule(block_rule(parts), n + count, **sizes, name=name))
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def gathered(inner: Rule, of_dst: Tensor, of_src: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -122,8 +123,6 @@ def gathered(inner: Rule, of_dst: Tensor, of_src: Tensor, b: Tensor, h: Tensor, 
 def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 LINKS = ("none", "heard", "hearing", "both")
 AMONG: dict[str, Rule | None] = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
@@ -140,9 +139,9 @@ def _distinct(word: str, values: object, count: int) -> list[int]:
 
 def _gathered_graph(g: TokenGraph, sizes: dict[str, int | None], dst: list[int], src: list[int], name: str) -> TokenGraph:
     of_dst, of_src = (torch.tensor(chosen, dtype=torch.int64, device="cpu") for chosen in (dst, src))
-    if g._listed is None:
+    if g.listed_edges is None:
         return TokenGraph.from_rule(partial(gathered, g.rule, of_dst, of_src), len(dst), len(src), **sizes, name=name)
-    edges = torch.stack([_places(of_src, g.num_src)[g._listed[0]], _places(of_dst, g.num_dst)[g._listed[1]]])
+    edges = torch.stack([_places(of_src, g.num_src)[g.listed_edges[0]], _places(of_dst, g.num_dst)[g.listed_edges[1]]])
     return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], len(dst), len(src), name=name)
 
 
@@ -154,7 +153,6 @@ def _places(chosen: Tensor, count: int) -> Tensor:
 
 
 def _parts(g: TokenGraph, count: int, link: str, among: str) -> list[Part]:
-    """The blocks of an extended mask."""
     n, parts = g.num_dst, [(g, 0, 0)]
     if link in ("heard", "both"):
         parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))

@@ -1,4 +1,4 @@
-"""Several hops: who hears whom in the end, and through which edges a token hears at all."""
+"""Several hops: which tokens reach which in the end, and through which edges a token is reached at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import at_positions_of, each_alone
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 
 __all__ = ["ancestry", "closure"]
@@ -20,19 +20,22 @@ __all__ = ["ancestry", "closure"]
 
 @not_compiled
 def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> TokenGraph:
-    """The transitive closure: dst hears src if a walk of 1 .. ``hops`` hops leads from src to dst; None = of any length.
+    """The transitive closure: dst attends to src if a walk of 1 .. ``hops`` hops leads from src to dst; None
+    = of any length.
 
-    ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` is the reflexive-transitive closure, ``g ** 0`` besides: everyone hears
-    itself, as a state that is carried along does; it is what a stack of ``hops`` layers over g lets through. networkx's
-    ``transitive_closure``. It looks at the edges and carries its own, by receiver, then sender; about log2(hops) products ``@``.
+    ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` is the reflexive-transitive closure, ``g ** 0`` as
+    well: every token attends to itself, as a state that is carried along does; it is what a stack of ``hops``
+    layers over g lets through. networkx's ``transitive_closure``. It looks at the edges and carries its own,
+    by receiver, then sender; about log2(hops) products ``@``.
 
-    Raises TypeError (no graph, no integer), ValueError (a negative number of hops, not the same tokens as receivers and senders).
+    Raises TypeError (no graph, no integer), ValueError (a negative number of hops, not the same tokens as
+    receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)
     >>> print(closure(step, 2))
-    closure(window(4, 2) - window(4, 1), 2): mask[dst, src] and who hears whom
-    0 · · · ·   0 <- nobody
+    closure(window(4, 2) - window(4, 1), 2): mask[dst, src] and in-edges
+    0 · · · ·   0 <- none
     1 ■ · · ·   1 <- 0
     2 ■ ■ · ·   2 <- 0 1
     3 · ■ ■ ·   3 <- 1 2
@@ -48,21 +51,23 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
 
 @not_compiled
 def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
-    """The edges through which anything reaches a token: its line of descent in a tree, its receptive field in ``hops`` layers.
+    """The edges through which anything reaches a token: its line of descent in a tree, its receptive field in
+    ``hops`` layers.
 
-    The edges of g whose receiver is ``token`` or one of its ancestors at most ``hops - 1`` hops away; None = however far.
-    All else about the graph stays: ``attend`` gives ``token`` the same in both after ``hops`` layers. It looks at the edges; the
-    result is g's rule where g is a rule, and lists keep their order. What a token reaches: ``ancestry(g.T, token).T``.
+    The edges of g whose receiver is ``token`` or one of its ancestors at most ``hops - 1`` hops away; None =
+    however far. All else about the graph stays: ``attend`` gives ``token`` the same in both after ``hops``
+    layers. It looks at the edges; the result is g's rule where g is a rule, and lists keep their order. What
+    a token reaches: ``ancestry(g.T, token).T``.
 
-    Raises TypeError (no graph, no integer), IndexError (no such token), ValueError (a negative number of hops, not the same
-    tokens as receivers and senders).
+    Raises TypeError (no graph, no integer), IndexError (no such token), ValueError (a negative number of
+    hops, not the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> print(ancestry(patterns.tree([-1, 0, 0, 1]), 3))
-    ancestry(tree([-1, 0, 0, 1]), 3): mask[dst, src] and who hears whom
+    ancestry(tree([-1, 0, 0, 1]), 3): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
-    2 · · · ·   2 <- nobody
+    2 · · · ·   2 <- none
     3 ■ ■ · ■   3 <- 0 1 3
     """
     _operands.varies("ancestry", g)
@@ -72,17 +77,11 @@ def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
         raise IndexError(f"token must be in 0 .. {g.num_dst - 1}, got {token}")
     most = g.num_dst if hops is None else checks.size("hops", hops)
     name = _operands.name("ancestry", (g,), str(token), "" if hops is None else str(most))
-    return each_alone(lambda plain: _heard_by(plain, _receivers(plain, token, most)), g, name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
+    return each_alone(lambda plain: _edges_to(plain, _receivers(plain, token, most)), g, name)
 
 
 def _of_receivers(inner: Rule, receives: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return receives.to(dst.device)[dst] & ask(inner, b, h, dst, src)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
+    return receives.to(dst.device)[dst] & evaluate(inner, b, h, dst, src)
 
 
 def _closed(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
@@ -92,7 +91,7 @@ def _closed(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
 
 
 def _within(g: TokenGraph, hops: int) -> TokenGraph:
-    """Walks of at most ``hops`` hops, the empty one too: ``(g ** 0 | g) ** hops`` by squaring, until nothing is added."""
+    """Walks of 0 to ``hops`` hops: ``(g ** 0 | g) ** hops`` by squaring, until nothing is added."""
     result, power = g**0, g**0 | g**1
     while hops:
         result = result @ power if hops % 2 else result
@@ -104,17 +103,16 @@ def _within(g: TokenGraph, hops: int) -> TokenGraph:
     return result
 
 
-def _heard_by(g: TokenGraph, receives: Tensor) -> TokenGraph:
-    """The edges to some receivers."""
-    if g._listed is None:
+def _edges_to(g: TokenGraph, receives: Tensor) -> TokenGraph:
+    if g.listed_edges is None:
         graph = TokenGraph.from_rule(partial(_of_receivers, g.rule, receives), g.num_dst)
     else:
-        graph = TokenGraph.from_edges(g._listed[:, receives[g._listed[1]]], g.num_dst)
+        graph = TokenGraph.from_edges(g.listed_edges[:, receives[g.listed_edges[1]]], g.num_dst)
     return at_positions_of(g, graph)
 
 
 def _receivers(g: TokenGraph, token: int, hops: int) -> Tensor:
-    """True for the token and its ancestors less than ``hops`` hops away: breadth first, every in-edge looked at once."""
+    """True for the token and its ancestors less than ``hops`` hops away, breadth first."""
     src, dst = g.edge_index
     senders, counts = src[dst.argsort()], g.in_degree()
     first = counts.cumsum(0) - counts
@@ -124,6 +122,6 @@ def _receivers(g: TokenGraph, token: int, hops: int) -> Tensor:
         known[frontier] = True
         number = counts[frontier]
         skipped = (first[frontier] - (number.cumsum(0) - number)).repeat_interleave(number)
-        heard = senders[skipped + torch.arange(len(skipped), device="cpu")]
-        frontier, hops = heard[~known[heard]].unique(), hops - 1
+        reached = senders[skipped + torch.arange(len(skipped), device="cpu")]
+        frontier, hops = reached[~known[reached]].unique(), hops - 1
     return known

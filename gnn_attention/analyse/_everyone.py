@@ -1,4 +1,4 @@
-"""Who has heard of whom, for all tokens at once: a row of bits for each receiver, one bit for each sender."""
+"""Which tokens every token has received from, all at once: a row of bits for each receiver."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
-
-__all__ = ["ALL_PAIRS", "check_all_pairs", "heard_in_the_end", "layers_until", "packed", "through", "unpacked"]
 
 ALL_PAIRS = 8192  # tokens up to which every pair is looked at
 WORD = 64
@@ -24,47 +22,49 @@ def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
 
 
 def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:
-    """The fewest layers after which everyone has heard of all that is wanted, None if that never happens.
+    """The fewest layers after which every token has received from all that is wanted, None if that never
+    happens.
 
-    The graphs are cycled. Twice as many cycles until they suffice, then the most that do not, from the longest stretch to the
-    shortest, then layer by layer: about 2 log2(cycles) products, however deep it is.
+    The graphs are cycled. Twice as many cycles until they suffice, then the most that do not, from the
+    longest stretch to the shortest, then layer by layer: about 2 log2(cycles) products, however deep it is.
     """
     layers = [_layer(graph) for graph in graphs]
     stretches = [_cycle(layers)]
-    while _lacks(stretches[-1], wanted):
-        twice = through(stretches[-1], stretches[-1])
+    while _misses(stretches[-1], wanted):
+        twice = compose(stretches[-1], stretches[-1])
         if torch.equal(twice, stretches[-1]):
             return None
         stretches.append(twice)
-    heard, count = _everyone_itself(len(wanted)), 0
+    reached, count = _identity(len(wanted)), 0
     for power in reversed(range(len(stretches) - 1)):
-        longer = through(stretches[power], heard)
-        if _lacks(longer, wanted):
-            heard, count = longer, count + 2**power * len(layers)
-    while _lacks(heard, wanted):
-        heard, count = through(layers[count % len(layers)], heard), count + 1
+        longer = compose(stretches[power], reached)
+        if _misses(longer, wanted):
+            reached, count = longer, count + 2**power * len(layers)
+    while _misses(reached, wanted):
+        reached, count = compose(layers[count % len(layers)], reached), count + 1
     return count
 
 
-def heard_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]:
+def reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]:
     """Packed bits ``[dst, src]`` after so many layers that further ones change nothing."""
-    heard = _cycle([_layer(graph) for graph in graphs])
-    while not torch.equal(heard, twice := through(heard, heard)):
-        heard = twice
-    return heard
+    reached = _cycle([_layer(graph) for graph in graphs])
+    while not torch.equal(reached, twice := compose(reached, reached)):
+        reached = twice
+    return reached
 
 
-def through(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
-    """Whom everyone hears of by way of those that it hears: the boolean product of two packed matrices.
+def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
+    """What every token receives by way of those that it attends to: the boolean product of two packed
+    matrices.
 
-    Eight columns at a time, all unions of their eight rows looked up in a table (the method of four Russians): at 4096 tokens
-    some ten times as fast as a product of float32 matrices.
+    Eight columns at a time, all unions of their eight rows looked up in a table (the method of four
+    Russians): at 4096 tokens some ten times as fast as a product of float32 matrices.
     """
     result = torch.zeros(len(later), earlier.shape[1], dtype=torch.int64, device="cpu")
     for first in range(0, len(earlier), GROUP):
-        heard = later[:, first // WORD] >> first % WORD & 2**GROUP - 1
-        if bool(heard.any()):
-            result |= _unions(earlier[first : first + GROUP])[heard]
+        reached = later[:, first // WORD] >> first % WORD & 2**GROUP - 1
+        if bool(reached.any()):
+            result |= _unions(earlier[first : first + GROUP])[reached]
     return result
 
 
@@ -87,24 +87,21 @@ def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst
     return bits[:, :num_src]
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _layer(graph: TokenGraph) -> Tensor:
-    """Whom everyone hears in one layer, itself besides."""
-    return packed(graph.mask()) | _everyone_itself(graph.num_dst)
+    """The tokens that every token attends to in one layer, and itself."""
+    return packed(graph.mask()) | _identity(graph.num_dst)
 
 
 def _cycle(layers: Sequence[Tensor]) -> Tensor:
-    return reduce(lambda heard, layer: through(layer, heard), layers)
+    return reduce(lambda reached, layer: compose(layer, reached), layers)
 
 
-def _everyone_itself(tokens: int) -> Tensor:
+def _identity(tokens: int) -> Tensor:
     return packed(torch.eye(tokens, dtype=torch.bool, device="cpu"))
 
 
-def _lacks(heard: Tensor, wanted: Tensor) -> bool:
-    return bool((wanted & ~heard).any())
+def _misses(reached: Tensor, wanted: Tensor) -> bool:
+    return bool((wanted & ~reached).any())
 
 
 def _unions(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A path through all tokens, each visited once: what settles the question quickly, then a search within a budget."""
+"""A path through all tokens, each visited once: quick answers first, then a search within a budget."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from gnn_attention.analyse._walks import edges_of
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Answer", "hamiltonian_path", "present"]
-
 MOST_SEARCHED = 2**20  # edges up to which a path is searched for
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``exists`` is None if the search ended without a result; ``why`` gives the reason where there is no ``path``."""
+    """``exists`` is None if the search ended without a result; ``why`` says why there is no ``path``."""
 
     exists: bool | None
     path: tuple[int, ...] | None = None
@@ -33,7 +31,7 @@ def present(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
 
 
 def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
-    """A path along edges ``src -> dst`` through all tokens: found, impossible for a reason, or not found within the budget."""
+    """A path along edges ``src -> dst`` through all tokens, the reason why there is none, or neither."""
     order = torch.arange(graph.num_dst, device="cpu")
     if bool((forwards := present(graph, order[:-1], order[1:])).all()):
         return Answer(True, tuple(order.tolist()))
@@ -42,15 +40,12 @@ def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
     src, dst = edges_of(graph)
     if bool((src <= dst).all()):
         token = int((~forwards).nonzero()[0])
-        return Answer(False, why=f"{token + 1} does not hear {token}, and a causal graph allows no other order")
+        return Answer(False, why=f"{token + 1} does not attend to {token}, and a causal graph allows no other order")
     if bool((src >= dst).all()):
         token = int((~backwards).nonzero()[0])
-        return Answer(False, why=f"{token} does not hear {token + 1}, and an anti-causal graph allows no other order")
+        return Answer(False, why=f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order")
     obstacle = _obstacle(graph, src, dst)
     return Answer(False, why=obstacle) if obstacle else _searched(graph, src[src != dst], dst[src != dst], budget)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
@@ -59,7 +54,7 @@ def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
     if parts > 1:
         return f"the graph falls apart into {parts} components"
     others = src != dst
-    for ends, words in ((dst, "{} and {} both hear nobody else"), (src, "nobody else hears {} or {}")):
+    for ends, words in ((dst, "{} and {} both attend to no other token"), (src, "no other token attends to {} or {}")):
         lonely = (torch.bincount(ends[others], minlength=graph.num_dst) == 0).nonzero().flatten()
         if len(lonely) > 1:
             return words.format(*lonely[:2].tolist())
@@ -67,7 +62,7 @@ def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
 
 
 def _branching(part: Tensor, src: Tensor, dst: Tensor) -> str:
-    """The strong components must follow one another in one line, since no path returns to one that it has left."""
+    """The strong components must follow one another in one line: no path returns to one that it left."""
     import networkx as nx
 
     count = int(part.max()) + 1
@@ -97,9 +92,9 @@ def _searched(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answe
 
 @dataclass
 class _Search:
-    """Depth first, at each token to the one with the fewest ways on (Warnsdorff's rule), back where there is none."""
+    """Depth first, to the token with the fewest ways on (Warnsdorff's rule), back where there is none."""
 
-    hearers: list[list[int]]
+    receivers: list[list[int]]
     senders: list[list[int]]
     budget: int
     ways: list[int]
@@ -108,12 +103,12 @@ class _Search:
 
     @classmethod
     def along(cls, src: Sequence[int], dst: Sequence[int], tokens: int, budget: int) -> _Search:
-        hearers: list[list[int]] = [[] for _ in range(tokens)]
+        receivers: list[list[int]] = [[] for _ in range(tokens)]
         senders: list[list[int]] = [[] for _ in range(tokens)]
         for sender, receiver in zip(src, dst, strict=True):
-            hearers[sender].append(receiver)
+            receivers[sender].append(receiver)
             senders[receiver].append(sender)
-        return cls(hearers, senders, budget, [len(some) for some in hearers], [False] * tokens)
+        return cls(receivers, senders, budget, [len(some) for some in receivers], [False] * tokens)
 
     def run(self) -> list[int] | None:
         """The path; None if there is none, or if the budget ran out (it is then 0 or less)."""
@@ -135,8 +130,8 @@ class _Search:
         return iter(order[:1] if not self.senders[order[0]] else order)
 
     def _onwards(self, token: int) -> Iterator[int]:
-        self.budget -= len(self.hearers[token])
-        return iter(sorted((other for other in self.hearers[token] if not self.visited[other]), key=self.ways.__getitem__))
+        self.budget -= len(self.receivers[token])
+        return iter(sorted((other for other in self.receivers[token] if not self.visited[other]), key=self.ways.__getitem__))
 
     def _enter(self, token: int) -> None:
         self.path.append(token)

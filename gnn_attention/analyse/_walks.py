@@ -1,4 +1,4 @@
-"""Walking along edges, many tokens at once: compressed lists of neighbours, and what spreads along them layer by layer."""
+"""Walks along edges, many tokens at once: compressed neighbour lists, and what spreads along them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,9 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
 
-__all__ = [
-    "MOST_EDGES",
-    "Asked",
-    "Neighbours",
-    "asked_or_listed",
-    "edges_of",
-    "hearers",
-    "senders",
-    "spread",
-    "stack",
-    "token",
-]
-
 MOST_EDGES = 2**26  # edges that are listed: 1 GB
 EDGES_AT_ONCE = 2**22  # edges walked in one piece
-FEW_STEPS = 64  # for so few a rule is asked rather than its edges listed
+FEW_STEPS = 64  # for so few a rule is evaluated rather than its edges listed
 
 
 @dataclass(frozen=True)
@@ -40,7 +27,7 @@ class Neighbours:
     others: Int[Tensor, " edges"]
 
     def of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """All neighbours of the tokens, one after the other: for each the place of its token in the list, and itself."""
+        """All neighbours of the tokens in turn: for each the place of its token in the list, and itself."""
         begin, count = self.first[tokens], self.first[tokens + 1] - self.first[tokens]
         place = torch.arange(len(tokens), device="cpu").repeat_interleave(count)
         skipped = (begin - count.cumsum(0) + count)[place]
@@ -53,19 +40,19 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The senders of a graph whose edges are not listed: its rule is asked whom the tokens hear, all together."""
+class RuleSenders:
+    """The senders of a graph whose edges are not listed: its rule is evaluated for all tokens together."""
 
     graph: TokenGraph
 
     def of_any(self, tokens: Tensor) -> Tensor:
-        """The senders that any of the tokens hears, in increasing order."""
+        """The senders that any of the tokens attends to, in increasing order."""
         rows = TokenGraph(partial(_of_these, self.graph.rule, tokens.sort().values), len(tokens), self.graph.num_src)
         return rows.T.in_degree().nonzero().flatten()
 
 
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
-    """The layers' graphs as a list; TypeError or ValueError unless all are plain, square and of the same tokens."""
+    """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
     if not isinstance(graphs, (TokenGraph, Iterable)):
         raise TypeError(f"graphs must be a TokenGraph or a list of them, layer 1 first; got {quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
@@ -75,7 +62,7 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
                 f"graphs must be a TokenGraph or a list of them, layer 1 first; got {type(graph).__name__} as number {number}"
             )
         _check_square(graph)
-        if graph._frame() != layers[0]._frame():
+        if graph.frame != layers[0].frame:
             raise ValueError(f"the graphs of all layers must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
@@ -85,7 +72,7 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
 def _check_square(graph: TokenGraph) -> None:
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(
-            f"one graph for each layer is needed, but {graph!r} differs by {graph._varies()}: take one with "
+            f"one graph for each layer is needed, but {graph!r} differs by {graph.varying_axes}: take one with "
             "select(batch, head), or join several by |"
         )
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
@@ -114,22 +101,22 @@ def edges_of(graph: TokenGraph) -> Tensor:
     return graph.edge_index
 
 
-def hearers(graph: TokenGraph) -> Neighbours:
-    """For each sender the receivers that hear it."""
+def receivers(graph: TokenGraph) -> Neighbours:
+    """For each sender the receivers that attend to it."""
     src, dst = edges_of(graph)
     return _neighbours(src, dst, graph.num_src)
 
 
 def senders(graph: TokenGraph) -> Neighbours:
-    """For each receiver the senders that it hears."""
+    """For each receiver the senders that it attends to."""
     src, dst = edges_of(graph)
     return _neighbours(dst, src, graph.num_dst)
 
 
-def asked_or_listed(graph: TokenGraph, steps: int | None = None) -> Neighbours | Asked:
-    """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked and memory allows."""
+def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
+    """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
-    return Asked(graph) if graph._listed is None and (few or graph.num_edges > MOST_EDGES) else senders(graph)
+    return RuleSenders(graph) if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES) else senders(graph)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -143,11 +130,12 @@ def _neighbours(owner: Tensor, other: Tensor, count: int) -> Neighbours:
     return Neighbours(first, other if in_order else other[owner.argsort(stable=True)])
 
 
-def spread(layers: Sequence[Neighbours | Asked], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tokens reached for the first time in layer 1, 2, ..., and where from; own states stay (the residual stream).
+def spread(layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tokens reached for the first time in layer 1, 2, ..., and where from; own states stay (the residual
+    stream).
 
-    Where from is -1 in a layer that is asked. The layers are cycled; it ends when no further layer can reach anything. Each
-    token is passed on once by each of the layers, however many rounds there are.
+    Where from is -1 in a layer whose rule is evaluated. The layers are cycled; it ends when no further layer
+    can reach anything. Each token is passed on once by each of the layers, however many rounds there are.
     """
     seen = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     seen[start] = True
@@ -165,9 +153,9 @@ def spread(layers: Sequence[Neighbours | Asked], start: int, tokens: int) -> Ite
             return
 
 
-def _step(neighbours: Neighbours | Asked, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark as seen, and return, the unseen neighbours of the frontier, each with one token that it is heard from."""
-    if isinstance(neighbours, Asked):
+def _step(neighbours: Neighbours | RuleSenders, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark and return the unseen neighbours of the frontier, each with a token before it."""
+    if isinstance(neighbours, RuleSenders):
         reached = neighbours.of_any(frontier)
         new = reached[~seen[reached]]
         seen[new] = True
@@ -186,7 +174,8 @@ def _piece(neighbours: Neighbours, frontier: Tensor, seen: Tensor, mark: Tensor)
     fresh = ~seen[reached]
     place, reached = place[fresh], reached[fresh]
     order = torch.arange(len(reached), device="cpu")
-    mark.scatter_reduce_(0, reached, order, "amin", include_self=False)  # of several ways to the same token the first
+    # of several ways to the same token the first
+    mark.scatter_reduce_(0, reached, order, "amin", include_self=False)
     once = mark[reached] == order
     seen[reached] = True
     return reached[once], frontier[place[once]]

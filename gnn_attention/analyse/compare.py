@@ -9,8 +9,6 @@ from functools import partial
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
 
-__all__ = ["Difference", "diff"]
-
 MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
 EXAMPLES = 5  # places that a sentence names
 
@@ -19,11 +17,12 @@ EXAMPLES = 5  # places that a sentence names
 class Difference:
     """What one graph has and the other lacks, in numbers; ``str()`` says it in words.
 
-    ``only_first``, ``only_second`` and ``common`` count edges, over all heads and samples. ``example`` is the first differing
-    ``(src, dst)`` by receiver, then sender, ``example_in`` says which graph has it (1 or 2). ``differing`` lists the
-    ``(batch, head)`` that differ where the graphs vary. ``remarks`` are sentences about what kind of difference it is, the
-    likely mistakes first: transposed, complemented, shifted, self loops. ``sizes`` is a sentence where the graphs have other
-    tokens, heads or samples and the numbers are of what they share; None where they have the same.
+    ``only_first``, ``only_second`` and ``common`` count edges, over all heads and samples. ``example`` is the
+    first differing ``(src, dst)`` by receiver, then sender, ``example_in`` says which graph has it (1 or 2).
+    ``differing`` lists the ``(batch, head)`` that differ where the graphs vary. ``remarks`` are sentences
+    about what kind of difference it is, the likely mistakes first: transposed, complemented, shifted, self
+    loops. ``sizes`` is a sentence where the graphs have other tokens, heads or samples and the numbers are of
+    what they share; None where they have the same.
     """
 
     first: str
@@ -43,7 +42,6 @@ class Difference:
         return self.sizes is None and not self.only_first and not self.only_second
 
     def __str__(self) -> str:
-        """The two names, what each has alone, then what kind of difference it is."""
         lines = [f"{self.first} and {self.second}: {self._verdict()}"]
         lines += [] if self.sizes is None else [self.sizes]
         if self.example is not None:
@@ -52,7 +50,7 @@ class Difference:
             )
             src, dst = self.example
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
-            lines.append(f"first difference: receiver {dst} hears sender {src} in the {has}, not in the {lacks}")
+            lines.append(f"first difference: receiver {dst} attends to sender {src} in the {has}, not in the {lacks}")
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
@@ -68,16 +66,17 @@ class Difference:
 
 
 def diff(first: TokenGraph, second: TokenGraph) -> Difference:
-    """How two graphs differ: who hears whom in one only, and what kind of difference it is, in words for whoever debugs a mask.
+    """How two graphs differ: the edges of one only, and the kind of difference, in words.
 
-    A graph that is the same for all heads (samples) is compared with each head (sample) of the other. Where sizes differ the
-    tokens that both have are compared, counted from the first of each, whatever their positions. TypeError unless graphs.
+    A graph that is the same for all heads (samples) is compared with each head (sample) of the other. Where
+    sizes differ the tokens that both have are compared, counted from the first of each, whatever their
+    positions. TypeError unless graphs.
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
     window(9, 3) and window(9, 4): the second contains the first
       0 edges only in the first, 6 only in the second, 24 in both
-      first difference: receiver 3 hears sender 0 in the second, not in the first
+      first difference: receiver 3 attends to sender 0 in the second, not in the first
       the second has 1 more sender per receiver from receiver 3 on
       all differing edges have dst - src = 3
     """
@@ -91,9 +90,6 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     common = (first & second).num_edges
     differing, example, side, remarks = _details(first, second, less, more)
     return Difference(*names, less.num_edges, more.num_edges, common, example, side, differing, remarks, sizes)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -115,11 +111,8 @@ def _reversed(inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tenso
     return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
-    """In words what tokens, heads or samples the two graphs do not share; None if they can be compared as they are."""
+    """What tokens, heads or samples the two graphs do not share, in words; None if they share all."""
     words = []
     for word, a, b in (
         ("receivers", first.num_dst, second.num_dst),
@@ -135,7 +128,7 @@ def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
 
 
 def _shared(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
-    """Both graphs cut to the receivers, senders, heads and samples that they share, counted from the first on."""
+    """Both graphs cut to the first receivers, senders, heads and samples that they share."""
     num_dst, num_src = min(first.num_dst, second.num_dst), min(first.num_src, second.num_src)
     fewest = {
         word: min(getattr(graph, word) for graph in (first, second))
@@ -171,7 +164,6 @@ def _place(graph: TokenGraph, batch: int, head: int) -> str:
 
 
 def _example(less: TokenGraph, more: TokenGraph) -> tuple[tuple[int, int] | None, int | None]:
-    """The first edge by receiver, then sender, of either graph, and which (1 or 2)."""
     candidates = []
     for side, graph in ((1, less), (2, more)):
         rows = graph.in_degree().nonzero().flatten()
@@ -194,7 +186,7 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
 
 
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
-    """Whether the second graph is made of the first in one of the usual ways, with the sentence that says so."""
+    """Whether the second graph is the first changed in a usual way, with the sentence that says so."""
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
         moved = _with(first, partial(_moved, first.rule, first.num_src, step))
@@ -214,7 +206,6 @@ def _with(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
 
 
 def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
-    """A sentence if the graphs differ in self loops alone."""
     if any((graph - _with(graph, _self)).num_edges for graph in (less, more)):
         return []
     lacking = [(word, graph.num_edges) for word, graph in (("second", less), ("first", more)) if graph.num_edges]
@@ -222,7 +213,6 @@ def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
 
 
 def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
-    """A sentence if only one of the graphs has an edge from a later token."""
     causal = [not (graph - _with(graph, rules.causal)).num_edges for graph in (first, second)]
     if causal[0] == causal[1] or (first.num_dst, first.dst_offset) != (first.num_src, first.src_offset):
         return []
@@ -231,7 +221,7 @@ def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
 
 
 def _about_receivers(less: TokenGraph, more: TokenGraph) -> list[str]:
-    """Who hears more: a sentence for each graph where it is the same number from some receiver on, else the places."""
+    """A sentence for each graph with equally many further in-edges from a receiver on, else the places."""
     further = {word: graph for word, graph in (("first", less), ("second", more)) if graph.num_edges}
     said = {word: sentence for word, graph in further.items() if (sentence := _same_from_some_receiver_on(word, graph))}
     if not said:
@@ -241,7 +231,8 @@ def _about_receivers(less: TokenGraph, more: TokenGraph) -> list[str]:
 
 
 def _same_from_some_receiver_on(word: str, further: TokenGraph) -> str:
-    """How many further senders, if most of the receivers that have any have the same number and all later ones too, else empty.
+    """How many further senders, if most of the receivers that have any have the same number and all later
+    ones too, else empty.
 
     The number may grow to it receiver by receiver, as where a window is wider by two.
     """

@@ -1,4 +1,4 @@
-"""Which sparse graphs lose no expressive power: the conditions of Yun et al. 2020 on the graphs of the layers."""
+"""Sparse graphs without loss of expressive power: the conditions of Yun et al. 2020."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from gnn_attention.analyse.reach import diameter, layers_between
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["YunConditions", "yun_conditions"]
-
 SHOWN = 8  # tokens of a path that a sentence names
 
 
@@ -26,10 +24,11 @@ SHOWN = 8  # tokens of a path that a sentence names
 class YunConditions:
     """Which of the three conditions hold, and what shows it; ``str()`` says it in words.
 
-    ``self_loops``: everyone hears itself in every layer, else ``no_self_loop`` is a (layer, token) without. ``hamiltonian_path``:
-    there is a path through all tokens along edges of any layer, ``path`` is one; None if none was found within the budget, and
-    ``obstacle`` says why there is none or what was tried. ``full_reach``: after some number of layers everyone has heard of
-    everyone, else ``unheard`` is a (src, dst) that never happens; ``layers`` is the least number, None above 8192 tokens.
+    ``self_loops``: every token attends to itself in every layer, else ``no_self_loop`` is a (layer, token)
+    without. ``hamiltonian_path``: there is a path through all tokens along edges of any layer, ``path`` is
+    one; None if none was found within the budget, and ``obstacle`` says why there is none or what was tried.
+    ``full_reach``: after some number of layers every token has received from everyone, else ``missing_pair`` is a
+    (src, dst) that never happens; ``layers`` is the least number, None above 8192 tokens.
     """
 
     self_loops: bool
@@ -39,7 +38,7 @@ class YunConditions:
     obstacle: str | None
     full_reach: bool
     layers: int | None
-    unheard: tuple[int, int] | None
+    missing_pair: tuple[int, int] | None
 
     @property
     def hold(self) -> bool | None:
@@ -48,7 +47,6 @@ class YunConditions:
         return False if False in answers else None if None in answers else True
 
     def __str__(self) -> str:
-        """One sentence for each condition."""
         verdict = {True: "all three hold", False: "not all hold", None: "undecided"}[self.hold]
         return "\n".join(
             [
@@ -61,9 +59,9 @@ class YunConditions:
 
     def _about_loops(self) -> str:
         if self.no_self_loop is None:
-            return "yes: everyone hears itself in every layer"
+            return "yes: every token attends to itself in every layer"
         layer, token = self.no_self_loop
-        return f"no: in layer {layer} token {token} does not hear itself"
+        return f"no: in layer {layer} token {token} does not attend to itself"
 
     def _about_path(self) -> str:
         if self.path is None:
@@ -72,31 +70,35 @@ class YunConditions:
         return f"yes: {shown or 'of no token'}{' -> ...' if len(self.path) > SHOWN else ''}"
 
     def _about_reach(self) -> str:
-        if self.unheard is not None:
-            src, dst = self.unheard
-            return f"no: {dst} never hears of {src}"
+        if self.missing_pair is not None:
+            src, dst = self.missing_pair
+            return f"no: {dst} never receives from {src}"
         return f"yes: after {'some number of' if self.layers is None else self.layers} layers"
 
 
 def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_000_000) -> YunConditions:
-    """Whether sparse attention on these graphs meets the sufficient conditions for universal approximation of Yun et al. 2020.
+    """Whether sparse attention on these graphs meets the sufficient conditions for universal approximation of
+    Yun et al. 2020.
 
-    With one graph for each layer, cycled: (1) everyone hears itself in every layer; (2) there is an order of all tokens in which
-    each hears the one before it, in some layer (a Hamiltonian path of the union of the graphs); (3) after finitely many layers
-    everyone has heard of everyone (own states carried along, which changes nothing where (1) holds). A causal graph of two tokens
-    or more never meets (3).
+    With one graph for each layer, cycled: (1) every token attends to itself in every layer; (2) there is an
+    order of all tokens in which each attends to the one before it, in some layer (a Hamiltonian path of the
+    union of the graphs); (3) after finitely many layers every token has received from every token (own states
+    carried along, which changes nothing where (1) holds). A causal graph of two tokens or more never meets
+    (3).
 
-    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862). Read were the abstract (sufficient conditions
-    on the sparsity patterns) and a restatement of (1) and (2) by others; the wording of the conditions was not, (3) least of all.
+    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862). Read were the abstract
+    (sufficient conditions on the sparsity patterns) and a restatement of (1) and (2) by others; the wording
+    of the conditions was not, (3) least of all.
 
-    (1) and (3) are decided. (2) is NP-hard in general: the order of the positions and its reverse are tried, then what forbids
-    a path (separate components, two tokens that hear nobody else, ...), then a search that looks at no more than about ``budget``
-    edges and is exact if it ends. TypeError or ValueError for wrong layers.
+    (1) and (3) are decided. (2) is NP-hard in general: the order of the positions and its reverse are tried,
+    then what forbids a path (separate components, two tokens that attend to no other token, ...), then a
+    search that looks at no more than about ``budget`` edges and is exact if it ends. TypeError or ValueError
+    for wrong layers.
 
     >>> from gnn_attention import patterns
     >>> print(yun_conditions(patterns.window(6, 2, causal=False)))
     conditions of Yun et al. 2020: all three hold
-      1 self loops        yes: everyone hears itself in every layer
+      1 self loops        yes: every token attends to itself in every layer
       2 Hamiltonian path  yes: 0 -> 1 -> 2 -> 3 -> 4 -> 5
       3 full reach        yes: after 5 layers
     """
@@ -104,14 +106,11 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
     union = reduce(or_, stacked)
     missing = _missing_self_loop(stacked)
     answer = hamiltonian_path(union, budget)
-    unheard = _unheard_pair(union)
-    layers = diameter(stacked) if unheard is None and union.num_dst <= ALL_PAIRS else None
+    missing_pair = _missing_pair(union)
+    layers = diameter(stacked) if missing_pair is None and union.num_dst <= ALL_PAIRS else None
     return YunConditions(
-        missing is None, missing, answer.exists, answer.path, answer.why or None, unheard is None, layers, unheard
+        missing is None, missing, answer.exists, answer.path, answer.why or None, missing_pair is None, layers, missing_pair
     )
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _missing_self_loop(stacked: list[TokenGraph]) -> tuple[int, int] | None:
@@ -123,10 +122,11 @@ def _missing_self_loop(stacked: list[TokenGraph]) -> tuple[int, int] | None:
     return None
 
 
-def _unheard_pair(union: TokenGraph) -> tuple[int, int] | None:
+def _missing_pair(union: TokenGraph) -> tuple[int, int] | None:
     """A pair (src, dst) without a way from src to dst, None if everyone reaches everyone.
 
-    With the residual stream it takes one cycle of the layers to use an edge of any layer, so that the union decides.
+    With the residual stream it takes one cycle of the layers to use an edge of any layer, so that the union
+    decides.
     """
     apart = components(union, strong=True).nonzero()
     if not len(apart):

@@ -1,7 +1,8 @@
 """How far information travels: receptive fields, layers to reach, shortest and all paths.
 
-Every function takes one graph, used in every layer, or a list of graphs, one for each layer, layer 1 first; beyond its end the
-list is cycled. A token's own state is always carried along by the residual stream, whether or not there is a self loop.
+Every function takes one graph, used in every layer, or a list of graphs, one for each layer, layer 1 first;
+beyond its end the list is cycled. A token's own state is always carried along by the residual stream, whether
+or not there is a self loop.
 """
 
 from __future__ import annotations
@@ -14,20 +15,9 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._everyone import check_all_pairs, heard_in_the_end, layers_until, packed, unpacked
-from gnn_attention.analyse._walks import asked_or_listed, edges_of, hearers, spread, stack, token
+from gnn_attention.analyse._everyone import check_all_pairs, layers_until, packed, reached_in_the_end, unpacked
+from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
-
-__all__ = [
-    "diameter",
-    "eccentricity",
-    "layers_between",
-    "layers_to_full_reach",
-    "never_hears",
-    "path_counts",
-    "receptive_field",
-    "witness",
-]
 
 TOO_MANY = 2.0**53  # below it float64 holds every integer
 
@@ -37,8 +27,9 @@ def receptive_field(
 ) -> Int[Tensor, " tokens"]:
     """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
 
-    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with ``residual=False`` (no own
-    state carried along) of exactly ``layers`` hops. TypeError, ValueError or IndexError for wrong layers or positions.
+    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
+    ``residual=False`` (no own state carried along) of exactly ``layers`` hops. TypeError, ValueError or
+    IndexError for wrong layers or positions.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -47,21 +38,22 @@ def receptive_field(
     stacked = stack(graphs)
     receiver = token("receiver", receiver, stacked[0].num_dst)
     layers = checks.size("layers", layers)
-    walks = [asked_or_listed(graph, layers) for graph in stacked]
+    walks = [senders_for(graph, layers) for graph in stacked]
     backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
-    heard = torch.tensor([receiver], device="cpu")
+    reached = torch.tensor([receiver], device="cpu")
     if residual:
         steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
-        return torch.cat([heard, *(new for new, _ in steps)]).sort().values
+        return torch.cat([reached, *(new for new, _ in steps)]).sort().values
     for step in range(layers):
-        heard = backwards[step % len(walks)].of_any(heard)
-    return heard
+        reached = backwards[step % len(walks)].of_any(reached)
+    return reached
 
 
 def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int) -> int | None:
-    """The fewest layers after which ``dst`` has heard of ``src``, 0 for itself, None if it never will.
+    """The fewest layers after which ``dst`` has received from ``src``, 0 for itself, None if it never will.
 
-    For a single graph the length of a shortest path. TypeError, ValueError or IndexError for wrong layers or positions.
+    For a single graph the length of a shortest path. TypeError, ValueError or IndexError for wrong layers or
+    positions.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(100, 4)
@@ -73,15 +65,16 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
     src, dst = token("src", src, count), token("dst", dst, count)
     if src == dst:
         return 0
-    steps = enumerate(_asked_steps(stacked, src), 1)
+    steps = enumerate(_rule_steps(stacked, src), 1)
     return next((layer for layer, new in steps if bool((new == dst).any())), None)
 
 
 def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layers: int | None = None) -> list[int] | None:
-    """A shortest way of information from ``src`` to ``dst``: the token that holds it after 0, 1, 2, ... layers; else None.
+    """A shortest way of information from ``src`` to ``dst``: the token that holds it after 0, 1, 2, ...
+    layers; else None.
 
-    A token repeated holds it in its residual stream while the layers pass (only where layers differ). With ``layers`` the way
-    must not take more. TypeError, ValueError or IndexError for wrong layers or positions.
+    A token repeated holds it in its residual stream while the layers pass (only where layers differ). With
+    ``layers`` the way must not take more. TypeError, ValueError or IndexError for wrong layers or positions.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -92,7 +85,7 @@ def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layer
     src, dst = token("src", src, count), token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
     origin, since = torch.full((count,), -1, device="cpu"), torch.zeros(count, dtype=torch.int64, device="cpu")
-    walks = spread([hearers(graph) for graph in stacked], src, count)
+    walks = spread([receivers(graph) for graph in stacked], src, count)
     for layer, (new, heard_from) in enumerate(islice(walks, limit), 1):
         if origin[dst] >= 0 or src == dst:
             break
@@ -101,7 +94,7 @@ def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layer
 
 
 def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | None:
-    """The fewest layers after which every token has heard of ``src``, None if some token never will.
+    """The fewest layers after which every token has received from ``src``, None if some token never will.
 
     At any size; :func:`diameter` is the largest over all tokens. Raises as :func:`layers_between`.
 
@@ -112,7 +105,7 @@ def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | N
     stacked = stack(graphs)
     count = stacked[0].num_dst
     missing, layers = count - 1, 0
-    for new in _asked_steps(stacked, token("src", src, count)):
+    for new in _rule_steps(stacked, token("src", src, count)):
         if not missing:
             break
         missing, layers = missing - len(new), layers + 1
@@ -120,7 +113,8 @@ def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | N
 
 
 def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
-    """The fewest layers after which everyone has heard of everyone, None if that never happens (as in every causal graph).
+    """The fewest layers after which every token has received from every token, None if that never happens (as
+    in every causal graph).
 
     For a single graph the longest of all shortest paths, as in networkx. ValueError above 8192 tokens.
 
@@ -133,10 +127,12 @@ def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
 
 
 def layers_to_full_reach(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> int | None:
-    """The fewest layers after which every receiver has heard of every sender that it may, None if that never happens.
+    """The fewest layers after which every receiver has received from every sender that it may, None if that
+    never happens.
 
-    ``target`` holds the pairs that are asked for: by default all, or ``src <= dst`` where no layer has another edge.
-    ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond which no receptive field grows. ValueError above 8192 tokens.
+    ``target`` holds the wanted pairs: by default all, or ``src <= dst`` where no layer has another edge.
+    ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond which no receptive field grows.
+    ValueError above 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> layers_to_full_reach(patterns.window(100, 4)), layers_to_full_reach(patterns.documents([4, 4]))
@@ -147,7 +143,8 @@ def layers_to_full_reach(graphs: TokenGraph | Sequence[TokenGraph], target: Toke
 
 
 def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> TokenGraph:
-    """The pairs ``src -> dst`` of ``target`` such that dst never hears of src, however many layers there are.
+    """The pairs ``src -> dst`` of ``target`` such that dst never receives from src, however many layers there
+    are.
 
     ``target`` is as in :func:`layers_to_full_reach`. ValueError above 8192 tokens.
 
@@ -157,17 +154,18 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     """
     stacked = stack(graphs)
     wanted = _wanted("never_hears", stacked, target)
-    dst, src = unpacked(wanted & ~heard_in_the_end(stacked), stacked[0].num_src).nonzero(as_tuple=True)
+    dst, src = unpacked(wanted & ~reached_in_the_end(stacked), stacked[0].num_src).nonzero(as_tuple=True)
     names = ", ".join(text.bracketed(graph.name) for graph in stacked)
     return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
 
 
 def path_counts(graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int | None = None, exact: bool = True) -> Tensor:
-    """How many walks of exactly ``layers`` hops lead from src to dst: int64 ``[dst, src]``, the product of the layers' masks.
+    """How many walks of exactly ``layers`` hops lead from src to dst: int64 ``[dst, src]``, the product of
+    the layers' masks.
 
-    With ``src`` only those from one token, ``[dst]``, at any size. A self loop is a hop like any other. ``exact=False`` returns
-    float64: rounded where numbers are large, and at most the largest float64. ValueError where there are 2^53 walks or more,
-    or above 8192 tokens without ``src``.
+    With ``src`` only those from one token, ``[dst]``, at any size. A self loop is a hop like any other.
+    ``exact=False`` returns float64: rounded where numbers are large, and at most the largest float64.
+    ValueError where there are 2^53 walks or more, or above 8192 tokens without ``src``.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -176,7 +174,7 @@ def path_counts(graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int
     stacked = stack(graphs)
     layers, count = checks.size("layers", layers), stacked[0].num_dst
     if src is None:
-        check_all_pairs("path_counts", stacked[0], "ask for the walks from one token, src=...")
+        check_all_pairs("path_counts", stacked[0], "take the walks from one token, src=...")
         hops = [graph.mask().double().matmul for graph in stacked]
         walks = torch.eye(count, dtype=torch.float64, device="cpu")
     else:
@@ -188,12 +186,9 @@ def path_counts(graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int
     return _integers(walks, layers) if exact else walks
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _asked_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
-    """Who hears of src for the first time in layer 1, 2, ..."""
-    walks = [asked_or_listed(graph.T) for graph in stacked]
+def _rule_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
+    """Tokens that receive from src for the first time in layer 1, 2, ..."""
+    walks = [senders_for(graph.T) for graph in stacked]
     return (new for new, _ in spread(walks, src, stacked[0].num_dst))
 
 
@@ -207,16 +202,14 @@ def _traced_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
 
 
 def _wanted(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    """The pairs that are asked for, as packed bits ``[dst, src]``."""
-    check_all_pairs(what, stacked[0], "ask for single tokens with receptive_field, layers_between or eccentricity")
-    target = _may_hear(stacked) if target is None else target
-    if stack(target)[0]._frame() != stacked[0]._frame():
+    check_all_pairs(what, stacked[0], "take single tokens with receptive_field, layers_between or eccentricity")
+    target = _admissible(stacked) if target is None else target
+    if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
     return packed(target.mask())
 
 
-def _may_hear(stacked: list[TokenGraph]) -> TokenGraph:
-    """All pairs, or ``src <= dst`` where no layer has another edge."""
+def _admissible(stacked: list[TokenGraph]) -> TokenGraph:
     causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
     return TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
 

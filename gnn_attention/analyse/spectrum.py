@@ -13,24 +13,25 @@ from gnn_attention.analyse._walks import edges_of, stack
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["spectral_gap"]
-
 LARGEST_DENSE = 1024  # tokens up to which all eigenvalues are computed
 LANCZOS_STEPS = 1000
 CHECK_EVERY = 50
 
 
 def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1e-6) -> float:
-    """``1 - lambda_2`` of the random walk on the graph, its edges taken in both directions: how well connected it is.
+    """``1 - lambda_2`` of the random walk on the graph, its edges taken in both directions: how well
+    connected it is.
 
-    A is the 0/1 adjacency with ``A[i, j] = 1`` if ``i -> j`` or ``j -> i`` is an edge (a self loop is a 1 on the diagonal), D
-    its row sums; ``1 = lambda_1 >= lambda_2 >= ... >= lambda_n >= -1`` are the eigenvalues of ``D^-1 A``. The gap is the second
-    smallest eigenvalue of the normalised Laplacian ``1 - D^-1/2 A D^-1/2``: exactly 0 if the graph falls apart (an isolated
-    token too), and expanders keep it away from 0 as n grows. ``absolute=True``: ``1 - max(|lambda_2|, |lambda_n|)``, which
-    bounds the mixing time; 0 for a bipartite graph.
+    A is the 0/1 adjacency with ``A[i, j] = 1`` if ``i -> j`` or ``j -> i`` is an edge (a self loop is a 1 on
+    the diagonal), D its row sums; ``1 = lambda_1 >= lambda_2 >= ... >= lambda_n >= -1`` are the eigenvalues
+    of ``D^-1 A``. The gap is the second smallest eigenvalue of the normalised Laplacian
+    ``1 - D^-1/2 A D^-1/2``: exactly 0 if the graph falls apart (an isolated token too), and expanders keep it
+    away from 0 as n grows. ``absolute=True``: ``1 - max(|lambda_2|, |lambda_n|)``, which bounds the mixing
+    time; 0 for a bipartite graph.
 
-    Up to 1024 tokens from all eigenvalues, above by Lanczos iteration to within ``tolerance``. ValueError for less than two
-    tokens, for a graph that is not square or differs by head or sample, and where the iteration does not converge (a tiny gap).
+    Up to 1024 tokens from all eigenvalues, above by Lanczos iteration to within ``tolerance``. ValueError for
+    less than two tokens, for a graph that is not square or differs by head or sample, and where the iteration
+    does not converge (a tiny gap).
 
     >>> from gnn_attention import patterns
     >>> round(spectral_gap(patterns.no_self(5)), 6)  # lambda_2 = ... = lambda_n = -1 / (n - 1)
@@ -48,9 +49,6 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
     else:
         largest = _by_lanczos(matrix, absolute, tolerance, repr(graph))
     return max(0.0, 1.0 - largest)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ def _normalised(graph: TokenGraph) -> _Symmetric:
 def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str) -> float:
     """The largest eigenvalue (or absolute value) apart from the first.
 
-    An eigenvalue lies within the residual of a Ritz value, and the largest is not below it: so the value is good enough where the
-    residual is small, or where it is within ``tolerance`` of 1 itself.
+    An eigenvalue lies within the residual of a Ritz value, and the largest is not below it: so the value is
+    good enough where the residual is small, or where it is within ``tolerance`` of 1 itself.
     """
     value, residual = 0.0, math.inf
     for alpha, beta in _lanczos(matrix):
@@ -100,7 +98,7 @@ def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str)
 
 
 def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
-    """Step by step the diagonal and the off-diagonal of the tridiagonal matrix, on the complement of the first eigenvector."""
+    """The tridiagonal matrix step by step, orthogonal to the first eigenvector."""
     first = matrix.first
     start = torch.randn(len(first), generator=torch.Generator().manual_seed(0), dtype=first.dtype, device="cpu")
     before, vector = torch.zeros_like(first), start - (first @ start) * first

@@ -9,10 +9,8 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._walks import MOST_EDGES, edges_of, hearers, stack
+from gnn_attention.analyse._walks import MOST_EDGES, edges_of, receivers, stack
 from gnn_attention.graph import TokenGraph, rules
-
-__all__ = ["Degrees", "Summary", "components", "summary"]
 
 EXAMPLES = 5  # tokens that a sentence names
 
@@ -26,7 +24,6 @@ class Degrees:
     most: int
 
     def __str__(self) -> str:
-        """Three numbers in one line."""
         return f"{self.least} .. {self.most}, mean {self.mean:.4g}"
 
 
@@ -34,10 +31,10 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``in_degree`` counts the senders of a receiver, ``out_degree`` the receivers of a sender. ``deaf`` receivers hear nobody (and
-    receive exactly 0), ``unheard`` senders are heard by nobody. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed
-    cycle besides self loops, None if that would take more than 2^26 edges to find out. The last four are None where receivers
-    and senders are not the same tokens.
+    ``in_degree`` counts the senders of a receiver, ``out_degree`` the receivers of a sender. ``isolated_dst``:
+    receivers that have no in-edges (and receive exactly 0), ``isolated_src``: senders that have no out-edges. ``causal``: no
+    edge with ``src > dst``. ``acyclic``: no directed cycle but self loops, None if that would take more than
+    2^26 edges to find out. The last four are None where receivers and senders are not the same tokens.
     """
 
     name: str
@@ -47,24 +44,23 @@ class Summary:
     density: float
     in_degree: Degrees
     out_degree: Degrees
-    deaf: tuple[int, ...]
-    num_deaf: int
-    unheard: tuple[int, ...]
-    num_unheard: int
+    isolated_dst: tuple[int, ...]
+    num_isolated_dst: int
+    isolated_src: tuple[int, ...]
+    num_isolated_src: int
     self_loops: int | None
     symmetric: bool | None
     causal: bool | None
     acyclic: bool | None
 
     def __str__(self) -> str:
-        """One line for each property."""
         rows = [
             ("tokens", f"{self.num_src} senders -> {self.num_dst} receivers"),
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("hear nobody", _some(self.num_deaf, self.deaf)),
-            ("heard by nobody", _some(self.num_unheard, self.unheard)),
+            ("no in-edges", _some(self.num_isolated_dst, self.isolated_dst)),
+            ("no out-edges", _some(self.num_isolated_src, self.isolated_src)),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
@@ -73,7 +69,7 @@ class Summary:
 
 
 def summary(graph: TokenGraph) -> Summary:
-    """The graph in numbers: edges, density, degrees, who hears nobody, symmetric, causal, acyclic.
+    """The graph in numbers: edges, density, degrees, isolated rows, symmetric, causal, acyclic.
 
     ValueError for a graph that differs by head or sample: take one with ``select(batch, head)``.
 
@@ -84,8 +80,8 @@ def summary(graph: TokenGraph) -> Summary:
       edges           394 (0.0394 of all pairs)
       in-degree       1 .. 4, mean 3.94
       out-degree      1 .. 4, mean 3.94
-      hear nobody     none
-      heard by nobody none
+      no in-edges     none
+      no out-edges    none
       self loops      100 of 100
       symmetric       no
       causal          yes
@@ -93,9 +89,9 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(f"{graph!r} differs by {graph._varies()}: summarise one of them, select(batch, head)")
-    heard, hearing = graph.in_degree(), graph.T.in_degree()
-    deaf, unheard = (heard == 0).nonzero().flatten(), (hearing == 0).nonzero().flatten()
+        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: summarise one of them, select(batch, head)")
+    in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
+    isolated_dst, isolated_src = (in_degree == 0).nonzero().flatten(), (out_degree == 0).nonzero().flatten()
     square = (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
     loops, symmetric, causal, acyclic = _square_facts(graph) if square else (None, None, None, None)
     return Summary(
@@ -104,12 +100,12 @@ def summary(graph: TokenGraph) -> Summary:
         graph.num_src,
         graph.num_edges,
         graph.num_edges / max(1, graph.num_dst * graph.num_src),
-        _degrees(heard),
-        _degrees(hearing),
-        tuple(deaf[:EXAMPLES].tolist()),
-        len(deaf),
-        tuple(unheard[:EXAMPLES].tolist()),
-        len(unheard),
+        _degrees(in_degree),
+        _degrees(out_degree),
+        tuple(isolated_dst[:EXAMPLES].tolist()),
+        len(isolated_dst),
+        tuple(isolated_src[:EXAMPLES].tolist()),
+        len(isolated_src),
         loops,
         symmetric,
         causal,
@@ -120,8 +116,9 @@ def summary(graph: TokenGraph) -> Summary:
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
     """The number of the component of each token; components are numbered 0, 1, ... by their first tokens.
 
-    Two tokens are in one component if a way leads from one to the other, taking edges in either direction; with ``strong=True``
-    if directed ways lead both there and back. ValueError unless the graph is square and the same for all heads and samples.
+    Two tokens are in one component if a way leads from one to the other, taking edges in either direction;
+    with ``strong=True`` if directed ways lead both there and back. ValueError unless the graph is square and
+    the same for all heads and samples.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.documents([2, 3])
@@ -132,9 +129,6 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     src, dst = edges_of(graph)
     joined = _joined(src, dst, graph.num_dst)
     return _numbered(_strongly_joined(graph, src, dst, joined) if strong else joined)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _degrees(degree: Tensor) -> Degrees:
@@ -153,7 +147,7 @@ def _answer(holds: bool | None) -> str:
 
 
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
-    """Self loops, symmetric, causal, acyclic: by counting edges of combinations, so that none need be listed."""
+    """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
     loops, past = (_like(graph, rule) for rule in (_self, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
@@ -180,7 +174,8 @@ def _without_cycles(graph: TokenGraph) -> bool | None:
 def _joined(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
     """For each token the least of those that it is joined to by edges of either direction.
 
-    Each round hooks the leader of every token to the least leader among its neighbours, then halves all the ways to the leaders.
+    Each round hooks the leader of every token to the least leader among its neighbours, then halves all the
+    ways to the leaders.
     """
     leader = torch.arange(tokens, device="cpu")
     while True:
@@ -195,7 +190,6 @@ def _joined(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
 
 
 def _strongly_joined(graph: TokenGraph, src: Tensor, dst: Tensor, joined: Tensor) -> Tensor:
-    """For each token the least of its strong component."""
     mutual = graph.T.rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
     leader = _joined(src[mutual], dst[mutual], graph.num_dst)
     src, dst = leader[src], leader[dst]
@@ -206,8 +200,8 @@ def _strongly_joined(graph: TokenGraph, src: Tensor, dst: Tensor, joined: Tensor
 
 
 def _tarjan(graph: TokenGraph) -> Tensor:
-    """For each token the least of its strong component (Tarjan 1972), without recursion: about a second per million edges."""
-    lists = hearers(graph)
+    """For each token the least of its strong component (Tarjan 1972), about a second per million edges."""
+    lists = receivers(graph)
     first, others = lists.first.tolist(), lists.others.tolist()
     number, low, leader = [0] * graph.num_dst, [0] * graph.num_dst, [-1] * graph.num_dst
     seen, open_tokens, position = 0, [], [begin for begin, _ in pairwise(first)]
@@ -245,6 +239,5 @@ def _close(token: int, open_tokens: list[int], leader: list[int]) -> None:
 
 
 def _numbered(leader: Tensor) -> Tensor:
-    """Leaders, each the least of its component, renumbered 0, 1, ..."""
     number: Tensor = torch.unique(leader, return_inverse=True)[1]
     return number

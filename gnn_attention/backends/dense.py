@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edges
 from gnn_attention._support import memory
-from gnn_attention._support.double_backward import twice_differentiable
+from gnn_attention._support.autograd import twice_differentiable
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend

@@ -120,7 +120,7 @@ def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
     if tokens is None:
         with suppress(ValueError):
             return expressions.parse(expression)  # it says everything
-    graph = expressions.parse(expressions.sized(expression, TOKENS if tokens is None else tokens))
+    graph = expressions.parse(expression, n=TOKENS if tokens is None else tokens)
     if tokens not in (None, graph.num_dst):
         raise ValueError(
             f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change "

@@ -136,7 +136,7 @@ EXAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A builder of the zoo: ``edges`` counts those of the example, over all its heads, and is None where it makes no graph."""
+    """A builder of the zoo and its example; ``edges``, over all heads, is None where it makes no graph."""
 
     name: str
     family: str
@@ -149,12 +149,12 @@ class Entry:
 
     @property
     def edges_per_token(self) -> float | None:
-        """Mean number of senders that a receiver of the example hears, in one head."""
+        """Mean number of senders that a receiver of the example attends to, in one head."""
         return self.edges / (self.tokens * (self.heads or 1)) if self.tokens and self.edges is not None else None
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
-    """The builders of ``gnn_attention.patterns``, family by family, or those of the given names; ValueError for another name."""
+    """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
     names = None if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names or () if name not in EXAMPLES]:
         near = difflib.get_close_matches(str(unknown[0]), EXAMPLES, 1)
@@ -177,9 +177,6 @@ def listing(found: Iterable[Entry], width: int = 100) -> str:
     return "\n".join(lines[1:])
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _entry(name: str) -> Entry:
     builder, example = getattr(patterns, name), EXAMPLES[name]
     made = expressions.evaluate(example)
@@ -196,7 +193,6 @@ def _heading(family: str) -> str:
 
 
 def _first_sentence(thing: Any) -> str:
-    """The first sentence of a docstring, on one line."""
     paragraph = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
     paragraph = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", paragraph)  # a reference, as a word
     return re.split(r"(?<!e\.g)(?<!i\.e)(?<=\.) (?=[A-Z`])", paragraph)[0]

@@ -1,16 +1,17 @@
 """Graphs written as text: ``parse("window(64, 8) | sinks(64, 2)")``, the language in which graphs are named.
 
-The text is read by Python's parser and then walked node by node against a list of what is allowed; nothing is ever handed
-to ``eval``. An expression is made of
+The text is read by Python's parser and then walked node by node against a list of what is allowed; nothing is
+ever handed to ``eval``. An expression is made of
 
 * calls of the builders of ``gnn_attention.patterns`` and the functions of ``gnn_attention.algebra``:
-  ``disjoint_sum(window(8, 3), causal(5))``; data are ``tensor([[1, 2], [3, 4]])`` or, drawn at random, ``randn(64, 8, seed=0)``;
+  ``disjoint_sum(window(8, 3), causal(5))``; data are ``tensor([[1, 2], [3, 4]])`` or, drawn at random,
+  ``randn(64, 8, seed=0)``;
 * arguments: numbers, strings, True, False, None, lists and tuples of these, by position or by name;
 * operators on graphs: ``|  &  -  ^  ~  @  ** k``, and brackets;
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
 
-The length of the text, its depth, its numbers and the tokens of its graphs are limited. What draws, compares or lists (random
-graphs, ``@``, ``closure``, ...) is estimated before it is done, so that a stranger's text is read or refused in about a second.
+The length of the text, its depth, its numbers, the tokens of its graphs and the pairs of what lists edges are
+limited. Where ``n`` is given, the name ``n`` stands for it, and it may be left out: ``causal | window(8)``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import and_, matmul, or_, sub, xor
 from typing import Any, NoReturn
 
@@ -30,16 +32,19 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.convert import _expression_budget, _expression_sizes
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "sized", "tensor"]
+__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "tensor"]
 
-LONGEST_TEXT = 10_000  # characters
-DEEPEST = 64  # brackets and operators inside one another
-LARGEST_NUMBER = 2**24  # the sum of all numbers: tokens, and everything that counts them
+LONGEST_TEXT = 10_000
+# brackets and operators inside one another
+DEEPEST = 64
+# the sum of all numbers: tokens, and everything that counts them
+LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
-LISTING = {"ancestry", "closure", "edge_types", "k_hop", "quotient", "shortest_paths", "virtual_nodes"}  # they list edges
+# (dst, src), of graphs whose edges are listed, and entries of randn
+MOST_PAIRS = 2**24
+LISTING = {"ancestry", "closure", "edge_types", "k_hop", "quotient", "shortest_paths", "virtual_nodes"}
 
 OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[TokenGraph, TokenGraph], TokenGraph]]] = {
     ast.BitOr: ("|", or_),
@@ -52,63 +57,51 @@ METHODS = {"rows": "rows(start, stop)", "select": "select(batch, head)"}
 ALLOWED = "allowed are calls of builders, | & - ^ ~ @ **, .T, .rows(a, b), .select(batch, head), numbers, strings, lists, tuples"
 
 
-def parse(text: str, largest: int = LARGEST_NUMBER) -> TokenGraph:
+def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> TokenGraph:
     """The graph that an expression names; ``parse(graph.name) == graph`` wherever the name says it all.
 
-    ``largest`` bounds the sum of the numbers in the text, and the tokens of its graphs over all heads and samples.
-    Raises TypeError for anything but a string, and ValueError for everything else that is wrong with it, in one sentence
-    that starts with the column and quotes the place: what a builder refuses too.
+    ``largest`` bounds the sum of the numbers in the text, and the tokens of its graphs over all heads and
+    samples. ``n`` is the number of tokens: the name ``n`` stands for it, a builder that is only named is called
+    with it, and a call whose arguments lack one takes it as its first.
+
+    Raises TypeError for anything but a string, and ValueError for everything else that is wrong with it, in one
+    sentence that starts with the column and quotes the place: what a builder refuses too.
 
     >>> print(parse("window(4, 2) | sinks(4, 1)"))
-    window(4, 2) | sinks(4, 1): mask[dst, src] and who hears whom
+    window(4, 2) | sinks(4, 1): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 ■ ■ ■ ·   2 <- 0 1 2
     3 ■ · ■ ■   3 <- 0 2 3
+    >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
+    '(causal(64) - window(64, 4)) | sinks(64, 2)'
     >>> parse("windw(4, 2)")
     Traceback (most recent call last):
     ValueError: column 1, 'windw(4, 2)': there is no builder 'windw'; did you mean 'window'?
     """
-    graph = evaluate(text, largest)
+    graph = evaluate(text, largest, n)
     if not isinstance(graph, TokenGraph):
-        hint = "one of its graphs, by [0]" if isinstance(graph, tuple) and graph else "a graph such as 'window(64, 8)'"
+        several = isinstance(graph, tuple) and graph
+        hint = "one of its graphs, by [0]" if several else "a graph such as 'window(64, 8)'"
         raise ValueError(f"{_shortened(text)!r} is {_kind(graph)}, expected {hint}")
     return graph
 
 
-def evaluate(text: str, largest: int = LARGEST_NUMBER) -> Any:
-    """What an expression stands for if it need not be one graph: several of them, or a value for each edge.
+def evaluate(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Any:
+    """The value of an expression that need not be one graph: several of them, or a value for each edge.
 
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
     torch.Size([16])
     """
     text = _one_line(text)
-    return _Reader(text, largest).value(_syntax_tree(text), 0)
-
-
-def sized(text: str, n: int) -> str:
-    """The expression for ``n`` tokens: n becomes the first argument of every builder that lacks it, and a bare name is a call.
-
-    Builders that take a number of tokens are those whose first parameter is called n; all others stay as they are written. The
-    signature says whether n is there: ``window(8)`` lacks an argument, so 8 is w; ``window(64, 8)`` and ``causal(64)`` lack none.
-    What can be read both ways, such as ``sink_window(8, 2)``, is refused unless its first argument is n. Nothing is built:
-    :func:`parse` reads the result, and refuses the rest. Raises as it does.
-
-    >>> sized("causal | window(8) | sinks(s=4) | documents([40, 24])", 64)
-    'causal(64) | window(64, 8) | sinks(64, s=4) | documents([40, 24])'
-    """
-    text = _one_line(text)
-    refuse = _Reader(text, LARGEST_NUMBER).refuse
-    return _expression_sizes.Sizing(text, _syntax_tree(text), FUNCTIONS, checks.size("n", n), refuse).filled()
+    reader = _Reader(text, largest, None if n is None else checks.size("n", n))
+    return reader.value(_syntax_tree(text), 0)
 
 
 def parameters(function: Callable[..., Any]) -> str:
     """The parameters of a function as they are written in a call: ``(n, w, causal=True)``."""
     listed = inspect.signature(function).parameters.values()
     return f"({', '.join(str(p.replace(annotation=inspect.Parameter.empty)) for p in listed)})"
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def tensor(values: list[Any]) -> Tensor:
@@ -120,8 +113,10 @@ def tensor(values: list[Any]) -> Tensor:
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
-    """Normal random numbers, always the same for the same sizes and seed, for builders of graphs that depend on data."""
+    """Normal random numbers, the same for the same sizes and seed, for builders that take data."""
     shape = [checks.size("each of sizes", size) for size in sizes]
+    if math.prod(shape) > MOST_PAIRS:
+        raise ValueError(f"randn makes at most {MOST_PAIRS} numbers here, got sizes {shape}")
     return torch.randn(shape, generator=torch.Generator().manual_seed(checks.size("seed", seed)))
 
 
@@ -133,16 +128,13 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-# -- the reader -------------------------------------------------------------------------------------------------------
-
-
 class _Reader:
     """Walks the syntax tree of one text; every refusal quotes the place in it."""
 
-    def __init__(self, text: str, largest: int) -> None:
-        self.text, self.largest = text, largest
-        self.total = 0.0  # of the numbers read so far
-        self.effort = 0.0  # of the calls and products made so far
+    def __init__(self, text: str, largest: int, n: int | None) -> None:
+        self.text, self.largest, self.n = text, largest, n
+        # of the numbers read so far
+        self.total = 0.0
 
     def value(self, node: ast.expr, depth: int) -> Any:
         """What a node stands for: a graph or an argument."""
@@ -167,9 +159,18 @@ class _Reader:
                 return self.graph(inner, depth + 1).T
             case ast.Subscript():
                 return self.item(node, depth)
-            case ast.Name(id=name):
-                self.refuse(node, f"{_shortened(name)!r} is only a name, a builder is called: '{_shortened(name)}(...)'")
+            case ast.Name():
+                return self.name(node)
         return self.refuse(node, f"this is not part of the language of graphs; {ALLOWED}")
+
+    def name(self, node: ast.Name) -> Any:
+        """``n``, or a builder that is called with it."""
+        if self.n is not None and node.id == "n":
+            return self.n
+        if self.n is not None:
+            return self.attempt(node, self.builder(node, node.id))
+        word = _shortened(node.id)
+        return self.refuse(node, f"{word!r} is only a name, a builder is called: '{word}(...)'")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
         """What a node stands for, which must be a graph."""
@@ -203,7 +204,6 @@ class _Reader:
         left, right = (self.graph(side, depth + 1) for side in (node.left, node.right))
         if sign == "@":
             self.check_pairs(node, sign, left, right)
-            self.spend(node, sign, _expression_budget.of_product(left, right))
         result: TokenGraph = self.attempt(node, join, left, right)
         return result
 
@@ -212,23 +212,15 @@ class _Reader:
         if isinstance(hops, bool) or not isinstance(hops, int) or not 0 <= hops <= LARGEST_POWER:
             self.refuse(node.right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
         self.check_pairs(node, "**", base)
-        self.spend(node, "**", _expression_budget.of_power(base, hops))
+        if base.num_dst * base.num_src * hops > MOST_PAIRS:
+            self.refuse(node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer hops or tokens")
         result: TokenGraph = self.attempt(node, TokenGraph.__pow__, base, hops)
         return result
 
-    def check_pairs(self, node: ast.expr, what: str, *graphs: object) -> None:
-        pairs, most = (
-            max((graph.num_dst * graph.num_src for graph in _expression_budget.graphs(graphs)), default=0),
-            _expression_budget.MOST_PAIRS,
-        )
-        if pairs > most:
-            self.refuse(node, f"{what} lists the edges of its graphs, here of {pairs} pairs; at most {most} are looked at")
-
-    def spend(self, node: ast.expr, what: str, effort: float) -> None:
-        """Count what is about to be done, and refuse what is too much for one text."""
-        self.effort += effort
-        if self.effort > _expression_budget.MOST:
-            self.refuse(node, f"{what} would take too much time or memory here, take fewer tokens, edges, draws or hops")
+    def check_pairs(self, node: ast.expr, what: str, *arguments: object) -> None:
+        pairs = max((graph.num_dst * graph.num_src for graph in _graphs(arguments)), default=0)
+        if pairs > MOST_PAIRS:
+            self.refuse(node, f"{what} lists the edges of its graphs, here of {pairs} pairs; at most {MOST_PAIRS} are looked at")
 
     def call(self, node: ast.Call, depth: int) -> Any:
         """A builder, or a method of a graph."""
@@ -245,18 +237,21 @@ class _Reader:
 
     def function(self, node: ast.Call, depth: int) -> Callable[..., Any]:
         match node.func:
-            case ast.Name(id=name) if name in FUNCTIONS:
-                return FUNCTIONS[name]
             case ast.Name(id=name):
-                near = difflib.get_close_matches(name, FUNCTIONS, 1)
-                hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
-                return self.refuse(node, f"there is no builder {_shortened(name)!r}; {hint}")
+                return self.builder(node, name)
             case ast.Attribute(value=inner, attr=name) if name in METHODS:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
                 return self.refuse(node, f"a graph has no method {_shortened(name)!r} here; there are .T, {_methods()}")
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
+
+    def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
+        if name not in FUNCTIONS:
+            near = difflib.get_close_matches(name, FUNCTIONS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
+            self.refuse(node, f"there is no builder {_shortened(name)!r}; {hint}")
+        return FUNCTIONS[name]
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
         """One graph of a builder that makes several."""
@@ -269,19 +264,22 @@ class _Reader:
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """The result of a call; what it raises comes back as a ValueError that quotes the place."""
+        signature = inspect.signature(function)
+        if self.n is not None and next(iter(signature.parameters), "") == "n":
+            positional = _with_n(signature, self.n, positional, named)
         try:
-            bound = inspect.signature(function).bind(*positional, **named)
+            signature.bind(*positional, **named)
         except TypeError as error:
             self.refuse(node, f"{error}; expected {function.__name__}{parameters(function)}")
-        bound.apply_defaults()
-        self.spend(node, function.__name__, _expression_budget.of_call(function.__name__, bound.arguments))
         try:
             result = function(*positional, **named)
-        except Exception as error:  # whatever a builder refuses is a fault of this text
+        # whatever a builder refuses is a fault of this text
+        except Exception as error:
             raise ValueError(self.at(node, " ".join(str(error).split()) or type(error).__name__)) from error
-        tokens = max((_expression_budget.size(graph) for graph in _expression_budget.graphs([result])), default=0)
+        tokens = max(map(_tokens, _graphs([result])), default=0)
         if tokens > self.largest:
-            self.refuse(node, f"this has {tokens} tokens over all heads and samples, a graph can have at most {self.largest}")
+            most = f"a graph can have at most {self.largest}"
+            self.refuse(node, f"this has {tokens} tokens over all heads and samples, {most}")
         return result
 
     def refuse(self, node: ast.expr, reason: str) -> NoReturn:
@@ -293,11 +291,8 @@ class _Reader:
         return f"column {column}, {_shortened(place)!r}: {_shortened(reason, 600)}"
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _one_line(text: object) -> str:
-    """The text without breaks, so that a column says it all; TypeError or ValueError for what is no text or too long."""
+    """The text on one line; TypeError for no text, ValueError for a long one."""
     if not isinstance(text, str):
         raise TypeError(f"an expression is a string such as 'window(64, 8)', got {quoted(text)} of type {type(text).__name__}")
     if len(text) > LONGEST_TEXT:
@@ -324,6 +319,27 @@ def _syntax_tree(text: str) -> ast.expr:
         ) from None
 
 
+def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
+    """The positional arguments, behind n if they fit the signature only so."""
+    try:
+        signature.bind(*positional, **named)
+    except TypeError:
+        return (n, *positional)
+    return positional
+
+
+def _graphs(values: Any) -> Iterator[TokenGraph]:
+    for value in values:
+        if isinstance(value, TokenGraph):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _graphs(value)
+
+
+def _tokens(graph: TokenGraph) -> int:
+    return max(graph.num_dst, graph.num_src) * (graph.heads or 1) * (graph.batch or 1)
+
+
 def _is_index(node: ast.expr) -> bool:
     return isinstance(node, (ast.Constant, ast.UnaryOp))
 
@@ -333,7 +349,6 @@ def _methods() -> str:
 
 
 def _kind(value: object) -> str:
-    """What a value is, in words."""
     if isinstance(value, TokenGraph):
         return "a graph"
     word = type(value).__name__

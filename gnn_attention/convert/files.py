@@ -1,14 +1,16 @@
 """Graphs in files: edge lists, adjacency lists and GraphML. An edge from u to v is a message from u to v.
 
 ===========================  ===========================================================================================
-``.edges``, ``.edgelist``    a line for each edge, ``src dst``; further words of a line (weights, ...) are not read
+``.edges``, ``.edgelist``    a line for each edge, ``src dst``; further words of a line (weights, ...) are not
+read
 ``.adjlist``                 a line for each sender, ``src dst dst ...``; a token alone on its line sends to nobody
 ``.graphml``                 GraphML; an undirected edge is a message in both directions
 ===========================  ===========================================================================================
 
-Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` in a line is a remark. The two lists are
-networkx's, where its readers are: they say nothing of direction, so an undirected graph has to be written with both.
-A file may come from a stranger: it is read within limits of size, and whatever is wrong with it is one ValueError.
+Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` in a line is a remark. The two
+lists are networkx's, where its readers are: they say nothing of direction, so an undirected graph has to be
+written with both. A file may come from an unknown author: it is read within limits of size, and whatever is
+wrong with it is one ValueError.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = ["MOST_BYTES", "MOST_TOKENS", "read", "write"]
 MOST_BYTES = 2**25  # of a file
 MOST_TOKENS = 2**24
 
-# The size that ``write`` puts into an edge list, which has no other place for a token that nobody hears.
+# The size that ``write`` puts into an edge list, which has no other place for a token without out-edges.
 _TOKENS = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _LABEL = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -44,14 +46,15 @@ class _Found(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGraph:
-    """The graph of a file, an edge list in the file's order, named like the file; an edge that is there twice counts once.
+    """The graph of a file, an edge list in the file's order, named like the file; an edge that is there twice
+    counts once.
 
-    ``num_tokens``: how many tokens there are. It is needed where the file does not tell: the first line of an edge list that
-    :func:`write` made does (``# tokens 64``), and so do labels that are exactly 0 .. n-1.
+    ``num_tokens``: how many tokens there are. It is needed where the file does not say: the first line of an
+    edge list that :func:`write` made does (``# tokens 64``), and so do labels that are exactly 0 .. n-1.
 
-    Raises ValueError for an unknown ending, a file of more than 32 MB and one that holds no such graph, in one sentence that
-    names the file and, in a list, the line; XML with a DOCTYPE is refused before it is parsed, since it may define entities that
-    grow without limit. OSError where the file cannot be read.
+    Raises ValueError for an unknown ending, a file of more than 32 MB and one that holds no such graph, in
+    one sentence that names the file and, in a list, the line; XML with a DOCTYPE is refused before it is
+    parsed, since it may define entities that grow without limit. OSError where the file cannot be read.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -73,10 +76,12 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
-    """Write a graph to a file whose ending says how; :func:`read` gives the same edges back, and the same number of tokens.
+    """Write a graph to a file whose ending says how; :func:`read` gives the same edges back, and the same
+    number of tokens.
 
-    Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders are not the same
-    tokens 0 .. n-1, one that differs by head or sample, and one that would not fit into 32 MB.
+    Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
+    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that would not fit into 32
+    MB.
     """
     path = checks.path("path", path)
     _, form = _form(path)
@@ -88,9 +93,6 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     if text is None or len(text) > MOST_BYTES:
         raise ValueError(f"{graph!r} has {graph.num_edges:,} edges, which do not fit into the {MOST_BYTES:,} bytes that are read")
     atomic_files.write(path, text)
-
-
-# -- in ---------------------------------------------------------------------------------------------------------------
 
 
 def _edge_list(text: str) -> _Found:
@@ -109,9 +111,9 @@ def _adjacency_list(text: str) -> _Found:
     edges: list[tuple[int, int]] = []
     nodes: set[int] = set()
     for number, words in _lines(text):
-        src, *heard = (_token(word, number) for word in words)
-        edges += [(src, dst) for dst in heard]
-        nodes.update((src, *heard))
+        src, *receivers = (_token(word, number) for word in words)
+        edges += [(src, dst) for dst in receivers]
+        nodes.update((src, *receivers))
     return _Found(edges, nodes)
 
 
@@ -145,7 +147,6 @@ def _number(label: str) -> int:
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that has any; a remark has none."""
     for number, line in enumerate(io.StringIO(text), 1):
         if words := line.partition("#")[0].split():
             yield number, words
@@ -158,7 +159,7 @@ def _token(word: str, number: int) -> int:
 
 
 def _size(found: _Found, given: int | None) -> int:
-    """How many tokens there are, by whoever says so; ValueError if nobody does, or a label does not fit."""
+    """The number of tokens, as given or as the file says; ValueError where labels do not fit."""
     if None not in (given, found.size) and given != found.size:
         raise ValueError(f"it says that there are {found.size} tokens, num_tokens={given}; leave num_tokens out")
     size = found.size if given is None else given
@@ -168,7 +169,7 @@ def _size(found: _Found, given: int | None) -> int:
             wrong = min(set(range(size)) - found.nodes)
             raise ValueError(
                 f"its {size} labels are not 0 .. {size - 1} (there is no {wrong}); "
-                "number the tokens so, or tell how many there are by num_tokens"
+                "number the tokens so, or give their number as num_tokens"
             )
     wrong_label = next((label for label in found.nodes if not 0 <= label < size), None)
     if wrong_label is not None:
@@ -179,7 +180,6 @@ def _size(found: _Found, given: int | None) -> int:
 
 
 def _content(path: Path) -> bytes:
-    """The whole file, if it is one and not too large."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file")
     with path.open("rb") as file:
@@ -189,18 +189,15 @@ def _content(path: Path) -> bytes:
     return content
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
-
-
 def _as_edge_list(graph: TokenGraph) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}\n", *(f"{src} {dst}\n" for src, dst in graph.edge_index.t().tolist())]
 
 
 def _as_adjacency_list(graph: TokenGraph) -> Iterable[str]:
-    heard_by: list[list[str]] = [[] for _ in range(graph.num_src)]
+    receivers_of: list[list[str]] = [[] for _ in range(graph.num_src)]
     for src, dst in graph.edge_index.t().tolist():
-        heard_by[src].append(f" {dst}")
-    return [f"{src}{''.join(heard)}\n" for src, heard in enumerate(heard_by)]
+        receivers_of[src].append(f" {dst}")
+    return [f"{src}{''.join(receivers)}\n" for src, receivers in enumerate(receivers_of)]
 
 
 def _as_graphml(graph: TokenGraph) -> Iterable[str]:

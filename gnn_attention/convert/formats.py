@@ -1,8 +1,8 @@
 """Graphs in and out: masks, edge lists, networkx, torch_geometric, and the forms that attention kernels take.
 
-The direction is the same at every border and never guessed: an edge ``src -> dst`` stands at ``mask[dst, src]`` and in the
-column ``(src, dst)`` of an ``edge_index``; it is networkx's edge from src to dst. networkx and torch_geometric are loaded
-when a function needs them.
+The direction is the same at every border and never guessed: an edge ``src -> dst`` stands at
+``mask[dst, src]`` and in the column ``(src, dst)`` of an ``edge_index``; it is networkx's edge from src to
+dst. networkx and torch_geometric are loaded when a function needs them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,9 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.kernel_formats import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
 
 if TYPE_CHECKING:
     import networkx
-
-__all__ = [
-    "Varlen",
-    "from_edge_index",
-    "from_mask",
-    "from_networkx",
-    "from_pyg",
-    "to_block_mask",
-    "to_networkx",
-    "to_pyg",
-    "to_sdpa_mask",
-    "to_varlen",
-    "to_window",
-]
 
 MEANINGS = ("attend", "masked", "additive")
 
@@ -42,14 +27,16 @@ MEANINGS = ("attend", "masked", "additive")
 def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     """The graph of an attention mask ``[dst, src]``, ``[heads, dst, src]`` or ``[batch, heads, dst, src]``.
 
-    ``meaning`` says how to read it: "attend" (True = edge, SDPA; the default for bool), "masked" (True = no edge:
-    ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of the dtype, or of a half dtype
-    it was widened from, are non-edges, 0.0 is an edge). Returns a :class:`TokenGraph`; if an additive mask holds other finite
-    numbers, ``(graph, bias)`` with bias ``[E]``, ``[heads, E]`` or ``[batch, heads, E]`` in the order of ``graph.edge_index``. A
-    leading axis of size 1 is the same for all.
+    ``meaning`` says how to read it: "attend" (True = edge, SDPA; the default for bool), "masked" (True = no
+    edge: ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of the
+    dtype, or of a half dtype it was widened from, are non-edges, 0.0 is an edge). Returns a
+    :class:`TokenGraph`; if an additive mask holds other finite numbers, ``(graph, bias)`` with bias ``[E]``,
+    ``[heads, E]`` or ``[batch, heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is
+    the same for all.
 
-    Raises TypeError (neither bool nor float, or a dtype that does not fit the meaning) and ValueError (a float mask of 0/1,
-    NaN or +inf, a wrong number of axes, numbers on a mask whose edges differ by head or sample).
+    Raises TypeError (neither bool nor float, or a dtype that does not fit the meaning) and ValueError (a
+    float mask of 0/1, NaN or +inf, a wrong number of axes, numbers on a mask whose edges differ by head or
+    sample).
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
@@ -78,21 +65,21 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
 
 
 def from_edge_index(edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False) -> TokenGraph:
-    """The graph of a torch_geometric ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
+    """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce)
 
 
 def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None) -> TokenGraph:
     """The token graph of a networkx graph: an edge from u to v is a message from u to v.
 
-    Nodes labelled exactly 0 .. n-1 stand at those positions, whatever the order they were added in; other labels need
-    ``order``, every node once. An undirected edge is a message in both directions; a self loop or a parallel edge counts
-    once. ValueError if ``order`` is missing or is not the nodes.
+    Nodes labelled exactly 0 .. n-1 stand at those positions, whatever the order they were added in; other
+    labels need ``order``, every node once. An undirected edge is a message in both directions; a self loop or
+    a parallel edge counts once. ValueError if ``order`` is missing or is not the nodes.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
-    networkx: mask[dst, src] and who hears whom
-    0 · ·   0 <- nobody
+    networkx: mask[dst, src] and in-edges
+    0 · ·   0 <- none
     1 ■ ·   1 <- 0
     """
     if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
@@ -117,8 +104,9 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
 def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels`` become the node attribute "label". Where receivers and senders are different in number the nodes are
-    ``("src", j)`` and ``("dst", i)``, with networkx's attribute "bipartite" 0 and 1. ValueError for labels of another length.
+    ``labels`` become the node attribute "label". Where receivers and senders are different in number the
+    nodes are ``("src", j)`` and ``("dst", i)``, with networkx's attribute "bipartite" 0 and 1. ValueError for
+    labels of another length.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -145,11 +133,13 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
 
 
 def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, coalesce: bool = False) -> TokenGraph:
-    """The graph of a torch_geometric ``Data`` (its ``edge_index`` or ``adj_t``), an ``EdgeIndex``, or a sparse ``adj_t``.
+    """The graph of a torch_geometric ``Data`` (its ``edge_index`` or ``adj_t``), an ``EdgeIndex``, or a
+    sparse ``adj_t``.
 
-    An adjacency that comes as a sparse tensor is ``adj_t``: rows are receivers, exactly the attention mask. Sizes come from
-    the object; ``num_dst`` / ``num_src`` are needed where it does not know them. Values of a sparse tensor are not read.
-    Raises TypeError for anything else and ValueError where a size is missing or a CSC layout turns rows and columns.
+    An adjacency that comes as a sparse tensor is ``adj_t``: rows are receivers, exactly the attention mask.
+    Sizes come from the object; ``num_dst`` / ``num_src`` are needed where it does not know them. Values of a
+    sparse tensor are not read. Raises TypeError for anything else and ValueError where a size is missing or a
+    CSC layout turns rows and columns.
 
     >>> adj_t = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to_sparse()
     >>> from_pyg(adj_t).edge_index.tolist()
@@ -184,9 +174,11 @@ def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, 
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
-    """The graph for torch_geometric: ``kind`` "data" (a ``Data``), "edge_index" (an ``EdgeIndex``) or "adj_t" (a sparse tensor).
+    """The graph for torch_geometric: ``kind`` "data" (a ``Data``), "edge_index" (an ``EdgeIndex``) or "adj_t"
+    (a sparse tensor).
 
-    A ``Data`` has one kind of node: ValueError for a graph between different numbers of senders and receivers.
+    A ``Data`` has one kind of node: ValueError for a graph between different numbers of senders and
+    receivers.
 
     >>> from gnn_attention import patterns
     >>> to_pyg(patterns.causal(3), "adj_t").to_dense().int().tolist()
@@ -208,9 +200,6 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _listed_nodes(order: Any) -> list[Hashable]:
     try:
         nodes = list(order)
@@ -221,7 +210,7 @@ def _listed_nodes(order: Any) -> list[Hashable]:
 
 
 def additive_edges(mask: Tensor) -> Tensor:
-    """Where an additive mask has edges: above the lowest number of its own dtype, or of the half it may have been."""
+    """Where an additive mask has edges: above the lowest number of its dtype, or of a narrower one."""
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
     if mask.numel() and ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
@@ -247,7 +236,6 @@ def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph
 
 
 def _from_table(mask: Tensor) -> TokenGraph:
-    """The graph of a bool table ``[batch or 1, heads or 1, dst, src]``."""
     batch, heads, num_dst, num_src = mask.shape
     if batch == heads == 1:
         dst, src = mask[0, 0].nonzero(as_tuple=True)
@@ -278,7 +266,6 @@ def _known_nodes(data: Any) -> int | None:
 
 
 def _agreed(name: str, given: int | None, known: int | None) -> int | None:
-    """The size the caller gave or the object knows; ValueError if they differ."""
     if given is not None and known is not None and given != known:
         raise ValueError(f"{name}={given} contradicts the object, which has {known}; leave {name} out or mend the object")
     return known if given is None else given

@@ -1,7 +1,8 @@
-"""What every picture is made of: figures, colours, axes, lines with a direction. ``draw`` uses it, and the plot of ``compare``.
+"""What every picture is made of: figures, colours, axes, lines with a direction. ``draw`` uses it, and the
+plot of ``compare``.
 
-matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global setting is read
-for longer than the drawing or changed, and a figure that nobody holds is gone.
+matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global
+setting is read for longer than the drawing or changed, and a figure that nobody holds is gone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BLACK", "BLUE", "FAINT", "GREY", "LIGHT", "ORANGE", "RED"]
-
-# Okabe and Ito's colours, told apart by colour-blind eyes too, and greys; shape, width or place always says the same again.
+# Okabe and Ito's colours, distinct for colour-blind eyes too, and greys; shape, width or place always says
+# the same again.
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
@@ -42,11 +42,12 @@ class Stroke(NamedTuple):
 LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
 FEW = 32  # tokens up to which each has its own label and each edge its own arrow
 SMOOTHNESS = 24  # straight pieces of a curve
-AS_IT_IS: dict[str, Any] = {"parse_math": False, "usetex": False}  # a text of somebody's may hold a $ or a backslash
+# a caller's text may hold a $ or a backslash
+AS_IT_IS: dict[str, Any] = {"parse_math": False, "usetex": False}
 
 
 def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
-    """A figure of so many inches and its axes; ``layout`` goes to ``Figure.subplots``. Notebooks show it by themselves."""
+    """A figure of so many inches and its axes; ``layout`` goes to ``Figure.subplots``."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -81,17 +82,18 @@ def headline(made: Figure, name: str) -> None:
 
 
 def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure:
-    """The figure with a legend below and everything in its place; untouched where the axes are part of the caller's own."""
+    """The figure with a legend below; untouched where the axes are part of the caller's own."""
     if ax is not None:
         return made
     if handles:
         legend(made, handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
-    made.draw_without_rendering()  # the layout of axes with a fixed shape settles in the second of two passes, this is the first
+    # the layout of axes with a fixed shape settles in the second of two passes, this is the first
+    made.draw_without_rendering()
     return made
 
 
 def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
-    """The legend of a figure or of axes, every label as it is: matplotlib leaves out those that begin with ``_``."""
+    """The legend with every label as it is: matplotlib leaves out those that begin with ``_``."""
     labels = [printable(str(handle.get_label())) for handle in handles]
     made = owner.legend(handles=list(handles), labels=["label"] * len(labels), **layout)
     for text, label in zip(made.get_texts(), labels, strict=True):
@@ -99,7 +101,7 @@ def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
 
 
 def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0, inches: float | None = None) -> None:
-    """A tick for each token with its name where there is room, else every second, fourth, eighth, ... token."""
+    """A tick with a name for each token where there is room, else for every second, fourth, ... token."""
     axis = getattr(ax, f"{which}axis")
     inches = (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi if inches is None else inches
     step = 1
@@ -203,9 +205,6 @@ def open_box(ax: Axes) -> None:
     ax.set_axisbelow(True)
 
 
-# -- lines with a direction -------------------------------------------------------------------------------------------
-
-
 def bezier(points: Sequence[Point], steps: int = SMOOTHNESS) -> Curve:
     """The curve of two ends and the control points between them, as a line of ``steps + 1`` points."""
     curve = []
@@ -267,7 +266,6 @@ def handle(kind: str, text: str, **look: Any) -> Any:
 
 
 def _png(made: Figure) -> bytes:
-    """The figure as a notebook shows it."""
     stream = io.BytesIO()
     made.savefig(stream, format="png")
     return stream.getvalue()

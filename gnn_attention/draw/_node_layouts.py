@@ -16,21 +16,8 @@ from gnn_attention.graph import TokenGraph
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Drawn",
-    "between",
-    "circle",
-    "columns",
-    "handles",
-    "hear_themselves",
-    "layer_handles",
-    "line",
-    "rows",
-    "weight_handles",
-]
-
 MOST_LINES = 4000  # edges drawn; of more, a random sample of so many
-MOST_ARROWS = 600  # lines with heads; of more, the direction is told by width
+MOST_ARROWS = 600  # lines with heads; of more, width shows the direction
 
 Edge = tuple[int, int]
 Names = Sequence[str] | None
@@ -55,8 +42,8 @@ class Drawn:
         if len(pairs) > MOST_LINES:
             order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))[:MOST_LINES]
             chosen = sorted({*order.tolist(), *(number for number, pair in enumerate(pairs) if lit and pair in lit)})
-        kept = None if weights is None else [weights[number] for number in chosen]
-        return cls(graph, [pairs[number] for number in chosen], kept, lit or set())
+        drawn_weights = None if weights is None else [weights[number] for number in chosen]
+        return cls(graph, [pairs[number] for number in chosen], drawn_weights, lit or set())
 
     @property
     def few(self) -> bool:
@@ -64,10 +51,10 @@ class Drawn:
         return max(self.graph.num_dst, self.graph.num_src) <= FEW and len(self.edges) <= MOST_ARROWS
 
     def without_loops(self) -> Drawn:
-        """The edges between two tokens: a loop is not drawn where the token itself tells of it."""
-        kept = [number for number, (src, dst) in enumerate(self.edges) if src != dst]
-        weights = None if self.weights is None else [self.weights[number] for number in kept]
-        return replace(self, edges=[self.edges[number] for number in kept], weights=weights)
+        """The edges between two tokens: a loop is not drawn where the token itself shows it."""
+        chosen = [number for number, (src, dst) in enumerate(self.edges) if src != dst]
+        weights = None if self.weights is None else [self.weights[number] for number in chosen]
+        return replace(self, edges=[self.edges[number] for number in chosen], weights=weights)
 
     def link(self, ax: Axes, curves: Sequence[Curve]) -> None:
         """Draw the edges along their curves; heavy ones wider, lit ones thick, in red, and last."""
@@ -83,9 +70,6 @@ class Drawn:
         (_axes.arrows if self.few else _axes.tapered)(ax, strokes)
 
 
-# -- circle -----------------------------------------------------------------------------------------------------------
-
-
 def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
     """Tokens on a circle, clockwise from the top."""
     n = drawn.graph.num_dst
@@ -97,7 +81,7 @@ def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
         for token, place in enumerate(places):
             _node(ax, place, size, _name(drawn.graph.dst_offset, token, names))
     else:
-        _dots(ax, places, hear_themselves(drawn.graph), max(1.5, min(5.0, 900 / n)))
+        _dots(ax, places, self_loops(drawn.graph), max(1.5, min(5.0, 900 / n)))
         for token in _landmarks(n):
             x, y = places[token]
             ax.text(
@@ -108,7 +92,7 @@ def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
 
 
 def _chord(start: Point, end: Point, size: float) -> Curve:
-    """A curve inside the circle, to the left of its own direction; a loop outside it where start and end are the same."""
+    """A curve inside the circle, to the left of its direction; a loop outside it."""
     if start == end:
         return _loop(start, size)
     dx, dy = end[0] - start[0], end[1] - start[1]
@@ -117,16 +101,12 @@ def _chord(start: Point, end: Point, size: float) -> Curve:
 
 
 def _loop(place: Point, size: float) -> Curve:
-    """A loop on the far side of a node on the unit circle."""
     x, y = place
     corners = []
     for turn, length in ((0.6, 1.0), (0.75, 2.9), (-0.75, 2.9), (-0.6, 1.0)):
         across, out = math.sin(turn) * size * length, math.cos(turn) * size * length
         corners.append((x + out * x - across * y, y + out * y + across * x))
     return _axes.bezier(corners)
-
-
-# -- columns ----------------------------------------------------------------------------------------------------------
 
 
 def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
@@ -156,9 +136,6 @@ def _across(start: Point, end: Point, inset: float) -> Curve:
     return _axes.bezier([first, (0.45, start[1]), (0.55, end[1]), last])
 
 
-# -- line -------------------------------------------------------------------------------------------------------------
-
-
 def line(ax: Axes, drawn: Drawn, names: Names) -> None:
     """Tokens on a line, edges as arcs: above it to the right, below it to the left, and loops below."""
     n = drawn.graph.num_dst
@@ -175,7 +152,7 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
                 token, 0, text, ha="center", va="center", fontsize=10 if n <= 12 else 9 if n <= 24 else 7, bbox=box, **AS_IT_IS
             )
     else:
-        _dots(ax, [(float(token), 0.0) for token in range(n)], hear_themselves(drawn.graph), max(1.2, min(5.0, 500 / n)))
+        _dots(ax, [(float(token), 0.0) for token in range(n)], self_loops(drawn.graph), max(1.2, min(5.0, 500 / n)))
     heights = [y for curve in curves for _, y in curve]
     low, high = min([*heights, -gap]), max([*heights, 0.8])
     if drawn.few:
@@ -198,11 +175,8 @@ def _arc(src: int, dst: int, longest: int, gap: float) -> Curve:
     return _axes.bezier([(x, way * (gap + y)) for x, y in ((start, 0.0), (start, height), (end, height), (end, 0.0))])
 
 
-# -- layers -----------------------------------------------------------------------------------------------------------
-
-
 def between(ax: Axes, drawn: Drawn, level: int, below: list[bool], above: list[bool], residual: bool) -> None:
-    """The edges from one row of tokens to the next: those that lead to the lit token in blue, the others faint."""
+    """The edges between two rows of tokens: those that lead to the lit token in blue, the others faint."""
     inset = 0.13 if drawn.few else 0.06
     curves = {(src, dst): [(float(src), level + inset), (float(dst), level + 1 - inset)] for src, dst in drawn.edges}
     lit = [curve for (_, dst), curve in curves.items() if above[dst]]
@@ -235,20 +209,17 @@ def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
     ax.set(xlim=(-0.02 * n - 0.4, 1.02 * n - 0.6), ylim=(-0.35, len(reached) - 0.65), xlabel="token")
 
 
-# -- legends ----------------------------------------------------------------------------------------------------------
-
-
 def handles(drawn: Drawn) -> list[Any]:
     """What the lines and the dots mean."""
     if drawn.few:
-        edge = handle("line", "src → dst: dst hears src", color=GREY if drawn.lit else BLUE, linewidth=1.4)
+        edge = handle("line", "src → dst: dst attends to src", color=GREY if drawn.lit else BLUE, linewidth=1.4)
         return [edge, handle("line", "chosen edge", color=RED, linewidth=2)] if drawn.lit else [edge]
-    edge = handle("line", "thin end src, thick end dst: dst hears src", color=BLUE, linewidth=1.4)
+    edge = handle("line", "thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
     if (drawn.graph.num_dst, drawn.graph.dst_offset) != (drawn.graph.num_src, drawn.graph.src_offset):
         return [edge]
-    own, other = hear_themselves(drawn.graph), {"markeredgecolor": BLACK, "markersize": 5}
-    entries = [(True, handle("o", "hears itself", color=BLACK, markersize=5))]
-    entries += [(False, handle("o", "does not hear itself", markerfacecolor="white", **other))]
+    own, other = self_loops(drawn.graph), {"markeredgecolor": BLACK, "markersize": 5}
+    entries = [(True, handle("o", "attends to itself", color=BLACK, markersize=5))]
+    entries += [(False, handle("o", "does not attend to itself", markerfacecolor="white", **other))]
     return [edge, *(entry for kind, entry in entries if kind in own)]
 
 
@@ -260,7 +231,7 @@ def weight_handles(drawn: Drawn) -> list[Any]:
 
 
 def layer_handles(carried: bool) -> list[Any]:
-    """What is lit and how it is heard."""
+    """What is lit, and by which edges."""
     entries = [
         handle("D", "the token", color=RED, markersize=7),
         handle("o", "its state reaches the token", color=BLUE, markersize=7),
@@ -271,9 +242,6 @@ def layer_handles(carried: bool) -> list[Any]:
     return [*entries, own] if carried else entries
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------------
-
-
 def _node(ax: Axes, place: Point, size: float, name: str) -> None:
     from matplotlib.patches import Circle
 
@@ -282,14 +250,13 @@ def _node(ax: Axes, place: Point, size: float, name: str) -> None:
 
 
 def _dots(ax: Axes, places: Sequence[Point], filled: list[bool], size: float) -> None:
-    """Small tokens: filled those that hear themselves."""
     for yes in (False, True):
         shown = [place for place, own in zip(places, filled, strict=True) if own is yes]
         look: dict[str, Any] = {"markersize": size, "markeredgecolor": BLACK, "markeredgewidth": min(0.8, size / 4), "zorder": 3}
         ax.plot([x for x, _ in shown], [y for _, y in shown], "o", markerfacecolor=BLACK if yes else "white", **look)
 
 
-def hear_themselves(graph: TokenGraph) -> list[bool]:
+def self_loops(graph: TokenGraph) -> list[bool]:
     """For each token of a square graph, whether it does."""
     src, dst = graph.edge_index
     own = torch.zeros(graph.num_dst, dtype=torch.bool)
@@ -299,7 +266,6 @@ def hear_themselves(graph: TokenGraph) -> list[bool]:
 
 
 def _landmarks(n: int) -> range:
-    """About eight tokens, evenly spread."""
     return range(0, n, max(1, -(-n // 8)))
 
 

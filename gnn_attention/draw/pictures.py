@@ -1,7 +1,9 @@
-"""Pictures of graphs. Each function returns a matplotlib ``Figure``: a notebook shows it, ``figure.savefig("g.svg")`` keeps it.
+"""Pictures of graphs. Each function returns a matplotlib ``Figure``: a notebook shows it,
+``figure.savefig("g.svg")`` keeps it.
 
-In every picture ``src`` is the sender and ``dst`` the receiver; masks have receivers in rows and senders in columns. With
-``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib, which is imported when something is drawn.
+In every picture ``src`` is the sender and ``dst`` the receiver; masks have receivers in rows and senders in
+columns. With ``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib, which is
+imported when something is drawn.
 
 >>> from gnn_attention import patterns
 >>> axes = mask(patterns.window(8, 3)).axes[0]
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["arcs", "degrees", "graph", "hops", "layers", "mask", "side_by_side"]
-
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
@@ -49,8 +49,9 @@ def mask(
 ) -> Figure:
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
-    A graph that differs by head is drawn as one small mask for each (up to 16). ``labels`` name the receivers, and the
-    senders too where there are as many. ValueError above 4096 tokens a side, and for a graph that differs by sample.
+    A graph that differs by head is drawn as one small mask for each (up to 16). ``labels`` name the
+    receivers, and the senders too where there are as many. ValueError above 4096 tokens a side, and for a
+    graph that differs by sample.
     """
     if isinstance(graph, TokenGraph) and graph.heads is not None and graph.batch is None and ax is None:
         return _each_head(graph, title)
@@ -63,7 +64,7 @@ def mask(
     _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset, height)
     axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
-    return _axes.finish(made, ax, [_axes.cell(BLUE, "edge: dst hears src"), _axes.cell(LIGHT, "no edge")])
+    return _axes.finish(made, ax, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")])
 
 
 def graph(
@@ -73,10 +74,12 @@ def graph(
     src_labels: Labels | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Nodes and links: tokens on a circle, clockwise from the top; two columns where senders are not the receivers.
+    """Nodes and links: tokens on a circle, clockwise from the top; two columns where senders are not the
+    receivers.
 
-    An edge runs from src to dst: as an arrow where there are few, else as a line that is thin at its sender and thick at its
-    receiver. Of more than 4000 edges a random sample is drawn, and the title says so. ValueError above 1024 tokens a side.
+    An edge runs from src to dst: as an arrow where there are few, else as a line that is thin at its sender
+    and thick at its receiver. Of more than 4000 edges a random sample is drawn, and the title says so.
+    ValueError above 1024 tokens a side.
     """
     _check("graph", graph, LARGEST_LINES)
     names, src_names = _names(graph, labels, src_labels)
@@ -94,14 +97,14 @@ _graph = graph  # where a parameter has the same name
 
 
 def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: Labels | None = None) -> Figure:
-    """The mask beside the nodes and links: two readings of one graph. Refuses what these two refuse."""
+    """The mask next to the nodes and links: two readings of one graph. Refuses what these two refuse."""
     _check("side_by_side", graph, LARGEST_LINES)
     made, (left, right) = _axes.figure(11.5, 6.2, ncols=2)
     mask(graph, left, labels, src_labels)
     if not _is_square(graph):
-        left.set_aspect("auto")  # as high as the columns beside it
+        left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
-    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst hears src"), *_node_layouts.handles(Drawn.of(graph))])
+    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst attends to src"), *_node_layouts.handles(Drawn.of(graph))])
 
 
 def arcs(
@@ -112,10 +115,12 @@ def arcs(
     lit: Collection[tuple[int, int]] = (),
     title: str | None = None,
 ) -> Figure:
-    """Tokens on a line: an edge to the right (``src < dst``) is an arc above it, one to the left an arc below it.
+    """Tokens on a line: an edge to the right (``src < dst``) is an arc above it, one to the left an arc below
+    it.
 
-    ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``: edges
-    ``(src, dst)`` to stand out in red, the others grey. ValueError above 1024 tokens, and unless the graph is square.
+    ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``:
+    edges ``(src, dst)`` to stand out in red, the others grey. ValueError above 1024 tokens, and unless the
+    graph is square.
     """
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)
@@ -135,11 +140,12 @@ def layers(
     residual: bool = True,
     title: str | None = None,
 ) -> Figure:
-    """A network unrolled, a row of tokens for each layer: lit is all that reaches ``token`` (default: the last) at the top.
+    """A network unrolled, a row of tokens for each layer: lit is all that reaches ``token`` (default: the
+    last) at the top.
 
-    ``graphs``: one graph for all layers, or one for each, layer 1 first; they are used in turn if there are more layers.
-    ``residual``: a token's own state is carried along. The numbers on the right count the lit tokens of each row.
-    ValueError above 1024 tokens and 64 layers, IndexError for a token that is not there.
+    ``graphs``: one graph for all layers, or one for each, layer 1 first; they are used in turn if there are
+    more layers. ``residual``: a token's own state is carried along. The numbers on the right count the lit
+    tokens of each row. ValueError above 1024 tokens and 64 layers, IndexError for a token that is not there.
     """
     stack = _stack("layers", graphs, layers)
     names, _ = _names(stack[0], labels, None)
@@ -150,20 +156,20 @@ def layers(
         _node_layouts.between(axes, Drawn.of(each), level, reached[level], reached[level + 1], residual)
     _node_layouts.rows(axes, reached, last, names)
     shown = _axes.shared([each.name for each in stack]) if title is None else title
-    what = f"lit: whom token {names[last] if names else last} has heard of after {len(stack)} layers"
+    what = f"lit: the tokens from which token {names[last] if names else last} has received from after {len(stack)} layers"
     _axes.title(axes, shown, what, 90)
     return _axes.finish(
-        made, ax, _node_layouts.layer_handles(residual and not all(all(_node_layouts.hear_themselves(each)) for each in stack))
+        made, ax, _node_layouts.layer_handles(residual and not all(all(_node_layouts.self_loops(each)) for each in stack))
     )
 
 
 def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
-    """How many senders each receiver hears (in-degree), over how many receivers hear each sender (out-degree)."""
+    """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
     for axes, degree, offset, colour, words in (
-        (top, graph.in_degree(), graph.dst_offset, BLUE, ("in-degree", "dst (receiver)", "senders it hears")),
-        (bottom, graph.T.in_degree(), graph.src_offset, ORANGE, ("out-degree", "src (sender)", "receivers that hear it")),
+        (top, graph.in_degree(), graph.dst_offset, BLUE, ("in-degree", "dst (receiver)", "senders it attends to")),
+        (bottom, graph.T.in_degree(), graph.src_offset, ORANGE, ("out-degree", "src (sender)", "receivers that attend to it")),
     ):
         mean = degree.double().mean().item() if len(degree) else 0.0
         _axes.heights(axes, degree.tolist(), offset, colour, mean)
@@ -181,28 +187,25 @@ def hops(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
-    """How many tokens have been heard of after each layer: by ``token`` (default: the last), and by all tokens on average.
+    """How many tokens have been reached after each layer: by ``token`` (default: the last), and by all tokens
+    on average.
 
-    ``layers=None``: until nothing changes any more, at most 64. ``graphs`` and ``residual`` as in :func:`layers`.
-    ValueError above 1024 tokens, IndexError for a token that is not there.
+    ``layers=None``: until nothing changes any more, at most 64. ``graphs`` and ``residual`` as in
+    :func:`layers`. ValueError above 1024 tokens, IndexError for a token that is not there.
     """
     stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
     last = _token(stack[0], token)
     period = 1 if isinstance(graphs, TokenGraph) else len(graphs)
-    counts = _heard_counts(stack, residual, period if layers is None else None)
+    counts = _reached_counts(stack, residual, period if layers is None else None)
     made, axes = _axes.of(ax, 7.0, 4.6)
     _axes.curves(axes, counts, last)
-    axes.set(xlabel="layers", ylabel="tokens heard of")
+    axes.set(xlabel="layers", ylabel="tokens reached")
     _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
     _axes.legend(axes, axes.get_legend_handles_labels()[0], frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
     return _axes.finish(made, ax)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
-    """Small multiples: the mask of every head."""
     count = graph.heads or 0
     if count > MOST_HEADS:
         raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count} ({graph.name}); take one with select(0, head)")
@@ -217,11 +220,10 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
         mask(one, axes, title=f"head {head}")
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
-    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst hears src"), _axes.cell(LIGHT, "no edge")])
+    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")])
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
-    """ValueError, by name, for what a picture cannot hold."""
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
     if graph.heads is not None or graph.batch is not None:
@@ -254,7 +256,6 @@ def _names(graph: TokenGraph, labels: Labels | None, src_labels: Labels | None) 
 
 
 def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
-    """Edges and what share of the pairs they are; how many were drawn, if not all."""
     pairs = graph.num_dst * graph.num_src
     text = f"{graph.num_edges:,} edges, {100 * graph.num_edges / pairs if pairs else 0:.3g} % of all pairs"
     return f"{text}; {len(drawn.edges):,} drawn, chosen at random" if drawn and len(drawn.edges) < graph.num_edges else text
@@ -270,7 +271,6 @@ def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> list[float] | No
 
 
 def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:
-    """The graph of each layer."""
     count = checks.size("layers", count, 1)
     if count > MOST_LAYERS:
         raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
@@ -295,7 +295,7 @@ def _token(graph: TokenGraph, token: int | None) -> int:
 
 
 def _reached(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
-    """For each row of tokens, the input first: which of them ``token`` has heard of at the top."""
+    """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
     rows = []
     for level in range(len(stack) + 1):
         lit = torch.zeros(stack[0].num_dst, dtype=torch.bool)
@@ -304,16 +304,16 @@ def _reached(stack: list[TokenGraph], token: int, residual: bool) -> list[list[b
     return rows
 
 
-def _heard_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
-    """After 0, 1, ... layers: of how many tokens each has heard. With a ``period`` it stops after one without a change."""
+def _reached_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
+    """The number of reached senders after 0, 1, ... layers; with a ``period`` until one changes nothing."""
     own = torch.eye(stack[0].num_dst)
-    heard, counts, unchanged = own, [own.sum(1).int().tolist()], 0
+    reached, counts, unchanged = own, [own.sum(1).int().tolist()], 0
     for each in stack:
-        further = each.mask().float() @ heard
-        further = ((further + heard if residual else further) > 0).float()
-        unchanged = unchanged + 1 if torch.equal(further, heard) else 0
+        further = each.mask().float() @ reached
+        further = ((further + reached if residual else further) > 0).float()
+        unchanged = unchanged + 1 if torch.equal(further, reached) else 0
         if period is not None and unchanged >= period:
             return counts[: len(counts) - period + 1]
-        heard = further
-        counts.append(heard.sum(1).int().tolist())
+        reached = further
+        counts.append(reached.sum(1).int().tolist())
     return counts

@@ -1,10 +1,12 @@
 """One self-contained page on which a model's attention can be walked through, cut and mended.
 
-``page("Llamas do not output words")`` takes the model that ships with the package and carries all of it: whatever is changed on
-the page is computed anew there, to the next token. Of a Hugging Face model the page carries one run.
+``page("Llamas do not output words")`` takes the model that ships with the package and carries all of it:
+whatever is changed on the page is computed anew there, to the next token. Of a Hugging Face model the page
+carries one run.
 
-The page opens from a file, in a browser without a network, or in a notebook. Its sources are in ``web/``; ``npm ci && npm run
-build`` there makes ``page.html``, which is committed, so that Python needs no tool to write a page.
+The page opens from a file, in a browser without a network, or in a notebook. Its sources are in ``web/``;
+``npm ci && npm run build`` there makes ``page.html``, which is committed, so that Python needs no tool to
+write a page.
 """
 
 from __future__ import annotations
@@ -47,21 +49,18 @@ def page(
 ) -> Page:
     """The page of a text: ``page(...).save("page.html")``, or the value of a notebook's cell.
 
-    Args:
-        text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them.
-        model: the model that ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel, BytePair)``, a
-            Hugging Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or the name or folder of one.
-        graph: a :class:`TokenGraph` or an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the number of tokens
-            and room, that is shown first; or several, of which the first is. Without it the model's own is.
-        masks: the graphs to choose from beside these two, in place of a choice of the zoo.
-        room: how many more tokens may be written on the page; of a Hugging Face model none.
-        title: of the page, the text unless given.
-        layers: of a Hugging Face model, which to keep: all unless given.
+    Args: text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them. model: the model that
+        ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel, BytePair)``, a Hugging
+        Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or the name or folder of one.
+        graph: a :class:`TokenGraph` or an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the
+        number of tokens and room, that is shown first; or several, of which the first is. Without it the
+        model's own is. masks: the graphs to choose from next to these two, in place of a choice of the zoo.
+        room: how many more tokens may be written on the page; of a Hugging Face model none. title: of the
+        page, the text unless given. layers: of a Hugging Face model, which to keep: all unless given.
 
-    Raises:
-        TypeError, ValueError, IndexError: an argument that is none of these; a text that is empty or too long; more than a page
-        can hold; FileNotFoundError: weights that are not there; NotImplementedError: a Hugging Face model of a family that
-        :func:`gnn_attention.heads_of` does not know.
+    Raises: TypeError, ValueError, IndexError: an argument that is none of these; a text that is empty or too
+        long; more than a page can hold; FileNotFoundError: weights that are not there; NotImplementedError: a
+        Hugging Face model of a family that :func:`gnn_attention.heads_of` does not know.
 
     >>> shown = page("Llamas do not output words", graph="window(n, 4)")
     >>> shown
@@ -79,7 +78,6 @@ def page(
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
-    """The text, or the ids as a list; what is surely too long is refused before anything is read."""
     if isinstance(text_or_tokens, Tensor) and text_or_tokens.dim() != 1:
         raise ValueError(f"text_or_tokens must be [tokens], got shape {list(text_or_tokens.shape)}; take one row of a batch")
     if not isinstance(text_or_tokens, (str, Sequence, Tensor)):
@@ -137,7 +135,6 @@ def _several(name: str, graphs: Any) -> list[Any]:
 
 
 def _title(source: Source, words: Any) -> str:
-    """The text on one line, shortened; the model's name where only the ids of tokens are known."""
     named = any(text != str(token) for token, text in source.tokens)
     text = words if isinstance(words, str) else "".join(text for _, text in source.tokens) if named else ""
     line = " ".join(text.split()) or str(source.model["name"])
@@ -161,12 +158,11 @@ def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]
 
 
 def _distinct(choices: list[Choice], wanted: int) -> list[Choice]:
-    """The model's own graph, those asked for, and of the others the first of each mask: small graphs coincide."""
-    kept = choices[: 1 + wanted]
+    shown = choices[: 1 + wanted]
     for choice in choices[1 + wanted :]:
-        if all(not choice.mask.equal(other.mask) for other in kept):
-            kept.append(choice)
-    return kept
+        if all(not choice.mask.equal(other.mask) for other in shown):
+            shown.append(choice)
+    return shown
 
 
 def _term(term: Any) -> dict[str, Any]:

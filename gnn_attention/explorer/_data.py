@@ -1,4 +1,4 @@
-"""A whole language model of ``gnn_attention.model`` as a page carries it: every weight, every token of its vocabulary."""
+"""A whole language model of ``gnn_attention.model`` as a page carries it: weights and vocabulary."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from gnn_attention.explorer._pack import LONGEST, Source, check_length, check_we
 from gnn_attention.model import Block, LanguageModel
 from gnn_attention.model.tokenizer import BytePair
 
-__all__ = ["whole"]
-
 _PER_LAYER = (
     *("attention_norm.weight", "attention.score_mod.table", *(f"attention.heads.W_{letter}" for letter in "QKVO")),
     *("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"),
@@ -27,10 +25,11 @@ _PER_LAYER = (
 def whole(
     text_or_tokens: str | Sequence[int], model: LanguageModel, vocabulary: BytePair, name: str = "model", room: int = 16
 ) -> Source:
-    """Everything of a model that a page needs to compute what the model computes, and to write ``room`` more tokens.
+    """Everything of a model that a page needs to compute what the model computes, and to write ``room`` more
+    tokens.
 
-    Raises ValueError for no tokens, too many, or a model that does not have the parameters of a :class:`LanguageModel`;
-    TypeError or IndexError for tokens that are none of the vocabulary.
+    Raises ValueError for no tokens, too many, or a model that does not have the parameters of a
+    :class:`LanguageModel`; TypeError or IndexError for tokens that are none of the vocabulary.
 
     >>> from gnn_attention.model import load_trained
     >>> source = whole("Llamas do not output words", *load_trained())

@@ -13,8 +13,6 @@ from typing import Any
 from gnn_attention._support import atomic_files
 from gnn_attention._support.text import printable
 
-__all__ = ["MARK", "TEMPLATE", "Page", "assembled", "embedded", "is_ours"]
-
 TEMPLATE = Path(__file__).parent / "page.html"  # built from web/ by npm run build
 MARK = '<meta name="generator" content="gnn-attention explorer">'  # by which a page of ours is known
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -22,7 +20,7 @@ _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """One HTML file that needs nothing else: ``html`` is its text, :meth:`save` writes it, a notebook shows it."""
+    """One self-contained HTML file: ``html`` is its text, :meth:`save` writes it, a notebook shows it."""
 
     html: str
     title: str
@@ -40,7 +38,6 @@ class Page:
         )
 
     def __repr__(self) -> str:
-        """What it shows, and its size."""
         return f"Page({self.title!r}, {self.tokens} tokens, {len(self.html) / 1e6:.1f} MB)"
 
 
@@ -54,7 +51,8 @@ def assembled(title: str, data: Mapping[str, Any]) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    r"""JSON that can stand in a ``<script type="application/json">``: pure ASCII, and nothing in it can end the element.
+    r"""JSON that can stand in a ``<script type="application/json">``: pure ASCII, and nothing in it can end
+    the element.
 
     >>> embedded({"text": "</script><!-- \u2028"})
     '{"text":"\\u003c/script\\u003e\\u003c!-- \\u2028"}'
@@ -63,7 +61,7 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 
 def is_ours(path: Path) -> bool:
-    """True for a file that is a page of the explorer; what is no regular file, such as a pipe, is never waited for."""
+    """True for a file that is a page of the explorer; a pipe is never waited for."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -71,5 +69,4 @@ def is_ours(path: Path) -> bool:
 
 
 def _printable(title: str) -> str:
-    """The title as one line that utf-8 can encode."""
     return " ".join(printable(title).split())

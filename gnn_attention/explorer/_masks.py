@@ -1,4 +1,4 @@
-"""The graphs that a page offers: the model's own, a choice of the zoo in the size of the text, and the user's."""
+"""The graphs that a page offers: the model's own, a choice of the zoo, and the user's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from gnn_attention.convert import catalogue, expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["Choice", "own", "users", "zoo"]
-
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph under its name, who hears whom in it in one sentence, and its mask over tokens and room."""
+    """A graph under its name, its edges in one sentence, and its mask over tokens and room."""
 
     name: str
     meaning: str
@@ -35,21 +33,22 @@ class Choice:
 
 
 def own(graph: TokenGraph) -> Choice:
-    """The graph that the model listens along by itself."""
+    """The graph along which the model itself attends."""
     n = graph.num_dst
     if graph.name == EACH_ITS_OWN:
         meaning = "The model's own graphs, which differ from layer to layer."
     elif graph == patterns.causal(n):
-        meaning = "The model's own graph: everyone hears itself and all before it."
+        meaning = "The model's own graph: every token attends to itself and all before it."
     elif graph == patterns.full(n):
-        meaning = "The model's own graph: everyone hears everyone."
+        meaning = "The model's own graph: every token attends to every token."
     else:
-        meaning = "The model's own graph: everyone hears whom its mask allows."
+        meaning = "The model's own graph: every token attends to those that its mask allows."
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
 def zoo(tokens: int, room: int) -> list[Choice]:
-    """A choice of builders in the size of the text, from the densest to the sparsest, then the two that look ahead.
+    """A choice of builders in the size of the text, from the densest to the sparsest, then the two that look
+    ahead.
 
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
@@ -57,35 +56,42 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     n, w, p = tokens + room, max(2, round(math.sqrt(tokens + room))), -(-tokens // 2)
     parents = [-1, *((token - 1) // 2 for token in range(1, n))]
     found = [
-        (patterns.strict_causal(n), "Everyone hears all before it, not itself: the first hears nobody and receives exactly 0."),
-        (patterns.window(n, w), f"Everyone hears the last {w} tokens, itself included."),
+        (
+            patterns.strict_causal(n),
+            "Every token attends to all before it, not itself: the first has no in-edges and receives exactly 0.",
+        ),
+        (patterns.window(n, w), f"Every token attends to the last {w} tokens, itself included."),
         (
             patterns.window(n, w - 1) | patterns.sinks(n, 1),
-            f"Everyone hears the last {w - 1} tokens, itself included, and the very first (StreamingLLM).",
+            f"Every token attends to the last {w - 1} tokens, itself included, and the very first (StreamingLLM).",
         ),
-        (patterns.dilated(n, w, 2), f"Everyone hears {w} tokens at steps of 2, itself first."),
-        (patterns.sparse_strided(n, w), f"Everyone hears the last {w} tokens and every {w}th before them (Sparse Transformer)."),
-        (patterns.log_sparse(n), "Everyone hears itself and the tokens 1, 2, 4, 8, ... before it."),
-        (patterns.chunked(n, w), f"Chunks of {w} tokens: everyone hears its own so far, and no other."),
-        (patterns.documents([p, n - p]), f"Two packed documents of {p} and {n - p} tokens: nobody hears the other one."),
-        (patterns.tree(parents), "A binary tree in reading order: everyone hears itself, its parent and all above."),
+        (patterns.dilated(n, w, 2), f"Every token attends to {w} tokens at steps of 2, itself first."),
+        (
+            patterns.sparse_strided(n, w),
+            f"Every token attends to the last {w} tokens and every {w}th before them (Sparse Transformer).",
+        ),
+        (patterns.log_sparse(n), "Every token attends to itself and the tokens 1, 2, 4, 8, ... before it."),
+        (patterns.chunked(n, w), f"Chunks of {w} tokens: every token attends to its own so far, and no other."),
+        (patterns.documents([p, n - p]), f"Two packed documents of {p} and {n - p} tokens: no token attends to the other one."),
+        (patterns.tree(parents), "A binary tree in reading order: every token attends to itself, its parent and all above."),
         (
             patterns.bigbird(n, max(1, w // 2), 1) & patterns.causal(n),
-            f"Blocks of {max(1, w // 2)}: everyone hears its own, the one before, the first and a random one (BigBird).",
+            f"Blocks of {max(1, w // 2)}: every token attends to its own, the one before, the first and a random one (BigBird).",
         ),
-        (patterns.random_senders(n, w), f"Everyone hears {w} random tokens of those up to itself."),
-        (patterns.self_loops(n), "Everyone hears itself alone: no token learns of another."),
-        (patterns.prefix(n, p), f"The first {p} tokens hear each other, the rest hears itself and all before it."),
-        (patterns.full(n), "Everyone hears everyone, the future too: an encoder's graph."),
+        (patterns.random_senders(n, w), f"Every token attends to {w} random tokens of those up to itself."),
+        (patterns.self_loops(n), "Every token attends to itself alone: no token learns of another."),
+        (patterns.prefix(n, p), f"The first {p} tokens attend to each other, the rest attends to itself and all before it."),
+        (patterns.full(n), "Every token attends to every token, the future too: an encoder's graph."),
     ]
     return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
 
 
 def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """The user's graphs: expressions, in which ``n`` is the number of tokens and room, or :class:`TokenGraph`.
+    """The user's graphs: expressions, in which ``n`` is the number of tokens and room, or
+    :class:`TokenGraph`.
 
-    Raises TypeError for anything else; ValueError for an expression that cannot be read and a graph that has fewer nodes than the
-    text has tokens, other senders than receivers, or differs by head or sample.
+    Raises TypeError for anything else; ValueError for an expression that cannot be read and a graph that has
+    fewer nodes than the text has tokens, other senders than receivers, or differs by head or sample.
 
     >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
@@ -94,7 +100,7 @@ def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
 
 
 def _user(given: Any, tokens: int, size: int) -> Choice:
-    graph = expressions.parse(_sized(given, size)) if isinstance(given, str) else given
+    graph = expressions.parse(given, n=size) if isinstance(given, str) else given
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {type(graph).__name__}")
     if graph.heads is not None or graph.batch is not None:
@@ -108,11 +114,6 @@ def _user(given: Any, tokens: int, size: int) -> Choice:
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
     return Choice(graph.name, _meaning(graph.name, int(mask.sum())), mask, count)
-
-
-def _sized(expression: str, size: int) -> str:
-    """The expression with the number in place of ``n``, unless that is the name of an argument."""
-    return re.sub(r"\bn\b(?!\s*=(?!=))", str(size), expression)
 
 
 def _meaning(name: str, edges: int) -> str:

@@ -14,9 +14,8 @@ from torch.nn import functional
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["EACH_ITS_OWN", "LARGEST", "LONGEST", "Source", "bits", "check_length", "check_weight", "stored", "weight"]
-
-EACH_ITS_OWN = "each layer's own"  # the name of the graph of layers that listen along different ones: their union
+# the name of the graph of layers that attend along different ones: their union
+EACH_ITS_OWN = "each layer's own"
 LONGEST = 512  # tokens: the page draws and computes every pair of them
 LARGEST = 64 * 2**20  # characters of tensors; browsers open more, but slowly
 
@@ -25,9 +24,11 @@ Stored = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, and the model's own graph.
+    """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, and the model's own
+    graph.
 
-    ``room`` is how many more tokens may be written. ``expected`` is what Python computes of the last token, for comparison.
+    ``room`` is how many more tokens may be written. ``expected`` is what Python computes of the last token,
+    for comparison.
     """
 
     tokens: list[tuple[int, str]]

@@ -1,7 +1,9 @@
-"""One run of a Hugging Face model as a page shows it: q, k and v of every layer, and what makes messages of the values.
+"""One run of a Hugging Face model as a page shows it: q, k and v of every layer, and what makes messages of
+the values.
 
-The model computes as it does, with ``attn_implementation="gnn_attention"``: what its attention is given there is kept. Its other
-parts stay behind, so that the page can tell what a cut changes in a layer, but not in the layers after it.
+The model computes as it does, with ``attn_implementation="gnn_attention"``: what its attention is given there
+is recorded. Its other parts stay behind, so that the page shows what a cut changes in a layer, but not in the
+layers after it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,9 @@ from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, bits, check_lengt
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import foreign
 
-__all__ = ["from_pretrained", "recorded"]
-
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
-    """A model and its tokenizer by name or from a folder. OSError or ValueError, in transformers' words, where there is none."""
+    """A model and its tokenizer by name or from a folder; OSError or ValueError where there is none."""
     return AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval(), AutoTokenizer.from_pretrained(name)
 
 
@@ -44,9 +44,9 @@ def recorded(
     """What the attention of a text model did in one run over the text; the model is left as it was.
 
     ``layers``: numbers of the layers to keep, all unless given. Raises NotImplementedError for a family that
-    :func:`gnn_attention.heads_of` does not know and for a model of an encoder and a decoder; TypeError for a text without a
-    tokenizer; ValueError for no tokens, too many, numbers that are not finite, and more than a page can hold; IndexError for a
-    layer that is none.
+    :func:`gnn_attention.heads_of` does not know and for a model of an encoder and a decoder; TypeError for a
+    text without a tokenizer; ValueError for no tokens, too many, numbers that are not finite, and more than a
+    page can hold; IndexError for a layer that is none.
     """
     tokens = _tokens(text_or_tokens, tokenizer)
     check_length(tokens)
@@ -63,11 +63,8 @@ def recorded(
     return Source(tokens, packed, _own([calls[number] for number in chosen]))
 
 
-# -- the run ----------------------------------------------------------------------------------------------------------
-
-
 def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[int, str]]:
-    """Ids and their texts, as they stand in the text where the tokenizer can tell."""
+    """Ids and their texts, as they stand in the text where the tokenizer knows."""
     if not isinstance(text_or_tokens, str):
         ids = checks.sizes("text_or_tokens", text_or_tokens)
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
@@ -83,7 +80,6 @@ def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[i
 
 @torch.no_grad()
 def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
-    """Every call of attention in one pass over the tokens."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "_attn_implementation"):
         got = type(model).__name__
@@ -92,7 +88,7 @@ def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
         raise NotImplementedError(f"{type(model).__name__} has an encoder and a decoder: give one of them, model.get_encoder()")
     calls: list[Call] = []
     device = next(model.parameters()).device
-    with _routed(model), huggingface.attending(Backend("recorder", partial(_kept, calls))):
+    with _routed(model), huggingface.attending(Backend("recorder", partial(_record, calls))):
         model(input_ids=ids.to(device), use_cache=False)
     if len(calls) != config.num_hidden_layers:
         raise NotImplementedError(
@@ -104,7 +100,7 @@ def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
 
 @contextmanager
 def _routed(model: Any) -> Iterator[None]:
-    """The model listens through this library, in eval mode; afterwards as before."""
+    """The model attends through this library, in eval mode; afterwards as before."""
     before, training = model.config._attn_implementation, [(part, part.training) for part in model.modules()]
     model.eval()
     model.set_attn_implementation(huggingface.NAME)
@@ -116,7 +112,7 @@ def _routed(model: Any) -> Iterator[None]:
             part.training = mode
 
 
-def _kept(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
+def _record(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
     calls.append(call)
     rest = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
     out, info = attend(call.q, call.k, call.v, call.graph, *rest, return_info=True)
@@ -130,9 +126,6 @@ def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
     if not numbers or max(numbers) >= count:
         raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
     return sorted(set(numbers))
-
-
-# -- what is kept -----------------------------------------------------------------------------------------------------
 
 
 def _layer(model: nn.Module, number: int, call: Call) -> dict[str, Any]:
@@ -161,7 +154,6 @@ def _layer(model: nn.Module, number: int, call: Call) -> dict[str, Any]:
 
 
 def _messages(v: Float[Tensor, "one kv_heads tokens value_dim"], W_O: Tensor) -> Float[Tensor, "heads tokens width"]:
-    """``v W_O`` of every token and head."""
     values = arithmetic.per_query_head(v.double(), len(W_O))[0]
     return values @ W_O.detach().to(values)
 
@@ -176,14 +168,12 @@ def _bias(call: Call) -> Float[Tensor, "heads dst src"]:
 
 
 def _mask(call: Call) -> Bool[Tensor, "tokens tokens"]:
-    """Who hears whom in a call of one sample."""
     if call.graph.heads is not None:
         raise NotImplementedError(f"{call.graph!r} differs by head, and a page has one graph for all heads of a layer")
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 
 def _own(calls: list[Call]) -> TokenGraph:
-    """The layers' graph, or the union of their graphs where they differ."""
     masks = [_mask(call) for call in calls]
     if all(torch.equal(mask, masks[0]) for mask in masks):
         graph = calls[0].graph

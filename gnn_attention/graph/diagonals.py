@@ -1,7 +1,9 @@
-"""Graphs whose edges depend on ``dst - src`` alone: windows, strides, causal ones. One table of diagonals answers for any box.
+"""Graphs whose edges depend on ``dst - src`` alone: windows, strides, causal ones. One table of diagonals
+answers for any box.
 
-With ``before[t]`` edges on the diagonals below t and ``twice`` its running sum, the rows of a box add up to four terms, and a
-column is heard if the diagonals that it crosses hold an edge: no pair is visited, and no diagonal more than once.
+With ``before[t]`` edges on the diagonals below t and ``twice`` its running sum, the rows of a box add up to
+four terms, and a column is attended to if the diagonals that it crosses hold an edge: no pair is visited, and
+no diagonal more than once.
 """
 
 from __future__ import annotations
@@ -10,13 +12,12 @@ from typing import NamedTuple
 
 import torch
 
+from gnn_attention._support.memo import kept
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph.regions.quadtree import DIFFERENCE, Boxes, cover, profile, ragged, root
-from gnn_attention.graph.token_graph import TokenGraph, kept
+from gnn_attention.graph.regions.quadtree import DIFFERENCE, Boxes, decompose, profile, ragged, root
+from gnn_attention.graph.token_graph import TokenGraph
 
-__all__ = ["LARGEST", "Diagonals", "diagonals"]
-
-LARGEST = 2**40  # longer than any side: as the leaf of a cover, boxes are asked about and none is cut
+LARGEST = 2**40  # longer than any side: as the leaf of a cover, boxes are evaluated and none is cut
 
 
 class Diagonals(NamedTuple):
@@ -33,7 +34,7 @@ class Diagonals(NamedTuple):
         return self.twice[bottom - left] - self.twice[top - left] - self.twice[bottom - right] + self.twice[top - right]
 
     def columns(self, boxes: Boxes) -> tuple[Bool[Tensor, " columns"], Int[Tensor, " columns"], Int[Tensor, " columns"]]:
-        """For every column of the boxes: whether any of the box's receivers hears it, its box, its number in the box."""
+        """For every column of the boxes: has it an edge in the box, its box, its number in the box."""
         box, column = ragged(boxes.width)
         first = (boxes.dst - boxes.src)[box] - column + self.num_src - 1
         return self.before[first + boxes.height[box]] > self.before[first], box, column
@@ -57,9 +58,9 @@ def diagonals(graph: TokenGraph) -> Diagonals | None:
 
 
 def _edge_of_each(graph: TokenGraph) -> Tensor | None:
-    if graph._listed is not None or graph.heads or graph.batch or not graph.num_dst or not graph.num_src:
+    if graph.listed_edges is not None or graph.heads or graph.batch or not graph.num_dst or not graph.num_src:
         return None
-    pieces = list(cover(graph.rule, root(graph._shape), leaf=LARGEST))
+    pieces = list(decompose(graph.rule, root(graph.shape4), leaf=LARGEST))
     if len(pieces) != 1 or pieces[0].kind != DIFFERENCE:
         return None
     return profile(graph.rule, pieces[0])[0].clone()

@@ -9,11 +9,9 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Tensor
 
-__all__ = ["candidates", "checked", "composed", "duplicate_message", "first_of_each", "mask", "positions"]
-
 
 def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
-    """A list that surely holds every edge of the combination, or None if only the rule can tell."""
+    """A list that surely holds every edge of the combination, or None if only the rule decides."""
     if sign == "&" and left is None:
         return right
     if sign in "&-":
@@ -57,7 +55,7 @@ DENSE_GAIN = 256  # multiplications that a dense product does in the time of one
 
 
 def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
-    """Two hops, by receiver, then sender: the product of the two adjacency matrices, without its numbers; dense if they are."""
+    """Two hops, by receiver, then sender: the boolean product of two adjacency matrices."""
     sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
@@ -73,7 +71,6 @@ def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _check_room(walks: float, num_dst: int, num_src: int) -> None:
-    """ValueError for more pairs than there is memory for: as many as there are walks, and no more than all."""
     pairs = min(int(walks), num_dst * num_src)
     what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} receivers and {num_src:,} senders"
     memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
@@ -93,7 +90,7 @@ SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """The list as int64 on the CPU, a copy of its own; TypeError, ValueError or IndexError where it is no list of edges."""
+    """A copy of the list as int64 on the CPU; TypeError, ValueError or IndexError where it is none."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
         got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
@@ -104,7 +101,8 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         )
     if edge_index.is_meta:
         raise ValueError("edge_index must hold values, got a tensor on the meta device, which has shapes alone")
-    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # torch_geometric's EdgeIndex
+    # torch_geometric's EdgeIndex
+    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)
@@ -119,7 +117,7 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
 
 @not_compiled
 def duplicate_message(edges: Tensor, key: Tensor) -> str:
-    """What to tell a caller whose list holds the same edge twice; ``key`` is one number for each edge."""
+    """The message for a list that holds the same edge twice; ``key`` is one number for each edge."""
     values, counts = torch.unique(key, return_counts=True)
     first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first[0]].tolist()

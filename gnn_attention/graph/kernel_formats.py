@@ -1,7 +1,8 @@
-"""A graph in the forms that attention kernels take: SDPA's mask, FlexAttention's BlockMask, packed lengths, a window.
+"""A graph in the forms that attention kernels take: SDPA's mask, FlexAttention's BlockMask, packed lengths, a
+window.
 
-Each kernel can hold some graphs only; what it cannot hold is refused by name. All but SDPA's mask are made without visiting
-every pair of tokens. Public through ``gnn_attention.convert``.
+Each kernel can hold some graphs only; what it cannot hold is refused by name. All but SDPA's mask are made
+without visiting every pair of tokens. Public through ``gnn_attention.convert``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from gnn_attention.graph.token_graph import TokenGraph
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["Varlen", "to_block_mask", "to_sdpa_mask", "to_varlen", "to_window"]
-
 
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
-    """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or with a float dtype 0.0 and -inf in that dtype.
+    """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or with a float dtype 0.0 and
+    -inf in that dtype.
 
-    SDPA gives a receiver without in-edges 0 for a bool or -inf mask on a CPU; other kernels may not, and ``attend`` does not
-    rely on it.
+    SDPA gives a receiver without in-edges 0 for a bool or -inf mask on a CPU; other kernels may not, and
+    ``attend`` does not rely on it.
 
     >>> from gnn_attention import patterns
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
@@ -43,13 +43,16 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
-    """FlexAttention's ``BlockMask`` of the graph, lists of both directions, from its tiles: never a ``dst x src`` tensor.
+    """FlexAttention's ``BlockMask`` of the graph, lists of both directions, from its tiles: never a
+    ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule, true to the graph on every pair and not only on the listed tiles, so eager
-    FlexAttention, which ignores tile lists, gives the same. Tiles that reach over the border are always partial. The lists
-    are as wide as FlexAttention wants them on a CPU, int32 for every tile: 4 MB each for 131,072 tokens in blocks of 128.
+    Its ``mask_mod`` is the graph's rule, true to the graph on every pair and not only on the listed tiles, so
+    eager FlexAttention, which ignores tile lists, gives the same. Tiles that reach over the border are always
+    partial. The lists are as wide as FlexAttention wants them on a CPU, int32 for every tile: 4 MB each for
+    131,072 tokens in blocks of 128.
 
-    Raises ValueError without a receiver or a sender, and above 2^28 tiles, where the lists would take gigabytes.
+    Raises ValueError without a receiver or a sender, and above 2^28 tiles, where the lists would take
+    gigabytes.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -83,7 +86,7 @@ MOST_TILES = 2**28
 
 
 def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """FlexAttention's form of a table of tiles: how many in each row, and their columns, chosen ones first."""
+    """FlexAttention's form of a table of tiles: how many in each row, and their columns, chosen first."""
     number = chosen.sum(-1).to(torch.int32)
     columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return number, columns
@@ -92,8 +95,9 @@ def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor,
 class Varlen(NamedTuple):
     """Packed documents as variable-length kernels take them (``torch.nn.attention.varlen``, flash-attention).
 
-    Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. Inside it a token hears ``window[0]`` tokens before
-    and ``window[1]`` tokens after itself, and itself; -1 = all of them. Causal is ``(-1, 0)``.
+    Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. Inside it each token attends to
+    ``window[0]`` tokens before and ``window[1]`` tokens after itself, and itself; -1 = all of them. Causal is
+    ``(-1, 0)``.
     """
 
     cu_seqlens: Int[Tensor, " documents_and_one"]
@@ -102,7 +106,8 @@ class Varlen(NamedTuple):
 
 
 def to_varlen(graph: TokenGraph) -> Varlen:
-    """The graph as packed documents with one window for all: causal, full or local in each, nothing between them.
+    """The graph as packed documents with one window for all: causal, full or local in each, nothing between
+    them.
 
     Raises ValueError for a graph that is none, and for one that differs by head or sample or is not square.
 
@@ -114,13 +119,13 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     if graph.num_dst != graph.num_src:
         raise ValueError(f"varlen kernels hold graphs of as many receivers as senders, got {graph!r}; see to_window")
     before, after = _reach(graph, 0)
-    starts = before == 0  # and the token before it hears nobody behind itself
+    starts = before == 0  # and no token before it attends to it
     starts[1:] &= after[:-1] == 0
     bounds = torch.cat([starts.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    if not graph._is(partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))):
+    if not graph.has_edges_of(partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))):
         raise ValueError(
             f"{graph!r} is no packing of documents with one window for all of them, which is what varlen kernels hold: "
             "see to_block_mask, or attend with this graph"
@@ -129,11 +134,12 @@ def to_varlen(graph: TokenGraph) -> Varlen:
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
-    """The graph as flash-attention's ``window_size=(left, right)``: tokens heard before and after the own one, -1 = all.
+    """The graph as flash-attention's ``window_size=(left, right)``: tokens attended to before and after the
+    own one, -1 = all.
 
-    Receivers are aligned with the last senders, as flash-attention aligns them (a decoding step's :meth:`TokenGraph.rows`).
-    Note that ``window(n, w)`` counts the token itself: it is ``(w - 1, 0)``. Raises ValueError for a graph that is no window,
-    and for one that differs by head or sample.
+    Receivers are aligned with the last senders, as flash-attention aligns them (a decoding step's
+    :meth:`TokenGraph.rows`). Note that ``window(n, w)`` counts the token itself: it is ``(w - 1, 0)``. Raises
+    ValueError for a graph that is no window, and for one that differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(64).rows(60, 64)), to_window(patterns.full(64))
@@ -142,9 +148,10 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     _check_plain("a window is", graph)
     shift = graph.num_src - graph.num_dst
     before, after = _reach(graph, shift)
-    gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)  # from a receiver that comes before all senders
+    # from a receiver that comes before all senders
+    gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
     left, right = (int(side.max()) if len(side) else 0 for side in (before, torch.where(after > 0, after + gap, 0)))
-    if not graph._is(partial(_band, left, right, shift)):
+    if not graph.has_edges_of(partial(_band, left, right, shift)):
         raise ValueError(f"{graph!r} is no window (left, right) around each token: see to_varlen, to_block_mask")
     return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
 
@@ -160,9 +167,9 @@ def _open(side: int, furthest: int) -> int:
 
 
 def _reach(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
-    """How many senders before and how many after its own position ``dst + shift`` every receiver hears."""
+    """The number of senders before, and after, its own position ``dst + shift`` for every receiver."""
     sides = (partial(rules.and_, graph.rule, partial(side, shift)) for side in (_before, _after))
-    before, after = (counting.in_degree(side, repr(graph), graph._shape)[0, 0] for side in sides)
+    before, after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
     return before, after
 
 

@@ -1,7 +1,8 @@
 """How long a token matters: the last receiver of each sender, and the last sender of each receiver.
 
-In decoding the first says when a sender may be forgotten, the second how many tokens must have come before a receiver can hear
-all that it hears. Both are read off the cover by boxes (``_cover``), so that no pairs of a structured graph are visited.
+In decoding the first says when a sender may be forgotten, the second how many tokens must have come before a
+receiver can attend to all that it does. Both are read off the cover by boxes (``regions.quadtree``), so that
+no pairs of a structured graph are visited.
 """
 
 from __future__ import annotations
@@ -12,35 +13,34 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, Piece, cells, cover, profile, ragged, root
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, Piece, cells, decompose, profile, ragged, root
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
-__all__ = ["last_receivers", "last_senders"]
-
 
 def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
-    """The last receiver of each sender over all samples and heads, counted from the graph's first; -1 where nobody hears it.
+    """The last receiver of each sender over all samples and heads, counted from the graph's first; -1 where
+    no token attends to it.
 
     >>> from gnn_attention import patterns
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
     [5, 3, 4, 5, 5, 5]
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
-    if graph._listed is not None:
+    if graph.listed_edges is not None:
         ends: Iterator[tuple[Tensor, Tensor]] = iter([(graph.edge_index[0], graph.edge_index[1])])
-    elif enumerate_pairs.few(graph._shape):
+    elif enumerate_pairs.few(graph.shape4):
         *_, dst, src = graph.mask().nonzero(as_tuple=True)
         ends = iter([(src, dst)])
     else:
-        ends = _ends(graph.rule, graph._shape)
+        ends = _ends(graph.rule, graph.shape4)
     for src, dst in ends:
         last.scatter_reduce_(0, src, dst, "amax")
     return last
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """The last sender of each receiver over all samples and heads; -1 where it hears nobody.
+    """The last sender of each receiver over all samples and heads; -1 where it has no in-edges.
 
     >>> from gnn_attention import patterns
     >>> last_senders(patterns.prefix(5, 3)).tolist()
@@ -51,7 +51,7 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
 
 def _ends(rule: Rule, shape: enumerate_pairs.Shape) -> Iterator[tuple[Tensor, Tensor]]:
     """Senders and receivers, among them for every sender its last receiver."""
-    for piece in cover(rule, root(shape)):
+    for piece in decompose(rule, root(shape)):
         boxes = piece.boxes
         if piece.kind == FULL:
             yield _whole_columns(piece, boxes.height - 1)
@@ -61,8 +61,8 @@ def _ends(rule: Rule, shape: enumerate_pairs.Shape) -> Iterator[tuple[Tensor, Te
         elif piece.kind == DST:
             edge, box, row = profile(rule, piece)
             lowest = torch.full_like(boxes.dst, -1).scatter_reduce_(0, box[edge], row[edge], "amax")
-            heard = lowest >= 0
-            yield _whole_columns(Piece(FULL, boxes.at(heard)), lowest[heard])
+            attended = lowest >= 0
+            yield _whole_columns(Piece(FULL, boxes.at(attended)), lowest[attended])
         elif piece.kind == DIFFERENCE:
             yield _ends_of_diagonals(rule, piece)
         elif piece.kind == CELLS:
@@ -78,13 +78,14 @@ def _whole_columns(piece: Piece, row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ends_of_diagonals(rule: Rule, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Column c of a box crosses its diagonals ``width - 1 - c`` (on row 0) and the ``height - 1`` that follow."""
+    """Column c crosses diagonal ``width - 1 - c`` of its box on row 0, and the ``height - 1`` that follow."""
     edge, _, _ = profile(rule, piece)
     boxes, place = piece.boxes, torch.arange(len(edge), device="cpu")
-    latest = torch.where(edge, place, -1).cummax(0).values  # the last diagonal with edges up to each, in boxes before it too
+    # the last diagonal with edges up to each, in boxes before it too
+    latest = torch.where(edge, place, -1).cummax(0).values
     length = boxes.height + boxes.width - 1
     box, column = ragged(boxes.width)
     top = (length.cumsum(0) - length + boxes.width - 1)[box] - column
     row = latest[top + boxes.height[box] - 1] - top
-    heard = row >= 0
-    return (boxes.src[box] + column)[heard], (boxes.dst[box] + row)[heard]
+    attended = row >= 0
+    return (boxes.src[box] + column)[attended], (boxes.dst[box] + row)[attended]

@@ -1,7 +1,8 @@
 """Rules made from rules: what the operators of a graph do to ``rule(b, h, dst, src)``.
 
-They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be pickled and copied;
-what remains after the binding are the four named positional parameters that FlexAttention and Hugging Face expect.
+They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be pickled
+and copied; what remains after the binding are the four named positional parameters that FlexAttention and
+Hugging Face expect.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.edge_list_bounds import in_boxes
-from gnn_attention.graph.intervals.values import Span
-
-__all__ = ["Rule", "check_signature"]
+from gnn_attention.graph.intervals.values import Interval
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -32,23 +31,23 @@ def causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def or_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ask(left, b, h, dst, src) | ask(right, b, h, dst, src)
+    return evaluate(left, b, h, dst, src) | evaluate(right, b, h, dst, src)
 
 
 def and_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ask(left, b, h, dst, src) & ask(right, b, h, dst, src)
+    return evaluate(left, b, h, dst, src) & evaluate(right, b, h, dst, src)
 
 
 def minus(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ask(left, b, h, dst, src) & ~ask(right, b, h, dst, src)
+    return evaluate(left, b, h, dst, src) & ~evaluate(right, b, h, dst, src)
 
 
 def xor(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ask(left, b, h, dst, src) ^ ask(right, b, h, dst, src)
+    return evaluate(left, b, h, dst, src) ^ evaluate(right, b, h, dst, src)
 
 
 def not_(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ~ask(inner, b, h, dst, src)
+    return ~evaluate(inner, b, h, dst, src)
 
 
 def transposed(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor
 
 
 def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    if isinstance(dst, Span):
+    if isinstance(dst, Interval):
         return in_boxes(keys, num_src, dst, src)
     key = dst * num_src + src
     table = keys.to(key.device)
@@ -72,7 +71,7 @@ def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src
 
 
 def past(rule: Rule, only: bool = True) -> Rule:
-    """The rule, and ``src <= dst`` if ``only`` the past is to be heard."""
+    """The rule, and ``src <= dst`` if ``only`` the past is to be attended to."""
     return partial(and_, rule, causal) if only else rule
 
 

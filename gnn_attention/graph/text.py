@@ -1,4 +1,4 @@
-"""Graphs in text: the name of an expression, and the small picture of a mask beside its lists of neighbours."""
+"""Graphs in text: the name of an expression, and the small picture of a mask with its in-edges."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from itertools import accumulate
 
 from gnn_attention._support.shapes import Bool, Tensor
 
-__all__ = ["bracketed", "call", "listed", "picture"]
-
 
 def bracketed(name: str) -> str:
-    """An operand's name, in brackets if it is itself an expression: if it has a space outside its own brackets.
+    """An operand's name, in brackets if it is itself an expression: if it has a space outside its own
+    brackets.
 
     >>> bracketed("window(4, 2)"), bracketed("causal(4).T ** 2")
     ('window(4, 2)', '(causal(4).T ** 2)')
@@ -31,18 +30,18 @@ def listed(values: Sequence[object], word: str, longest: int = 6) -> str:
 
 
 def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:
-    """The mask, a row for each receiver, beside who hears whom.
+    """The mask, a row for each receiver, next to the in-edges of each receiver.
 
     >>> import torch
     >>> print(picture("one edge", torch.tensor([[False, True], [False, False]])))
-    one edge: mask[dst, src] and who hears whom
+    one edge: mask[dst, src] and in-edges
     0 · ■   0 <- 1
-    1 · ·   1 <- nobody
+    1 · ·   1 <- none
     """
     width = len(str(max(len(mask) - 1, 0)))
-    lines = [f"{name}: mask[dst, src] and who hears whom"]
+    lines = [f"{name}: mask[dst, src] and in-edges"]
     for dst, row in enumerate(mask.tolist()):
         cells = " ".join("■" if edge else "·" for edge in row)
-        heard = " ".join(str(src) for src, edge in enumerate(row) if edge) or "nobody"
-        lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {heard}")
+        senders = " ".join(str(src) for src, edge in enumerate(row) if edge) or "none"
+        lines.append(f"{dst:>{width}} {cells}   {dst:>{width}} <- {senders}")
     return "\n".join(lines)

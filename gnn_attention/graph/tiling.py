@@ -1,17 +1,19 @@
-"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some — what block-sparse kernels work from.
+"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some — what block-sparse kernels
+work from.
 
-Structured graphs are tiled without visiting their pairs (the rule is asked about whole boxes, ``_cover``), listed ones from
-their edges. Nothing of size tokens x tokens is made.
+Structured graphs are tiled without visiting their pairs (the rule is evaluated on whole boxes,
+``regions.quadtree``), listed ones from their edges. Nothing of size tokens x tokens is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from gnn_attention._support import checks
+from gnn_attention._support.memo import kept
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.regions.quadtree import (
@@ -21,14 +23,14 @@ from gnn_attention.graph.regions.quadtree import (
     SRC,
     Boxes,
     Piece,
-    cover,
+    decompose,
     profile,
     ragged,
     root,
     split_evenly,
 )
 from gnn_attention.graph.rules import Rule
-from gnn_attention.graph.token_graph import TokenGraph, kept
+from gnn_attention.graph.token_graph import TokenGraph
 
 __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
 
@@ -39,9 +41,9 @@ EMPTY, PARTIAL, FULL_TILE = 0, 1, 2  # kinds of a tile, as in Tiles.table()
 class Tiles:
     """The tiles of a graph, ``block x block`` pairs each, as runs of equal tiles along each row of tiles.
 
-    Run i covers the columns ``first[i] .. stop[i] - 1`` of the row ``row[i]``, all full if ``full[i]``, else all partial; tiles
-    in no run are empty. Rows count through ``[batch or 1, heads or 1, rows]``. Runs are sorted and maximal. A tile that the
-    border cuts is full if all pairs inside the graph are edges.
+    Run i covers the columns ``first[i] .. stop[i] - 1`` of the row ``row[i]``, all full if ``full[i]``, else
+    all partial; tiles in no run are empty. Rows count through ``[batch or 1, heads or 1, rows]``. Runs are
+    sorted and maximal. A tile that the border cuts is full if all pairs inside the graph are edges.
     """
 
     graph: TokenGraph
@@ -82,7 +84,8 @@ class Tiles:
         return self.num_tiles - self.num_full - self.num_partial
 
     def table(self) -> Tensor:
-        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2. One byte for each tile.
+        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2. One byte
+        for each tile.
 
         >>> from gnn_attention import patterns
         >>> tiles(patterns.window(8, 4), 2).table()[0, 0].tolist()
@@ -94,7 +97,6 @@ class Tiles:
         return kinds.view(self.graph.batch or 1, self.graph.heads or 1, self.rows, self.columns)
 
     def __repr__(self) -> str:
-        """Counts of the three kinds."""
         counts = f"{self.num_empty} empty, {self.num_full} full, {self.num_partial} partial"
         return f"Tiles({self.graph.name}, {self.block}: {self.rows} x {self.columns}, {counts}, in {len(self.row)} runs)"
 
@@ -102,9 +104,10 @@ class Tiles:
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """The empty, full and partial tiles of a graph, exactly.
 
-    A structured graph costs about what its tiles cost, an irregular one (made from a list) ``O(E log E)``; a rule that cannot
-    be asked about ranges is visited pair by pair in bounded memory. Worked out once for each graph and block. Raises TypeError
-    or ValueError for a ``block`` that is no positive integer.
+    A structured graph costs about what its tiles cost, an irregular one (made from a list) ``O(E log E)``; a
+    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. Computed once and
+    cached for each graph and block. Raises TypeError or ValueError for a ``block`` that is no positive
+    integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
@@ -112,21 +115,21 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """
     checks.instance("graph", graph, TokenGraph)
     block = checks.size("block", block, 1)
-    return Tiles(graph, block, *kept(_runs, graph, block))  # kept without the graph, which would then hold itself
+    # kept without the graph, which would then hold itself
+    return Tiles(graph, block, *kept(_runs, graph, block))
 
 
 Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
 
 
 def _runs(graph: TokenGraph, block: int) -> Runs:
-    parts = list(_listed_runs(graph, block) if graph._listed is not None else _rule_runs(graph, block))
+    parts = list(_listed_runs(graph, block) if graph.listed_edges is not None else _rule_runs(graph, block))
     nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
     row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
     return _merged(row, first, stop, full.bool())
 
 
 def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
-    """Sorted, with neighbours of one kind joined."""
     width = int(stop.max()) + 1 if len(stop) else 1
     order = (row * width + first).argsort()
     row, first, stop, full = row[order], first[order], stop[order], full[order]
@@ -137,12 +140,8 @@ def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
 
 
 def _singles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Runs:
-    """Runs of one tile each, from the number of their edges."""
     some = edges > 0
     return row[some], column[some], column[some] + 1, (edges == area)[some]
-
-
-# -- from a list ------------------------------------------------------------------------------------------------------
 
 
 def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
@@ -154,12 +153,9 @@ def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     yield _singles(row, column, edges, height * width)
 
 
-# -- from a rule ------------------------------------------------------------------------------------------------------
-
-
 def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     rows = -(-graph.num_dst // block)
-    for piece in cover(graph.rule, root(graph._shape), leaf=block):
+    for piece in decompose(graph.rule, root(graph.shape4), leaf=block):
         boxes = piece.boxes
         corner = boxes.owner * rows + boxes.dst // block, boxes.src // block
         if piece.kind in (FULL, DST):
@@ -174,7 +170,6 @@ def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
 
 
 def _visited(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
-    """Boxes of one tile each, counted."""
     number = torch.arange(len(boxes), device="cpu")
     edges = counting.edges_of_each(rule, replace(boxes, owner=number), len(boxes))
     return _singles(boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width)
@@ -207,10 +202,10 @@ def _rows_alike(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: 
 
 
 def _some_and_every(edge: Tensor, tile: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    held = torch.zeros(number, dtype=torch.int64, device="cpu")
-    size = held.index_add(0, tile, torch.ones_like(tile))
-    held = held.index_add(0, tile, edge.to(torch.int64))
-    return held > 0, held == size
+    edges = torch.zeros(number, dtype=torch.int64, device="cpu")
+    size = edges.index_add(0, tile, torch.ones_like(tile))
+    edges = edges.index_add(0, tile, edge.to(torch.int64))
+    return edges > 0, edges == size
 
 
 def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
@@ -223,8 +218,8 @@ def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: i
     box, number = ragged((down + across - 1) * (down > 0) * (across > 0))
     diagonal = number - across[box] + 1
     first = (length.cumsum(0) - length + boxes.width)[box] + (diagonal - 1) * block
-    held = before[first + 2 * block - 1] - before[first]
-    some, every = held > 0, held == 2 * block - 1
+    edges = before[first + 2 * block - 1] - before[first]
+    some, every = edges > 0, edges == 2 * block - 1
     owner, start, stop, full = _merged(box[some], diagonal[some], diagonal[some] + 1, every[some])
     top = start.clamp(min=0)
     run, row = ragged((torch.minimum(stop - 1 + across[owner], down[owner]) - top).clamp(min=0))
@@ -235,10 +230,9 @@ def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: i
 
 
 def _border(boxes: Boxes, block: int) -> Boxes:
-    """The tiles that the border of their box cuts."""
     cut = boxes.at(((boxes.height % block) > 0) | ((boxes.width % block) > 0))
     inner_height, inner_width = cut.height // block * block, cut.width // block * block
-    below = replace(cut, dst=cut.dst + inner_height, height=cut.height - inner_height)
-    beside = replace(cut, src=cut.src + inner_width, width=cut.width - inner_width, height=inner_height)
-    strips = Boxes(*(torch.cat([getattr(part, name) for part in (below, beside)]) for name in below.__dataclass_fields__))
+    lower = replace(cut, dst=cut.dst + inner_height, height=cut.height - inner_height)
+    right = replace(cut, src=cut.src + inner_width, width=cut.width - inner_width, height=inner_height)
+    strips = Boxes(*(torch.cat([getattr(part, field.name) for part in (lower, right)]) for field in fields(Boxes)))
     return split_evenly(strips.at((strips.height > 0) & (strips.width > 0)), block)

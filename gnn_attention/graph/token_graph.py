@@ -1,22 +1,22 @@
-"""The token graph: who may hear whom.
+"""The token graph: who may attend to which.
 
 Words used everywhere in this library:
 
 ========================  ==============================================================================================
-token = node              ``src`` is the sender, ``dst`` the receiver; the edge ``src -> dst`` lets dst listen to src
+token = node              ``src`` is the sender, ``dst`` the receiver; the edge ``src -> dst`` lets dst attend to src
 ``edge_index``            int64 ``[2, E]``; row 0 holds src, row 1 dst (torch_geometric's ``source_to_target``)
-``mask[dst, src]``        True = edge = attend (SDPA's convention): PyG's ``adj_t``, the transpose of networkx's adjacency
+``mask[dst, src]``        True = edge = attend (SDPA's convention): PyG's ``adj_t``, the transpose of
+networkx's adjacency
 rule                      ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``, written with broadcasting
                           operators only
 ========================  ==============================================================================================
 
-A graph is a *set* of edges. It is a rule plus sizes and may also carry its edges as a list; nothing is materialised before
-somebody asks for it, and what was materialised is kept, because a graph never changes.
+A graph is a *set* of edges. It is a rule plus sizes and may also carry its edges as a list; nothing is
+materialised before it is needed, and what was materialised is cached, because a graph never changes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,19 +24,16 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support import checks, memory
+from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Sealed, kept
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import edge_list, rules, text
+from gnn_attention.graph import derived, edge_list, rules, text
 from gnn_attention.graph.regions import counting, enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["Rule", "TokenGraph", "kept"]
-
 LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
-LISTING = 48  # bytes for each edge while a list is made: its keys, their order, and the list
 LONGEST_NAME = 120  # characters of a name that repr(graph), and so every message, shows
 
 
@@ -44,15 +41,16 @@ LONGEST_NAME = 120  # characters of a name that repr(graph), and so every messag
 class TokenGraph(Sealed):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
-    Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or ``gnn_attention.convert``;
-    combined by ``| & - ^ ~`` (set algebra), ``.T`` (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
+    Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or
+    ``gnn_attention.convert``; combined by ``| & - ^ ~`` (set algebra), ``.T`` (reversed edges), ``@`` (two
+    hops) and ``** k`` (k hops).
 
     ``heads`` / ``batch`` are sizes where the graph differs by head / by sample, else None: the same for all.
-    ``dst_offset`` / ``src_offset`` are the absolute positions of the first receiver and the first sender (not 0 after
-    :meth:`rows`); score_mods are told absolute positions.
+    ``dst_offset`` / ``src_offset`` are the absolute positions of the first receiver and the first sender (not
+    0 after :meth:`rows`); score_mods are given absolute positions.
 
     >>> print(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 3, name="causal(3)"))
-    causal(3): mask[dst, src] and who hears whom
+    causal(3): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
@@ -68,9 +66,8 @@ class TokenGraph(Sealed):
     src_offset: int = 0
     _listed: Tensor | None = None
     _memo: MutableMapping[Any, Any] = field(default_factory=dict, init=False)
-    _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)  # by sample and head, once anyone asked
-
-    # -- construction -------------------------------------------------------------------------------------------------
+    # by sample and head, or by kernel: written by gnn_attention.backends
+    _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)
 
     @classmethod
     @not_compiled
@@ -85,9 +82,9 @@ class TokenGraph(Sealed):
     ) -> TokenGraph:
         """The graph of all ``(src, dst)`` for which ``rule(b, h, dst, src)`` holds.
 
-        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's ``mask_mod``
-        functions are rules. ``num_src=None`` means as many senders as receivers. ``heads`` / ``batch`` must be given if
-        the rule looks at ``h`` / ``b``.
+        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's
+        ``mask_mod`` functions are rules. ``num_src=None`` means as many senders as receivers. ``heads`` /
+        ``batch`` must be given if the rule looks at ``h`` / ``b``.
 
         Raises TypeError for a rule of another signature or result, ValueError for negative sizes.
 
@@ -112,10 +109,12 @@ class TokenGraph(Sealed):
     ) -> TokenGraph:
         """The graph of the listed edges, which keeps their order.
 
-        ``edge_index`` is ``[2, E]``, row 0 senders, row 1 receivers. Sizes come from the caller, never from the largest
-        index. A duplicate edge is refused by name; ``coalesce=True`` drops all but the first of each.
+        ``edge_index`` is ``[2, E]``, row 0 senders, row 1 receivers. Sizes come from the caller, never from
+        the largest index. A duplicate edge is refused by name; ``coalesce=True`` drops all but the first of
+        each.
 
-        Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError (index out of range).
+        Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError (index out of
+        range).
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 2]]), 3).in_degree().tolist()
         [0, 2, 1]
@@ -128,23 +127,25 @@ class TokenGraph(Sealed):
             if not coalesce:
                 raise ValueError(edge_list.duplicate_message(edges, key))
             edges = edges[:, order]
-        return cls._of_distinct(edges, num_dst, num_src, name)
+        return cls.from_distinct_edges(edges, num_dst, num_src, name)
 
     @classmethod
-    def _of_distinct(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
+    def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
+        """The graph of a list that holds no edge twice, which is not checked."""
         keys = (edges[1] * num_src + edges[0]).sort().values
-        last = keys.new_tensor([torch.iinfo(torch.int64).max])  # so that every search ends inside the table
+        # so that every search ends inside the table
+        last = keys.new_tensor([torch.iinfo(torch.int64).max])
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
-    # -- what is in it ------------------------------------------------------------------------------------------------
-
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
-        """int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers; the caller's order, else by receiver, then sender.
+        """int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers; the caller's order, else by receiver,
+        then sender.
 
-        Kept after the first call: do not write into it. Raises ValueError for a graph that differs by head or sample:
-        take one with :meth:`select`; and, with the estimate, for more edges than there is memory for.
+        Cached after the first call: do not write into it. Raises ValueError for a graph that differs by head
+        or sample: take one with :meth:`select`; and, with the estimate, for more edges than there is memory
+        for.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -152,32 +153,33 @@ class TokenGraph(Sealed):
         """:attr:`edge_index` on a device, copied there once."""
         if self.heads is not None or self.batch is not None:
             raise ValueError(
-                f"edge_index of {self!r}: a graph that differs by {self._varies()} has no single edge list; "
+                f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single edge list; "
                 "use mask(), or select(batch, head) for one of them"
             )
-        edges: Tensor = _once(self, "_enumerate", device)
+        edges: Tensor = kept(derived.edge_index, self, device)
         return edges
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
-        """Where the given edges ``[2, K]`` stand in :attr:`edge_index`; ValueError names the first that is none of them."""
+        """The places of edges ``[2, K]`` in :attr:`edge_index`; ValueError names one that is none."""
         wanted = edge_list.checked(edges, self.num_dst, self.num_src)
         return edge_list.positions(self.edge_index, wanted, self.num_src, repr(self))
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Bool ``[dst, src]``, True where there is an edge.
 
-        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Kept: do not write into it.
-        Raises ValueError, with the estimate, for more pairs than there are bytes of memory left.
+        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Cached: do not
+        write into it. Raises ValueError, with the estimate, for more pairs than there are bytes of memory
+        left.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
-        mask: Tensor = _once(self, "_dense", torch.device(device or "cpu"))
+        mask: Tensor = kept(derived.mask, self, torch.device(device or "cpu"))
         return mask
 
     @property
     def num_edges(self) -> int:
         """Number of edges, over all heads and samples where the graph differs by them."""
-        return int(_once(self, "_count_edges"))
+        return int(kept(derived.num_edges, self))
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
         """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations.
@@ -190,31 +192,31 @@ class TokenGraph(Sealed):
         return torch.arange(offset, offset + count, device=device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any] | None:
-        """What runs a call along this graph, ``call -> (out, lse)``, where a backend alone does not; None: the backend."""
+        """What runs a call along this graph, ``call -> (out, lse)``; None: the backend."""
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
-        """How many senders each receiver hears: int64 ``[dst]``, led by the axes of :meth:`mask`. Kept: do not write into it."""
-        degree: Tensor = _once(self, "_count_in_edges")
+        """The senders of each receiver: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
+        degree: Tensor = kept(derived.in_degree, self)
         return degree
 
     @property
     def max_in_degree(self) -> int:
-        """The most senders that any receiver hears, 0 without receivers."""
-        return int(_once(self, "_largest_in_degree"))
+        """The most senders that any receiver attends to, 0 without receivers."""
+        return int(kept(derived.max_in_degree, self))
 
     @property
-    def has_deaf_rows(self) -> bool:
-        """True if some receiver hears nobody."""
-        return bool(_once(self, "_any_deaf"))
+    def has_empty_rows(self) -> bool:
+        """True if some receiver has no in-edges."""
+        return bool(kept(derived.has_empty_rows, self))
 
     def is_full(self) -> bool:
-        """True if every pair is an edge; worked out once."""
-        return bool(_once(self, "_everyone"))
+        """True if every pair is an edge; computed once and cached."""
+        return bool(kept(derived.is_full, self))
 
     def is_causal(self) -> bool:
-        """True if the graph is square and its edges are exactly ``src <= dst``; worked out once."""
-        return bool(_once(self, "_causal"))
+        """True if the graph is square and its edges are exactly ``src <= dst``; computed once and cached."""
+        return bool(kept(derived.is_causal, self))
 
     @not_compiled
     def rows(self, start: int, stop: int) -> TokenGraph:
@@ -232,14 +234,14 @@ class TokenGraph(Sealed):
         name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
         if self._listed is not None:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
-            part = self._of_distinct(torch.stack([src, dst - start]), stop - start, self.num_src, name)
+            part = self.from_distinct_edges(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
             part = replace(self, rule=partial(rules.shifted, self.rule, start), num_dst=stop - start, name=name)
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
     @not_compiled
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
-        """The graph of one sample and one head, as a plain graph. IndexError where there is no such sample or head."""
+        """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
             if isinstance(index, bool) or not isinstance(index, int):
                 raise TypeError(f"{word} must be an integer, got {quoted(index)} of type {type(index).__name__}")
@@ -251,27 +253,20 @@ class TokenGraph(Sealed):
         rule = partial(rules.pinned, self.rule, batch, head)
         return replace(self, rule=rule, heads=None, batch=None, name=name)
 
-    # -- algebra ------------------------------------------------------------------------------------------------------
-
     def __or__(self, other: TokenGraph) -> TokenGraph:
-        """Edges of either graph."""
         return self._combine(other, "|", rules.or_)
 
     def __and__(self, other: TokenGraph) -> TokenGraph:
-        """Edges of both graphs."""
         return self._combine(other, "&", rules.and_)
 
     def __sub__(self, other: TokenGraph) -> TokenGraph:
-        """Edges of this graph that the other lacks."""
         return self._combine(other, "-", rules.minus)
 
     def __xor__(self, other: TokenGraph) -> TokenGraph:
-        """Edges of exactly one of the two graphs."""
         return self._combine(other, "^", rules.xor)
 
     @not_compiled
     def __invert__(self) -> TokenGraph:
-        """All pairs that are not edges."""
         return replace(self, rule=partial(rules.not_, self.rule), name=f"~{text.bracketed(self.name)}", _listed=None)
 
     @property
@@ -290,29 +285,31 @@ class TokenGraph(Sealed):
         return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
-        """Two hops: dst hears, in ``self``, a token that hears src in ``other`` (the boolean matrix product of the masks).
+        """Two hops: dst attends to, in ``self``, a token that attends to src in ``other`` (the boolean matrix
+        product of the masks).
 
-        The result carries its edges. ValueError if the middle sizes differ or a graph differs by head or sample.
+        The result carries its edges. ValueError if the middle sizes differ or a graph differs by head or
+        sample.
         """
         if not isinstance(other, TokenGraph):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
             raise ValueError(
-                f"graphs joined by @ must meet: the left hears {self.num_src} senders from {self.src_offset} on "
+                f"graphs joined by @ must meet: the left attends to {self.num_src} senders from {self.src_offset} on "
                 f"({self.name}), the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
             )
         product = edge_list.composed(self.edge_index, other.edge_index, self.num_dst, self.num_src, other.num_src)
         name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
-        graph = self._of_distinct(product, self.num_dst, other.num_src, name)
+        graph = self.from_distinct_edges(product, self.num_dst, other.num_src, name)
         return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
 
     def __pow__(self, hops: int) -> TokenGraph:
-        """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` holds the self loops alone. ValueError unless square."""
+        """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a square graph has powers, of the same tokens on both sides, got {self!r}")
         loops = torch.arange(self.num_dst, device="cpu")
-        result = self._of_distinct(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
+        result = self.from_distinct_edges(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
         result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
         for _ in range(hops):
             result = result @ self
@@ -323,96 +320,56 @@ class TokenGraph(Sealed):
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        if self._frame() != other._frame():
+        if self.frame != other.frame:
             return False
-        return self._is(other.rule)
+        return self.has_edges_of(other.rule)
 
     def __hash__(self) -> int:
-        """Equal graphs have equal hashes: the sizes alone decide."""
-        return hash(self._frame())
-
-    # -- text ---------------------------------------------------------------------------------------------------------
+        return hash(self.frame)
 
     def __repr__(self) -> str:
-        """Name and sizes on one line."""
         varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
         varies += "".join(f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n)
         name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[: LONGEST_NAME - 3]}..."
         return f"TokenGraph({name}: {self.num_src} src -> {self.num_dst} dst{varies})"
 
     def __str__(self) -> str:
-        """The mask beside the lists of who hears whom, for small graphs that are the same for all heads and samples."""
+        """The mask with its in-edges, for small graphs that are the same for all heads and samples."""
         if self.heads or self.batch or max(self.num_dst, self.num_src) > LARGEST_PICTURE:
             return repr(self)
         return text.picture(self.name, self.mask())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was materialised is not pickled."""
         return {**super().__getstate__(), "_parts": []}
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    @property
+    def shape4(self) -> enumerate_pairs.Shape:
+        """``(batch or 1, heads or 1, num_dst, num_src)``."""
+        return (self.batch or 1, self.heads or 1, self.num_dst, self.num_src)
 
-    def _frame(self) -> tuple[object, ...]:
+    @property
+    def frame(self) -> tuple[object, ...]:
+        """Sizes and offsets: all of a graph but its edges."""
         return (self.num_dst, self.num_src, self.heads, self.batch, self.dst_offset, self.src_offset)
 
-    def _varies(self) -> str:
+    @property
+    def varying_axes(self) -> str:
+        """The axes by which the graph differs, in words: "head", "sample and head", "" for a plain graph."""
         return " and ".join(word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None)
 
     @property
-    def _shape(self) -> enumerate_pairs.Shape:
-        return (self.batch or 1, self.heads or 1, self.num_dst, self.num_src)
+    def is_listed(self) -> bool:
+        """True if the graph carries its edges as a list."""
+        return self._listed is not None
 
-    def _is(self, rule: Rule) -> bool:
-        """True if every sample and head has the edges of ``rule``."""
-        return counting.same(self.rule, rule, repr(self), self._shape)
+    @property
+    def listed_edges(self) -> Int[Tensor, "2 edges"] | None:
+        """The list that the graph carries, where it was made, or None for a rule alone."""
+        return self._listed
 
-    def _dense(self, device: torch.device) -> Tensor:
-        if device.type == "cpu":
-            cells = math.prod(self._shape)
-            memory.check(f"mask() of {self!r}", cells, "take some rows(start, stop), or attend along the graph without its mask")
-        if self._listed is not None:
-            return edge_list.mask(self._listed.to(device), self.num_dst, self.num_src)
-        return self._squeeze(enumerate_pairs.dense(self.rule, repr(self), self._shape, device))
-
-    def _squeeze(self, per_head: Tensor) -> Tensor:
-        """Drop the leading axes that do not vary: [batch or 1, heads or 1, ...] to the form of :meth:`mask`."""
-        if self.batch is not None:
-            return per_head
-        return per_head[0] if self.heads is not None else per_head[0, 0]
-
-    def _enumerate(self, device: torch.device) -> Tensor:
-        if device.type != "cpu":
-            return self.edge_index.to(device)
-        if self._listed is not None:
-            return self._listed.clone()  # a tensor for training, wherever the list was made
-        if memory.shortage(LISTING * self.num_dst * self.num_src):  # not even every pair would do: how many are there?
-            what = f"the list of the {self.num_edges:,} edges of {self!r}"
-            memory.check(
-                what, LISTING * self.num_edges, "take some rows(start, stop), or attend along the graph without its list"
-            )
-        return counting.edge_list(self.rule, repr(self), self._shape)
-
-    def _count_in_edges(self) -> Tensor:
-        counted = 24 * math.prod(self._shape[:3])
-        memory.check(f"the in-degrees of {self!r}", counted, "take some rows(start, stop)")
-        if self._listed is not None:
-            return torch.bincount(self._listed[1], minlength=self.num_dst)
-        return self._squeeze(counting.in_degree(self.rule, repr(self), self._shape))
-
-    def _count_edges(self) -> int:
-        return int(self.in_degree().sum()) if self._listed is None else self._listed.shape[1]
-
-    def _largest_in_degree(self) -> int:
-        return int(self.in_degree().max()) if self.in_degree().numel() else 0
-
-    def _any_deaf(self) -> bool:
-        return bool((self.in_degree() == 0).any())
-
-    def _everyone(self) -> bool:
-        return self._is(rules.everyone)
-
-    def _causal(self) -> bool:
-        return self.num_dst == self.num_src and self._is(rules.causal)
+    def has_edges_of(self, rule: Rule) -> bool:
+        """True if every sample and head has exactly the edges of ``rule``."""
+        return counting.same(self.rule, rule, repr(self), self.shape4)
 
     @not_compiled
     def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
@@ -427,8 +384,8 @@ class TokenGraph(Sealed):
         if candidates is None:
             return result
         src, dst = candidates
-        kept = candidates[:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
-        listed = self._of_distinct(kept, self.num_dst, self.num_src, name)
+        edges = candidates[:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
+        listed = self.from_distinct_edges(edges, self.num_dst, self.num_src, name)
         return replace(listed, dst_offset=self.dst_offset, src_offset=self.src_offset)
 
     def _check_same_nodes(self, other: TokenGraph, sign: str) -> None:
@@ -441,11 +398,8 @@ class TokenGraph(Sealed):
                 f"got {self!r} and {other!r}"
             )
 
+    # old names, for callers outside this package
+    _of_distinct, _shape, has_deaf_rows = from_distinct_edges, shape4, has_empty_rows
 
-def _once(graph: TokenGraph, what: str, *arguments: Any) -> Any:
-    """What a method of the graph returns, worked out once: a graph never changes, so to a compiler too it is a constant."""
-    return kept(_asked, graph, what, *arguments)
-
-
-def _asked(graph: TokenGraph, what: str, *arguments: Any) -> Any:
-    return getattr(graph, what)(*arguments)
+    def _frame(self) -> tuple[object, ...]:
+        return self.frame

@@ -1,4 +1,4 @@
-"""Lists of edges inside a program that is being traced: their numbers come when it runs, and are checked by an operator then."""
+"""Edge lists inside a traced program: their numbers come when it runs, and an operator checks them then."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.token_graph import TokenGraph
 
-__all__ = ["TracedEdges", "is_edge_list"]
-
 
 @dataclass(eq=False, repr=False)
 class TracedEdges(TokenGraph):
-    """The graph of an edge list whose numbers are not known yet: all it can tell is how many edges there are, and the list.
+    """The graph of an edge list whose numbers are not known yet: all that is known is how many edges there
+    are, and the list.
 
-    It stands in for ``TokenGraph.from_edges`` under ``torch.compile`` and ``torch.export``, whose checks it makes when the
-    program runs, with the same errors. It lives and ends in the trace: nothing is kept with it, and nobody could change it.
+    It stands in for ``TokenGraph.from_edges`` under ``torch.compile`` and ``torch.export``, whose checks it
+    makes when the program runs, with the same errors. It lives and ends in the trace: nothing is cached with
+    it.
     """
 
     def __post_init__(self) -> None:
         """Nothing that a compiler would have to follow."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Not sealed."""
         object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
-        """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order, between as many nodes as are given.
+        """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order, between as many nodes as are
+        given.
 
-        What an EdgeIndex says of its own sizes is not looked at: compilers do not guard what a tensor carries beside its numbers.
+        What an EdgeIndex says of its own sizes is not looked at: compilers do not guard what a tensor carries
+        next to its numbers.
         """
         plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
         edges = torch.ops.gnn_attention.edge_list(plain, num_dst, num_src)

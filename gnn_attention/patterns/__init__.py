@@ -1,18 +1,19 @@
 """The zoo: builders of token graphs, one short function for each.
 
-Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly. Builders are
-causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` asks for the other. Rules are functions of
-these modules bound by ``functools.partial``, so that graphs can be pickled; they use broadcasting operators only, so that
-``gnn_attention.graph.tiling`` can ask them about whole ranges of tokens at once.
+Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly.
+Builders are causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` asks for the
+other. Rules are functions of these modules bound by ``functools.partial``, so that graphs can be pickled;
+they use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on whole ranges
+of tokens at once.
 
 Where a builder stands:
 
 ==================  ====================================================================================================
 ``basic``           everyone, the past, another sequence          ``sequences``    prefixes, packing, orders of generation
-``local``           windows and chunks on a line                  ``streaming``    sinks beside a window, mixes of heads
+``local``           windows and chunks on a line                  ``streaming``    sinks and a window, mixes of heads
 ``grids``           neighbourhoods in images and videos           ``trees``        ancestors, documents and their sections
 ``strided``         the factorised sets of sparse transformers    ``decoding``     drafts, block diffusion, media
-``hubs``            tokens that all hear                          ``structure``    of a given graph: hops, time, types
+``hubs``            tokens that all attend to                          ``structure``    of a given graph: hops, time, types
 ``latents``         extra nodes that are no tokens                ``content``      of given data: top-k, hashing, routing
 ``hierarchies``     logarithmic reach                             ``blocks``       of given data, by blocks: MoBA, NSA
 ``expanders``       random and expander graphs

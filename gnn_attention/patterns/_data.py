@@ -1,7 +1,9 @@
-"""Data that a graph is made from: its axes, its largest entries, and tables by sample and head that a rule looks up.
+"""Data that a graph is made from: its axes, its largest entries, and tables by sample and head that a rule
+looks up.
 
-Data come as ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are worked on as
-``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` is told of the axes that were there.
+Data come as ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are
+worked on as ``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` takes for the axes that were
+there.
 """
 
 from __future__ import annotations
@@ -14,13 +16,11 @@ import torch
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
-__all__ = ["all_axes", "largest", "look_up", "matching", "own_axes", "shown", "whole_numbers"]
-
 Sizes = Mapping[str, int]
 
 
 def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """A copy of the numbers as ``[batch, heads, *axes]`` on the CPU, and the sizes of what was there; ValueError for NaN."""
+    """A copy as ``[batch, heads, *axes]`` on the CPU, and the leading sizes; ValueError for NaN."""
     if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
         got = f"{data.dtype}" if isinstance(data, Tensor) else type(data).__name__
         raise TypeError(f"{name} must be a tensor of numbers, got {got}")

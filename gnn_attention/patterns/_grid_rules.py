@@ -1,4 +1,4 @@
-"""Tokens on a grid, in row-major order: boxes of coordinates as a rule, and arguments that are given for each axis."""
+"""Tokens on a grid, in row-major order: boxes of coordinates as a rule, and arguments for each axis."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 
-__all__ = ["Axis", "Span", "call", "flags", "in_box", "per_axis", "places", "shape_of", "shown"]
-
 Value = TypeVar("Value")
-Span = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]  # for each coordinate, the first and the last that it hears
+# for each coordinate, the first and the last that it attends to
+Span = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]
 
 
 class Axis(NamedTuple):
-    """An axis of a grid: a token's coordinate is ``token // place % size``, and it hears ``span``, by ``step``."""
+    """An axis of a grid: a coordinate is ``token // place % size``, and attends to ``span``, by ``step``."""
 
     place: int
     size: int

@@ -22,7 +22,8 @@ __all__ = [
 
 
 def full(n: int) -> TokenGraph:
-    """Everyone hears everyone: all ``n^2`` pairs. The encoder's graph (Vaswani et al. 2017, arXiv 1706.03762).
+    """Every token attends to every token: all ``n^2`` pairs. The encoder's graph (Vaswani et al. 2017, arXiv
+    1706.03762).
 
     >>> full(5).num_edges
     25
@@ -32,7 +33,8 @@ def full(n: int) -> TokenGraph:
 
 
 def self_loops(n: int) -> TokenGraph:
-    """A token hears itself alone: ``src = dst``, n edges. The identity of ``@``, and ``g ** 0`` of every square graph g.
+    """Each token attends to itself alone: ``src = dst``, n edges. The identity of ``@``, and ``g ** 0`` of
+    every square graph g.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -42,12 +44,13 @@ def self_loops(n: int) -> TokenGraph:
 
 
 def cross(num_dst: int, num_src: int) -> TokenGraph:
-    """Every receiver hears every sender of another sequence: all ``num_dst * num_src`` pairs, a bipartite graph.
+    """Every receiver attends to every sender of another sequence: all ``num_dst * num_src`` pairs, a
+    bipartite graph.
 
     Cross-attention (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> print(cross(2, 3))
-    cross(2, 3): mask[dst, src] and who hears whom
+    cross(2, 3): mask[dst, src] and in-edges
     0 ■ ■ ■   0 <- 0 1 2
     1 ■ ■ ■   1 <- 0 1 2
     """
@@ -56,10 +59,11 @@ def cross(num_dst: int, num_src: int) -> TokenGraph:
 
 
 def causal(n: int) -> TokenGraph:
-    """A token hears itself and all before it: ``src <= dst``, ``n (n + 1) / 2`` edges. The decoder's graph (Vaswani et al. 2017).
+    """Each token attends to itself and all before it: ``src <= dst``, ``n (n + 1) / 2`` edges. The decoder's
+    graph (Vaswani et al. 2017).
 
     >>> print(causal(3))
-    causal(3): mask[dst, src] and who hears whom
+    causal(3): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
@@ -69,7 +73,8 @@ def causal(n: int) -> TokenGraph:
 
 
 def anti_causal(n: int) -> TokenGraph:
-    """A token hears itself and all after it: ``src >= dst``, ``n (n + 1) / 2`` edges. ``causal`` with every edge turned round.
+    """Each token attends to itself and all after it: ``src >= dst``, ``n (n + 1) / 2`` edges. ``causal`` with
+    every edge turned round.
 
     >>> anti_causal(4).in_degree().tolist()
     [4, 3, 2, 1]
@@ -79,17 +84,19 @@ def anti_causal(n: int) -> TokenGraph:
 
 
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
-    """A receiver hears the senders up to its own time, in sequences of different lengths; ``align`` says which ends coincide.
+    """Each receiver attends to the senders up to its own time, in sequences of different lengths; ``align``
+    says which ends coincide.
 
-    ``"upper_left"``: the first tokens do, ``src <= dst`` (scaled_dot_product_attention's ``is_causal``, torch's
-    ``causal_upper_left``). ``"lower_right"``: the last do, ``src <= dst + num_src - num_dst`` (flash-attention's ``causal`` and
-    torch's ``causal_lower_right``; its receivers are the last ``num_dst`` of ``num_src`` tokens, where the first
-    ``num_dst - num_src`` receivers hear nobody and receive exactly 0). There is no default: nothing is aligned by guess.
+    ``"upper_left"``: the first tokens do, ``src <= dst`` (scaled_dot_product_attention's ``is_causal``,
+    torch's ``causal_upper_left``). ``"lower_right"``: the last do, ``src <= dst + num_src - num_dst``
+    (flash-attention's ``causal`` and torch's ``causal_lower_right``; its receivers are the last ``num_dst``
+    of ``num_src`` tokens, where the first ``num_dst - num_src`` receivers have no in-edges and receive
+    exactly 0). There is no default: nothing is aligned by guess.
 
     Raises ValueError for any other word.
 
     >>> print(causal_aligned(2, 4, "lower_right"))
-    causal_aligned(2, 4, 'lower_right'): mask[dst, src] and who hears whom
+    causal_aligned(2, 4, 'lower_right'): mask[dst, src] and in-edges
     0 ■ ■ ■ ·   0 <- 0 1 2
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     """
@@ -100,7 +107,8 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
 
 
 def strict_causal(n: int) -> TokenGraph:
-    """A token hears all before it, not itself: ``src < dst``. Token 0 hears nobody and receives exactly 0.
+    """Each token attends to all before it, not itself: ``src < dst``. Token 0 has no in-edges and receives
+    exactly 0.
 
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
@@ -110,7 +118,7 @@ def strict_causal(n: int) -> TokenGraph:
 
 
 def no_self(n: int) -> TokenGraph:
-    """Everyone hears everyone else: ``src != dst``, ``n (n - 1)`` edges.
+    """Every token attends to every other: ``src != dst``, ``n (n - 1)`` edges.
 
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
@@ -120,15 +128,16 @@ def no_self(n: int) -> TokenGraph:
 
 
 def encoder_decoder(source: int, target: int) -> TokenGraph:
-    """``source`` tokens hear each other; the ``target`` tokens after them hear them and their own past: encoder and decoder.
+    """``source`` tokens attend to each other; the ``target`` tokens after them attend to them and their own
+    past: encoder and decoder.
 
-    Source hears source (``full``), target hears source (``cross``) and its own past (``causal``): ``src < source or
-    src <= dst``, ``source^2 + target source + target (target + 1) / 2`` edges. As a set of edges it is the prefix language
-    model's; in Vaswani et al. 2017 (arXiv 1706.03762) the three kinds of edges have weights of their own, and the target
-    normalises over source and over target apart.
+    Source attends to source (``full``), target attends to source (``cross``) and its own past (``causal``):
+    ``src < source or src <= dst``, ``source^2 + target source + target (target + 1) / 2`` edges. As a set of
+    edges it is the prefix language model's; in Vaswani et al. 2017 (arXiv 1706.03762) the three kinds of
+    edges have weights of their own, and the target normalises over source and over target apart.
 
     >>> print(encoder_decoder(2, 3))
-    encoder_decoder(2, 3): mask[dst, src] and who hears whom
+    encoder_decoder(2, 3): mask[dst, src] and in-edges
     0 ■ ■ · · ·   0 <- 0 1
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ ■ · ·   2 <- 0 1 2
@@ -138,9 +147,6 @@ def encoder_decoder(source: int, target: int) -> TokenGraph:
     source, target = checks.size("source", source), checks.size("target", target)
     rule = partial(_encoder_decoder, source)
     return TokenGraph.from_rule(rule, source + target, name=f"encoder_decoder({source}, {target})")
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _strict_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

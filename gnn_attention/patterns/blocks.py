@@ -1,11 +1,12 @@
 """Whole blocks of senders: selected by the data, sorted, permuted, compressed, tiled.
 
-A block is ``block`` tokens in a row, ``blk(i) = i // block``; the last one may be short. Data come as in ``content``:
-``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; among equal numbers the earlier block wins.
+A block is ``block`` tokens in a row, ``blk(i) = i // block``; the last one may be short. Data come as in
+``content``: ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; among equal numbers the earlier
+block wins.
 
-Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) is three of these graphs, whose results a gate adds:
-``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initial=1, local=2)`` with the compressed branch's
-attention summed over the heads of a group as importance, and ``window(n, 512)``.
+Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) is three of these graphs, whose results a gate
+adds: ``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initial=1, local=2)`` with the
+compressed branch's attention summed over the heads of a group as importance, and ``window(n, 512)``.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest
 
 
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
-    """A token hears its past in ``k`` blocks: the first ``initial``, the last ``local`` and those of its largest logits.
+    """Each token attends to its past in ``k`` blocks: the first ``initial``, the last ``local`` and those of
+    its largest logits.
 
-    ``logits [..., n, blocks]`` are a token's numbers for the blocks; those up to its own compete, and fewer than k count where
-    there are fewer. ``src <= dst and blk(src) chosen by dst``; the own block is the last of the ``local`` ones, and ``local=0``
-    lets it compete too. The selection of native sparse attention (Yuan et al. 2025, arXiv 2502.11089, section 4.1: k = 16
-    blocks of 64 tokens, of which 1 is initial and 2 are local). ValueError unless there are ``ceil(n / block)`` columns and
-    ``initial + local <= k``.
+    ``logits [..., n, blocks]`` are a token's numbers for the blocks; those up to its own compete, and fewer
+    than k count where there are fewer. ``src <= dst and blk(src) chosen by dst``; the own block is the last
+    of the ``local`` ones, and ``local=0`` lets it compete too. The selection of native sparse attention (Yuan
+    et al. 2025, arXiv 2502.11089, section 4.1: k = 16 blocks of 64 tokens, of which 1 is initial and 2 are
+    local). ValueError unless there are ``ceil(n / block)`` columns and ``initial + local <= k``.
 
     >>> print(block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0))
-    block_top_k([4, 2] logits, 2, 1, initial=0, local=0): mask[dst, src] and who hears whom
+    block_top_k([4, 2] logits, 2, 1, initial=0, local=0): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 · · ■ ·   2 <- 2
@@ -60,10 +62,12 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
 
 
 def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
-    """A token hears its past in its own block and in the ``top - 1`` earlier blocks with the largest ``q . mean(k)``.
+    """Each token attends to its past in its own block and in the ``top - 1`` earlier blocks with the largest
+    ``q . mean(k)``.
 
-    ``q, k [..., n, dim]``: :func:`block_top_k` of the dot products with the mean key of each block. Mixture of block attention
-    (Lu et al. 2025, arXiv 2502.13189), which counts the own block among its top blocks too.
+    ``q, k [..., n, dim]``: :func:`block_top_k` of the dot products with the mean key of each block. Mixture
+    of block attention (Lu et al. 2025, arXiv 2502.13189), which counts the own block among its top blocks
+    too.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> moba(x, x, 2, 2).in_degree().tolist()
@@ -76,15 +80,16 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
 
 
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
-    """A token hears its past in the ``top`` pages whose keys could give it the largest logit.
+    """Each token attends to its past in the ``top`` pages whose keys could give it the largest logit.
 
-    ``q, k [..., n, dim]``; a page's number is the bound ``sum_d max(q_d min_d, q_d max_d)`` over the keys that the token may
-    hear, so that its own page competes with what is there yet: every row is a decoding step. Quest (Tang et al. 2024, arXiv
-    2406.10774), which does so for the last token only and leaves the first two layers and the prompt dense.
+    ``q, k [..., n, dim]``; a page's number is the bound ``sum_d max(q_d min_d, q_d max_d)`` over the keys
+    that the token may attend to, so that its own page competes with what is there yet: every row is a
+    decoding step. Quest (Tang et al. 2024, arXiv 2406.10774), which does so for the last token only and
+    leaves the first two layers and the prompt dense.
 
     >>> x = torch.tensor([[1.0], [3.0], [2.0], [-9.0], [1.0]])
     >>> print(quest(x, x, 2, 1))
-    quest([5, 1] q, [5, 1] k, 2, 1): mask[dst, src] and who hears whom
+    quest([5, 1] q, [5, 1] k, 2, 1): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ · · ·   2 <- 0 1
@@ -98,15 +103,17 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
 
 
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
-    """A token hears the pooled blocks that lie wholly in its past: sender c stands for ``block`` tokens from ``c * stride`` on.
+    """Each token attends to the pooled blocks that lie wholly in its past: sender c stands for ``block``
+    tokens from ``c * stride`` on.
 
-    ``src * stride + block - 1 <= dst``; ``floor((n - block) / stride) + 1`` senders, none where n < block, and in-degree
-    ``floor((dst - block + 1) / stride) + 1``, 0 before the first block is complete. ``stride=None``: blocks side by side. The
-    compressed branch of native sparse attention (Yuan et al. 2025, arXiv 2502.11089; there blocks of 32 at a stride of 16).
+    ``src * stride + block - 1 <= dst``; ``floor((n - block) / stride) + 1`` senders, none where n < block,
+    and in-degree ``floor((dst - block + 1) / stride) + 1``, 0 before the first block is complete.
+    ``stride=None``: blocks side by side. The compressed branch of native sparse attention (Yuan et al. 2025,
+    arXiv 2502.11089; there blocks of 32 at a stride of 16).
 
     >>> print(compressed_blocks(5, 2))
-    compressed_blocks(5, 2, 2): mask[dst, src] and who hears whom
-    0 · ·   0 <- nobody
+    compressed_blocks(5, 2, 2): mask[dst, src] and in-edges
+    0 · ·   0 <- none
     1 ■ ·   1 <- 0
     2 ■ ·   2 <- 0
     3 ■ ■   3 <- 0 1
@@ -119,11 +126,13 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
 
 
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
-    """The tokens of a tile hear all of the ``top`` tiles with the largest product of means: never causal.
+    """The tokens of a tile attend to all of the ``top`` tiles with the largest product of means: never
+    causal.
 
-    ``q [..., dst, dim]``, ``k [..., src, dim]``: ``tile(src)`` is one of the largest ``mean(q over tile(dst)) . mean(k over
-    tile)``. In-degree ``top tile`` where no tile is short. The fine stage of video sparse attention ("Trainable Sparse
-    Attention", 2025, arXiv 2505.13389), for video tokens laid out tile after tile, as in attention-gym's ``vsa``.
+    ``q [..., dst, dim]``, ``k [..., src, dim]``: ``tile(src)`` is one of the largest
+    ``mean(q over tile(dst)) . mean(k over tile)``. In-degree ``top tile`` where no tile is short. The fine
+    stage of video sparse attention ("Trainable Sparse Attention", 2025, arXiv 2505.13389), for video tokens
+    laid out tile after tile, as in attention-gym's ``vsa``.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> tile_top_k(x, x, 2, 1).edge_index.tolist()
@@ -138,11 +147,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
 
 
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
-    """A token hears its own block and the one sorted to it: ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``.
+    """Each token attends to its own block and the one sorted to it:
+    ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``.
 
-    ``order [..., blocks]`` names a block for each of the ``ceil(n / block)`` blocks; ``src <= dst`` unless ``causal=False``,
-    the encoder's graph. Sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296) after its sorting network has decided.
-    Raises IndexError for a block that is none and ValueError for another number of them.
+    ``order [..., blocks]`` names a block for each of the ``ceil(n / block)`` blocks; ``src <= dst`` unless
+    ``causal=False``, the encoder's graph. Sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296) after
+    its sorting network has decided. Raises IndexError for a block that is none and ValueError for another
+    number of them.
 
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -154,13 +165,15 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
 
 
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
-    """A block hears one block: ``blk(src) = permutation[blk(dst)]``, ``block`` senders for each token; never causal.
+    """Each block attends to one block: ``blk(src) = permutation[blk(dst)]``, ``block`` senders for each
+    token; never causal.
 
-    ``permutation [blocks]``, or ``[heads, blocks]`` with one for each head: the block masks of BlockBERT (Qiu et al. 2019,
-    arXiv 1911.02972). The last block may be short. Raises ValueError for what is no permutation of the blocks.
+    ``permutation [blocks]``, or ``[heads, blocks]`` with one for each head: the block masks of BlockBERT (Qiu
+    et al. 2019, arXiv 1911.02972). The last block may be short. Raises ValueError for what is no permutation
+    of the blocks.
 
     >>> print(permuted_blocks(4, [1, 0], 2))
-    permuted_blocks(4, [1, 0], 2): mask[dst, src] and who hears whom
+    permuted_blocks(4, [1, 0], 2): mask[dst, src] and in-edges
     0 · · ■ ■   0 <- 2 3
     1 · · ■ ■   1 <- 2 3
     2 ■ ■ · ·   2 <- 0 1
@@ -171,9 +184,6 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
         raise ValueError(f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}")
     rule = partial(_permuted, _data.own_axes(table, sizes), block)
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _block_chosen(chosen: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -197,9 +207,6 @@ def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor
     return _data.look_up(permutation, b, h, dst // block) == src // block
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     queries, keys = (_data.all_axes(name, x, "n dim")[0] for name, x in (("q", q), ("k", k)))
     _data.matching("q", queries, "k", keys, -1)
@@ -208,7 +215,6 @@ def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _as_given(values: Tensor, data: Tensor) -> Tensor:
-    """``[batch, heads, ...]`` with as many leading axes as the data had."""
     return values[(0,) * (4 - data.dim())]
 
 
@@ -223,13 +229,12 @@ def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
 
 
 def _block_means(x: Tensor, block: int) -> Tensor:
-    """The mean over the tokens of each block, ``[..., blocks, dim]``."""
     count = _in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
     return _in_blocks(x, block, 0.0).sum(dim=-2) / count
 
 
 def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
-    """Above every logit of a page, ``[..., n, pages]``; of the token's own page only what stands up to it is known."""
+    """Bounds of the logits of each page, ``[..., n, pages]``; of the own page, only of its keys so far."""
     positive, negative = q.clamp(min=0), q.clamp(max=0)
     highest, lowest = _in_blocks(k, page, -torch.inf), _in_blocks(k, page, torch.inf)
     bounds = positive @ highest.amax(dim=-2).mT + negative @ lowest.amin(dim=-2).mT

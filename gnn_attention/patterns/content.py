@@ -1,8 +1,10 @@
-"""Graphs that depend on the data: largest logits, nearest points, hashing, clusters, chosen columns and diagonals.
+"""Graphs that depend on the data: largest logits, nearest points, hashing, clusters, chosen columns and
+diagonals.
 
-The data come as tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph then differs by head or
-sample as they do. Nothing is learnt here: a graph holds no gradient, and what a model trains (an indexer, centroids) goes in
-as its numbers. Among equal numbers the earlier position wins; what is -inf is never chosen. ``blocks`` selects whole blocks.
+The data come as tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph then
+differs by head or sample as they do. Nothing is learnt here: a graph holds no gradient, and what a model
+trains (an indexer, centroids) goes in as its numbers. Among equal numbers the earlier position wins; what is
+-inf is never chosen. ``blocks`` selects whole blocks.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 
 
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
-    """A token hears the ``k`` senders of its largest logits, among ``src <= dst`` unless ``causal=False``.
+    """Each token attends to the ``k`` senders of its largest logits, among ``src <= dst`` unless
+    ``causal=False``.
 
-    ``logits [..., dst, src]``; in-degree ``min(dst + 1, k)`` where none is -inf. DeepSeek sparse attention (DeepSeek-V3.2)
-    takes the causally masked logits of its indexer, one graph for all heads. TypeError or ValueError for other data.
+    ``logits [..., dst, src]``; in-degree ``min(dst + 1, k)`` where none is -inf. DeepSeek sparse attention
+    (DeepSeek-V3.2) takes the causally masked logits of its indexer, one graph for all heads. TypeError or
+    ValueError for other data.
 
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
@@ -44,11 +48,13 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
 
 
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
-    """A token hears the ``k`` tokens nearest to it, itself included, among ``src <= dst`` unless ``causal=False``.
+    """Each token attends to the ``k`` tokens nearest to it, itself included, among ``src <= dst`` unless
+    ``causal=False``.
 
-    ``points [..., n, dim]``, Euclidean distance in float64; in-degree ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False``
-    looks for k others instead, as torch_geometric's ``knn_graph(loop=False)`` does. Graphs of nearest neighbours are
-    ``causal=False`` in general. Distances are taken some rows at a time. TypeError or ValueError for other data.
+    ``points [..., n, dim]``, Euclidean distance in float64; in-degree ``min(k, dst + 1)``, or ``min(k, n)``.
+    ``loops=False`` looks for k others instead, as torch_geometric's ``knn_graph(loop=False)`` does. Graphs of
+    nearest neighbours are ``causal=False`` in general. Distances are taken some rows at a time. TypeError or
+    ValueError for other data.
 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -65,15 +71,17 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
 
 
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
-    """Tokens that share a bucket in some round hear each other; a token hears itself only if it would hear nobody.
+    """Tokens that share a bucket in some round attend to each other; each token attends to itself only if it
+    would have no in-edges.
 
-    ``buckets [..., rounds, n]``: ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and ``src <= dst``
-    unless ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2, "Multi-round
-    LSH attention" and "Causal masking for shared-QK attention"), where queries and keys are the same vectors. Its computation
-    approximates this graph, Hugging Face's too: a chunk of the sorted tokens hears itself and the chunk before.
+    ``buckets [..., rounds, n]``: ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and
+    ``src <= dst`` unless ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv
+    2001.04451, section 2, "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where
+    queries and keys are the same vectors. Its computation approximates this graph, Hugging Face's too: a
+    chunk of the sorted tokens attends to itself and the chunk before.
 
     >>> print(shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])))
-    shared_bucket([2, 4] buckets): mask[dst, src] and who hears whom
+    shared_bucket([2, 4] buckets): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 · ■ · ·   1 <- 1
     2 ■ · · ·   2 <- 0
@@ -88,11 +96,13 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
 
 
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
-    """Tokens whose vectors point in similar directions hear each other: :func:`shared_bucket` of their hashes.
+    """Tokens whose vectors point in similar directions attend to each other: :func:`shared_bucket` of their
+    hashes.
 
-    ``vectors [..., n, dim]``; the bucket of a vector x is the largest entry of ``[x R, -x R]``. ``R [heads, dim, rounds,
-    num_buckets / 2]`` is normal and drawn from ``seed``: the angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451,
-    section 2); Hugging Face's draws the same numbers for ``hash_seed``. ``num_buckets`` is even.
+    ``vectors [..., n, dim]``; the bucket of a vector x is the largest entry of ``[x R, -x R]``.
+    ``R [heads, dim, rounds, num_buckets / 2]`` is normal and drawn from ``seed``: the angular hashing of
+    Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2); Hugging Face's draws the same numbers for
+    ``hash_seed``. ``num_buckets`` is even.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
@@ -114,13 +124,15 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
 def clusters(
     dst_labels: Tensor | Sequence[Any], src_labels: Tensor | Sequence[Any] | None = None, causal: bool = True
 ) -> TokenGraph:
-    """A token hears the tokens of its cluster: ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``.
+    """Each token attends to the tokens of its cluster: ``label(src) = label(dst)``, and ``src <= dst`` unless
+    ``causal=False``.
 
-    Labels ``[..., n]``; ``src_labels`` where senders are clustered on their own (queries and keys), else the same. Each token
-    in exactly one cluster, whatever its size: the nearest centroid of k-means. :func:`routing` is the balanced form.
+    Labels ``[..., n]``; ``src_labels`` where senders are clustered on their own (queries and keys), else the
+    same. Each token in exactly one cluster, whatever its size: the nearest centroid of k-means.
+    :func:`routing` is the balanced form.
 
     >>> print(clusters(torch.tensor([3, 8, 3, 8])))
-    clusters([3, 8, 3, 8]): mask[dst, src] and who hears whom
+    clusters([3, 8, 3, 8]): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 · ■ · ·   1 <- 1
     2 ■ · ■ ·   2 <- 0 2
@@ -137,11 +149,13 @@ def clusters(
 
 
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
-    """Each centroid takes its ``w`` closest queries and ``w`` closest keys, and those queries hear those keys.
+    """Each centroid takes its ``w`` closest queries and ``w`` closest keys, and those queries attend to those
+    keys.
 
-    ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``, closeness the dot product: a token
-    may stand in several clusters or hear nobody; ``src <= dst`` unless ``causal=False``. Routing Transformer (Roy et al. 2020,
-    arXiv 2003.05997): w about ``n / clusters``, layer-normalised vectors, and ``q = k`` where causal.
+    ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``, closeness the dot
+    product: a token may stand in several clusters or have no in-edges; ``src <= dst`` unless
+    ``causal=False``. Routing Transformer (Roy et al. 2020, arXiv 2003.05997): w about ``n / clusters``,
+    layer-normalised vectors, and ``q = k`` where causal.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
@@ -163,14 +177,15 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
 
 
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
-    """Chosen columns that everyone hears, and chosen distances: ``src <= dst and (src in columns or dst - src in slashes)``.
+    """Chosen columns that every token attends to, and chosen distances:
+    ``src <= dst and (src in columns or dst - src in slashes)``.
 
-    Each is a list of positions ``0 .. n - 1`` for all heads, or a list of such lists, one for each head; distance 0 is the
-    self loop. MInference (Jiang et al. 2024, arXiv 2407.02490), which finds them for each head from the attention of the last
-    64 queries. IndexError for a position outside.
+    Each is a list of positions ``0 .. n - 1`` for all heads, or a list of such lists, one for each head;
+    distance 0 is the self loop. MInference (Jiang et al. 2024, arXiv 2407.02490), which finds them for each
+    head from the attention of the last 64 queries. IndexError for a position outside.
 
     >>> print(vertical_slash(5, [0], [0, 2]))
-    vertical_slash(5, [0], [0, 2]): mask[dst, src] and who hears whom
+    vertical_slash(5, [0], [0, 2]): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ · ■ · ·   2 <- 0 2
@@ -184,9 +199,6 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
         raise ValueError(f"columns and slashes must be given for the same number of heads, at least 1, got {sorted(heads)}")
     name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
     return TokenGraph.from_rule(partial(_vertical_slash, *chosen), n, heads=max(heads, default=None), name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _is_chosen(chosen: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -223,13 +235,11 @@ def _vertical_slash(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst:
     return (src <= dst) & (_data.look_up(columns, b, h, src) | _data.look_up(slashes, b, h, distance))
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
 DISTANCES_AT_ONCE = 2**20  # 8 MB
 
 
 def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
-    """int64 ``[batch, heads, n, k]``: the senders of each receiver in their order, -1 where there are fewer."""
+    """The senders of each receiver in order, ``[batch, heads, n, k]``, -1 where there are fewer."""
     n = points.shape[-2]
     step = max(1, DISTANCES_AT_ONCE // max(1, points[..., 0].numel()))
     found = [torch.zeros(*points.shape[:2], 0, k, dtype=torch.int64, device="cpu")]
@@ -250,7 +260,6 @@ def _labels(table: Tensor, sizes: _data.Sizes) -> str:
 
 
 def _first_of_each(labels: Tensor) -> Tensor:
-    """True where a label stands for the first time in its row."""
     ordered, place = labels.sort(dim=-1, stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]

@@ -1,4 +1,4 @@
-"""Training and decoding layouts: block diffusion, draft heads, text that hears interleaved media."""
+"""Training and decoding layouts: block diffusion, draft heads, text that attends to interleaved media."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ __all__ = ["block_diffusion", "draft_training", "media_cross"]
 
 
 def block_diffusion(n: int, block: int) -> TokenGraph:
-    """Noised tokens hear their noised block and the clean blocks before it; clean tokens hear clean blocks up to their own.
+    """Noised tokens attend to their noised block and the clean blocks before it; clean tokens attend to clean
+    blocks up to their own.
 
-    ``n`` noised tokens, then the same ``n`` clean, both in blocks of ``block``: 2 n nodes, the training of block diffusion.
-    With ``blk`` the number of a token's block, a noised token hears the noised tokens of its own block and the clean ones
-    of earlier blocks, ``blk(src) < blk(dst)``; a clean token hears the clean ones with ``blk(src) <= blk(dst)`` and no
-    noised one. So a noised token hears as many as its clean twin: ``min((blk + 1) * block, n)``. ``block=1`` is a causal
-    model; ``block=n`` denoises everything at once. A last block may be shorter. At decoding: ``block_causal(n, block)``.
-    BD3-LM (Arriola et al. 2025, arXiv 2503.09573).
+    ``n`` noised tokens, then the same ``n`` clean, both in blocks of ``block``: 2 n nodes, the training of
+    block diffusion. With ``blk`` the number of a token's block, a noised token attends to the noised tokens
+    of its own block and the clean ones of earlier blocks, ``blk(src) < blk(dst)``; a clean token attends to
+    the clean ones with ``blk(src) <= blk(dst)`` and no noised one. So a noised token attends to as many as
+    its clean twin: ``min((blk + 1) * block, n)``. ``block=1`` is a causal model; ``block=n`` denoises
+    everything at once. A last block may be shorter. At decoding: ``block_causal(n, block)``. BD3-LM (Arriola
+    et al. 2025, arXiv 2503.09573).
 
     >>> print(block_diffusion(3, 2))
-    block_diffusion(3, 2): mask[dst, src] and who hears whom
+    block_diffusion(3, 2): mask[dst, src] and in-edges
     0 ■ ■ · · · ·   0 <- 0 1
     1 ■ ■ · · · ·   1 <- 0 1
     2 · · ■ ■ ■ ·   2 <- 2 3 4
@@ -40,15 +42,17 @@ def block_diffusion(n: int, block: int) -> TokenGraph:
 
 
 def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
-    """A token hears the whole verified prefix and its own draft's past: ``blocks`` drafts of ``block`` tokens after one prefix.
+    """Each token attends to the whole verified prefix and its own draft's past: ``blocks`` drafts of
+    ``block`` tokens after one prefix.
 
-    ``src <= dst and (src < prefix or draft(src) = draft(dst))``, with ``draft(i) = (i - prefix) // block``. In-degree of the
-    t-th token of a draft, counted from 0: ``prefix + t + 1``. The receivers of a draft head are
-    ``.rows(prefix, prefix + blocks * block)``: the prefix comes from the model whose tokens are drafted. JetSpec's training mask
-    (Hu et al. 2026, arXiv 2606.18394), where a draft is an anchor and the tokens after it; its decoding is ``tree_decoding``.
+    ``src <= dst and (src < prefix or draft(src) = draft(dst))``, with ``draft(i) = (i - prefix) // block``.
+    In-degree of the t-th token of a draft, counted from 0: ``prefix + t + 1``. The receivers of a draft head
+    are ``.rows(prefix, prefix + blocks * block)``: the prefix comes from the model whose tokens are drafted.
+    JetSpec's training mask (Hu et al. 2026, arXiv 2606.18394), where a draft is an anchor and the tokens
+    after it; its decoding is ``tree_decoding``.
 
     >>> print(draft_training(2, 2, 2))
-    draft_training(2, 2, 2): mask[dst, src] and who hears whom
+    draft_training(2, 2, 2): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -62,16 +66,18 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
 
 def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) -> TokenGraph:
-    """Text hears the last image before it: ``n`` text tokens receive from ``len(media) * tokens`` visual ones (bipartite).
+    """Text attends to the last image before it: ``n`` text tokens receive from ``len(media) * tokens`` visual
+    ones (bipartite).
 
-    ``media[k]`` is the text position at which image (or video) k stands, in increasing order; its ``tokens`` visual tokens
-    are the senders ``k * tokens .. (k + 1) * tokens - 1``. Text token dst hears image k if ``media[k] <= dst < media[k + 1]``;
-    before the first image nobody. ``last=False``: all images so far, ``media[k] <= dst``.
-    Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside ``0 .. n - 1``.
+    ``media[k]`` is the text position at which image (or video) k stands, in increasing order; its ``tokens``
+    visual tokens are the senders ``k * tokens .. (k + 1) * tokens - 1``. Text token dst attends to image k if
+    ``media[k] <= dst < media[k + 1]``; before the first image nobody. ``last=False``: all images so far,
+    ``media[k] <= dst``. Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside
+    ``0 .. n - 1``.
 
     >>> print(media_cross(4, [1, 3], 2))
-    media_cross(4, [1, 3], 2): mask[dst, src] and who hears whom
-    0 · · · ·   0 <- nobody
+    media_cross(4, [1, 3], 2): mask[dst, src] and in-edges
+    0 · · · ·   0 <- none
     1 ■ ■ · ·   1 <- 0 1
     2 ■ ■ · ·   2 <- 0 1
     3 · · ■ ■   3 <- 2 3
@@ -83,9 +89,6 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     rule = partial(_last_medium if last else _media_so_far, stands.cumsum(0), tokens)
     name = f"media_cross({n}, {text.listed(places, 'media')}, {tokens}{'' if last else ', last=False'})"
     return TokenGraph.from_rule(rule, n, len(places) * tokens, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _block_diffusion(n: int, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -106,9 +109,6 @@ def _last_medium(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor,
 
 def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src // tokens < so_far.to(dst.device)[dst]
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _places(media: Sequence[int], n: int) -> list[int]:

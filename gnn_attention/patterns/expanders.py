@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders", "torus", "watts_strogatz"]
 
-LANCZOS_STEPS = 64  # of the estimate of an eigenvalue; its error is far below the margin asked of a draw
+LANCZOS_STEPS = 64  # of the estimate of an eigenvalue; its error is far below the margin of a draw
 
 
 def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenGraph:
-    """A token hears r random tokens, all different, of those up to itself (of all with ``causal=False``).
+    """Each token attends to r random tokens, all different, of those up to itself (of all with
+    ``causal=False``).
 
-    Drawn uniformly without replacement, for each receiver afresh; itself is one of those it may draw. In-degree
-    ``min(dst + 1, r)``, or ``min(n, r)``. The random part of BigBird (Zaheer et al. 2020, arXiv 2007.14062), which its code
-    draws by blocks and besides the window and the global blocks.
+    Drawn uniformly without replacement, for each receiver afresh; itself is one of those it may draw.
+    In-degree ``min(dst + 1, r)``, or ``min(n, r)``. The random part of BigBird (Zaheer et al. 2020, arXiv
+    2007.14062), which its code draws by blocks, next to the window and the global blocks.
 
     >>> random_senders(1000, 3).in_degree().unique().tolist()
     [1, 2, 3]
@@ -42,13 +43,14 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
 def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int = 100, causal: bool = True) -> TokenGraph:
     """A random graph of at most ``2 d`` neighbours each, whose spectral gap is nearly the largest possible.
 
-    ``method="cycles"``: d random cycles through all tokens; ``"permutations"``: the edges ``i - p(i)`` of d random permutations
-    p; each edge in both directions. Of up to ``draws`` draws the first is taken whose second eigenvalue is at most
-    ``2 sqrt(2 d - 1) + 0.1`` (counting an edge drawn twice twice), else the one of the smallest. No self loops: join
-    ``window(n, 1)``. The expander of Exphormer (Shirzad et al. 2023, arXiv 2303.06147, and its code, which takes the complete
-    graph up to 10 nodes; the graph of its attention is the union of a given graph, this one and virtual nodes) is
-    ``causal=False``. The causal graph, its edges ``src < dst`` alone, is this library's and not the paper's: no theorem on
-    expanders holds for it, and token 0 hears nobody.
+    ``method="cycles"``: d random cycles through all tokens; ``"permutations"``: the edges ``i - p(i)`` of d
+    random permutations p; each edge in both directions. Of up to ``draws`` draws the first is taken whose
+    second eigenvalue is at most ``2 sqrt(2 d - 1) + 0.1`` (counting an edge drawn twice twice), else the one
+    of the smallest. No self loops: join ``window(n, 1)``. The expander of Exphormer (Shirzad et al. 2023,
+    arXiv 2303.06147, and its code, which takes the complete graph up to 10 nodes; the graph of its attention
+    is the union of a given graph, this one and virtual nodes) is ``causal=False``. The causal graph, its
+    edges ``src < dst`` alone, is this library's and not the paper's: no theorem on expanders holds for it,
+    and token 0 has no in-edges.
 
     >>> expander(200, 3, causal=False).in_degree().unique().tolist()
     [4, 5, 6]
@@ -58,19 +60,21 @@ def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int =
     neighbours = _best_draw(n, d, method, seed, checks.size("draws", draws, 1))
     token = torch.arange(n, device="cpu").expand_as(neighbours)
     edges = torch.stack([neighbours.flatten(), token.flatten()])
-    kept = edges[:, edges[0] < edges[1] if causal else edges[0] != edges[1]]
+    chosen = edges[:, edges[0] < edges[1] if causal else edges[0] != edges[1]]
     given = _unless("cycles", method=method) + _unless(0, seed=seed) + _unless(100, draws=draws)
-    return _coalesced(kept, n, text.call("expander", causal, n, d, *given))
+    return _coalesced(chosen, n, text.call("expander", causal, n, d, *given))
 
 
 def hypercube(dimension: int) -> TokenGraph:
-    """``2^dimension`` tokens; a token hears those whose number differs from its own in one binary digit.
+    """``2^dimension`` tokens; each token attends to those whose number differs from its own in one binary
+    digit.
 
-    In-degree ``dimension``; symmetric, no self loops: ``hypercube(d) | window(2**d, 1)`` is ``butterfly(2**d)``. Any token is
-    heard of by any other within ``dimension`` layers. As networkx's ``hypercube_graph``, digits read as a binary number.
+    In-degree ``dimension``; symmetric, no self loops: ``hypercube(d) | window(2**d, 1)`` is
+    ``butterfly(2**d)``. Any token is reached by any other within ``dimension`` layers. As networkx's
+    ``hypercube_graph``, digits read as a binary number.
 
     >>> print(hypercube(2))
-    hypercube(2): mask[dst, src] and who hears whom
+    hypercube(2): mask[dst, src] and in-edges
     0 · ■ ■ ·   0 <- 1 2
     1 ■ · · ■   1 <- 0 3
     2 ■ · · ■   2 <- 0 3
@@ -81,15 +85,17 @@ def hypercube(dimension: int) -> TokenGraph:
 
 
 def de_bruijn(k: int, length: int) -> TokenGraph:
-    """The words of ``length`` letters out of k; a word hears those that become it by dropping the first letter, adding one.
+    """The words of ``length`` letters out of k; a word attends to those that become it by dropping the first
+    letter, adding one.
 
-    A word is a number below ``n = k^length`` with base k: ``dst // k == src % (n // k)``. In-degree and out-degree k, the k words
-    of one letter hearing themselves; directed. Between any two words there is exactly one walk of ``length`` edges, so after
-    ``length = log_k n`` layers everyone has heard of everyone. No graph of in-degree ``k > 1`` does it in fewer: one layer less
-    hears of ``1 + k + ... + k^(length - 1) < n`` tokens at most.
+    A word is a number below ``n = k^length`` with base k: ``dst // k == src % (n // k)``. In-degree and
+    out-degree k, the k words of one letter attending to themselves; directed. Between any two words there is
+    exactly one walk of ``length`` edges, so after ``length = log_k n`` layers every token has received from
+    every token. No graph of in-degree ``k > 1`` does it in fewer: one layer less receives from
+    ``1 + k + ... + k^(length - 1) < n`` tokens at most.
 
     >>> print(de_bruijn(2, 2))
-    de_bruijn(2, 2): mask[dst, src] and who hears whom
+    de_bruijn(2, 2): mask[dst, src] and in-edges
     0 ■ · ■ ·   0 <- 0 2
     1 ■ · ■ ·   1 <- 0 2
     2 · ■ · ■   2 <- 1 3
@@ -101,13 +107,15 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
 
 
 def torus(*sizes: int) -> TokenGraph:
-    """A grid closed in every direction: a token hears its two neighbours along each axis, the last being next to the first.
+    """A grid closed in every direction: each token attends to its two neighbours along each axis, the last
+    being next to the first.
 
-    Tokens are numbered row by row (the last axis runs fastest). In-degree 2 for each axis of 3 or more, 1 for an axis of 2, 0
-    for an axis of 1; symmetric, no self loops. Everyone has heard of everyone after ``sum of size // 2`` layers. ``torus(n)``
-    is a ring. As networkx's periodic ``grid_graph``, but for the self loops that it gives an axis of 1.
+    Tokens are numbered row by row (the last axis runs fastest). In-degree 2 for each axis of 3 or more, 1 for
+    an axis of 2, 0 for an axis of 1; symmetric, no self loops. Every token has received from every token
+    after ``sum of size // 2`` layers. ``torus(n)`` is a ring. As networkx's periodic ``grid_graph``, but for
+    the self loops that it gives an axis of 1.
 
-    >>> torus(3, 4).select().edge_index[0, :4].tolist()   # whom token 0 hears: right, left, below, above
+    >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
     """
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
@@ -117,12 +125,13 @@ def torus(*sizes: int) -> TokenGraph:
 
 
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
-    """A small world: a ring in which everyone hears ``k // 2`` neighbours on each side, each link moved with probability p.
+    """A small world: a ring in which every token attends to ``k // 2`` neighbours on each side, each link
+    moved with probability p.
 
-    A link keeps one of its ends and gets a random other one, so there are always ``2 n (k // 2)`` edges (for ``k < n``, else all
-    pairs); symmetric, no self loops, perhaps not connected. Made by networkx's ``watts_strogatz_graph`` from its own random
-    numbers. Watts and Strogatz 1998, "Collective dynamics of 'small-world' networks", Nature 393. Raises ValueError for ``k > n``
-    or p outside [0, 1].
+    A link keeps one of its ends and gets a random other one, so there are always ``2 n (k // 2)`` edges (for
+    ``k < n``, else all pairs); symmetric, no self loops, perhaps not connected. Made by networkx's
+    ``watts_strogatz_graph`` from its own random numbers. Watts and Strogatz 1998, "Collective dynamics of
+    'small-world' networks", Nature 393. Raises ValueError for ``k > n`` or p outside [0, 1].
 
     >>> watts_strogatz(20, 4, 0.1).num_edges
     80
@@ -138,10 +147,12 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
-    """Every two tokens hear each other with probability p, each pair by itself; symmetric, no self loops.
+    """Every two tokens attend to each other with probability p, each pair by itself; symmetric, no self
+    loops.
 
-    About ``p n (n - 1)`` edges; connected nearly surely if p is well above ``log(n) / n``, nearly never well below. Made by
-    networkx's ``fast_gnp_random_graph`` from its own random numbers. Raises ValueError for p outside [0, 1].
+    About ``p n (n - 1)`` edges; connected nearly surely if p is well above ``log(n) / n``, nearly never well
+    below. Made by networkx's ``fast_gnp_random_graph`` from its own random numbers. Raises ValueError for p
+    outside [0, 1].
 
     >>> erdos_renyi(5, 1.0).num_edges
     20
@@ -151,9 +162,6 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
 
     name = f"erdos_renyi({', '.join(map(str, [n, p, *_unless(0, seed=seed)]))})"
     return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed), n, name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _hypercube(dimension: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -168,7 +176,7 @@ def _de_bruijn(k: int, rest: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 
 
 def _torus(axes: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """One step along one axis, all others equal: the numbers differ by one stride, or by all but one round the end."""
+    """One step along one axis: the numbers differ by one stride, or by all but one round the end."""
     edge = (dst < 0) & (src < 0)
     for stride, length in axes:
         away = (dst - src).abs()
@@ -177,11 +185,8 @@ def _torus(axes: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor,
     return edge
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r rows"]:
-    """r different numbers below each bound, or all of them and then a huge one (Floyd's algorithm, all rows at once)."""
+    """r distinct numbers below each bound, or all and then a huge one (Floyd's algorithm)."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     numbers = torch.randint(2**62, (r, len(bound)), generator=generator, device="cpu")
     taken = torch.full_like(numbers, torch.iinfo(torch.int64).max)
@@ -217,10 +222,11 @@ def _draw(n: int, d: int, method: str, generator: torch.Generator) -> Int[Tensor
 
 
 def _second_eigenvalue(neighbours: Int[Tensor, "degree tokens"]) -> float:
-    """The largest eigenvalue of a regular multigraph besides its degree, by Lanczos, never from above."""
+    """The largest eigenvalue of a regular multigraph after its degree, by Lanczos, never from above."""
     n = neighbours.shape[1]
     start = torch.randn(n, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu")
-    basis = [torch.full((n,), n**-0.5, dtype=torch.float64, device="cpu")]  # the eigenvector of the degree: all the same
+    # the eigenvector of the degree: all the same
+    basis = [torch.full((n,), n**-0.5, dtype=torch.float64, device="cpu")]
     while len(basis) <= min(LANCZOS_STEPS, n - 1):
         known = torch.stack(basis)
         for _ in range(2):  # twice is enough: orthogonal to rounding
@@ -242,7 +248,6 @@ def _both_directions(graph: networkx.Graph, n: int, name: str) -> TokenGraph:
 
 
 def _coalesced(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
-    """The graph of the edges, by receiver, then sender, each once."""
     keys = torch.unique(edges[1] * n + edges[0])
     return TokenGraph.from_edges(torch.stack([keys % max(n, 1), keys // max(n, 1)]), n, name=name)
 
@@ -254,5 +259,4 @@ def _chance(name: str, value: float) -> float:
 
 
 def _unless(default: object, **given: object) -> list[str]:
-    """Keyword arguments as text, but for those that have their default."""
     return [f"{word}={value!r}" for word, value in given.items() if value != default]

@@ -1,8 +1,8 @@
 """Tokens on a grid: neighbourhoods, shifted windows, haloed blocks, rows and columns, tiles of a video.
 
-A grid has any number of axes; its tokens stand in row-major order: the last axis runs fastest, as ``tensor.flatten()``
-leaves them. Most of these graphs are boxes: along each axis a receiver hears an interval of coordinates, which a small
-table holds, and an edge needs all the axes.
+A grid has any number of axes; its tokens stand in row-major order: the last axis runs fastest, as
+``tensor.flatten()`` leaves them. Most of these graphs are boxes: along each axis a receiver attends to an
+interval of coordinates, which a small table holds, and an edge needs all the axes.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ def natten(
     stride: int | Sequence[int] = 1,
     causal: bool | Sequence[bool] = False,
 ) -> TokenGraph:
-    """Neighbourhood attention: along each axis, a window of exactly ``kernel`` coordinates, pushed inwards at the border.
+    """Neighbourhood attention: along each axis, a window of exactly ``kernel`` coordinates, pushed inwards at
+    the border.
 
-    The window is centred on the receiver's coordinate x (an even one has its longer half before x) and moved until it lies in
-    the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``, so that every token hears ``prod(kernel)`` tokens. Each
-    parameter is one value, or one for each axis:
+    The window is centred on the receiver's coordinate x (an even one has its longer half before x) and moved
+    until it lies in the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``, so that every token
+    attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
 
     - ``dilation`` d: the same inside the coordinates that leave x's remainder modulo d, counted ``x // d``;
-    - ``stride`` s: each s coordinates in turn share the window of their middle one (the right-hand one if s is even), so
-      ``stride = kernel`` is blocked attention;
-    - ``causal``: the window ends at x and starts ``kernel - 1`` before it (before the last of its stride group).
+    - ``stride`` s: each s coordinates in turn share the window of their middle one (the right-hand one if s
+      is even), so ``stride = kernel`` is blocked attention;
+    - ``causal``: the window ends at x and starts ``kernel - 1`` before it (before the last of its stride
+      group).
 
-    NATTEN's definition; attention-gym's ``generate_natten`` agrees for odd kernels (its even ones hear ``kernel + 1``).
-    Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated (2209.15001), causal (2403.04690), strided:
-    Generalized Neighborhood Attention (2504.16922).
+    NATTEN's definition; attention-gym's ``generate_natten`` agrees for odd kernels (its even ones attend to
+    ``kernel + 1``). Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
+    (2209.15001), causal (2403.04690), strided: Generalized Neighborhood Attention (2504.16922).
 
     Raises ValueError where ``kernel * dilation`` exceeds the grid, or ``stride`` the kernel.
 
     >>> print(natten((5,), 3))
-    natten((5,), 3): mask[dst, src] and who hears whom
+    natten((5,), 3): mask[dst, src] and in-edges
     0 ■ ■ ■ · ·   0 <- 0 1 2
     1 ■ ■ ■ · ·   1 <- 0 1 2
     2 · ■ ■ ■ ·   2 <- 1 2 3
@@ -69,18 +71,19 @@ def natten(
 
 
 def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequence[int] = 0) -> TokenGraph:
-    """Windowed attention: a token hears its window; the partition into windows is moved by ``shift`` along each axis.
+    """Windowed attention: each token attends to its window; the partition into windows is moved by ``shift``
+    along each axis.
 
-    ``(x - shift) // window`` is the same for sender and receiver along every axis. The shifted partition has smaller windows
-    at the border: this is what the cyclic shift *with* its mask computes, since tokens that only the roll brings together do
-    not hear each other. A grid that ``window`` does not divide keeps its smaller last windows (Hugging Face pads it instead,
-    and hears the padding). Layers alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin
-    Transformer (arXiv 2103.14030).
+    ``(x - shift) // window`` is the same for sender and receiver along every axis. The shifted partition has
+    smaller windows at the border: this is what the cyclic shift *with* its mask computes, since tokens that
+    only the roll brings together do not attend to each other. A grid that ``window`` does not divide keeps
+    its smaller last windows (Hugging Face pads it instead, and attends to the padding). Layers alternate
+    ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin Transformer (arXiv 2103.14030).
 
     Raises ValueError unless ``0 <= shift < window``.
 
     >>> print(swin((6,), 3, 1))
-    swin((6,), 3, shift=1): mask[dst, src] and who hears whom
+    swin((6,), 3, shift=1): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 · ■ ■ ■ · ·   1 <- 1 2 3
     2 · ■ ■ ■ · ·   2 <- 1 2 3
@@ -99,14 +102,15 @@ def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequenc
 
 
 def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | Sequence[int]) -> TokenGraph:
-    """Blocked local attention: a token hears its block and a margin of ``halo`` around it, cut at the border of the grid.
+    """Blocked local attention: each token attends to its block and a margin of ``halo`` around it, cut at the
+    border of the grid.
 
-    ``block * (x // block) - halo <= y < block * (x // block + 1) + halo`` for sender y and receiver x along every axis, so an
-    inner token hears ``prod(block + 2 halo)``. Not symmetric. Vaswani et al. 2021, HaloNet (arXiv 2103.12731); ``block=1`` is
-    a window around every token.
+    ``block * (x // block) - halo <= y < block * (x // block + 1) + halo`` for sender y and receiver x along
+    every axis, so an inner token attends to ``prod(block + 2 halo)``. Not symmetric. Vaswani et al. 2021,
+    HaloNet (arXiv 2103.12731); ``block=1`` is a window around every token.
 
     >>> print(haloed_blocks((6,), 2, 1))
-    haloed_blocks((6,), 2, 1): mask[dst, src] and who hears whom
+    haloed_blocks((6,), 2, 1): mask[dst, src] and in-edges
     0 ■ ■ ■ · · ·   0 <- 0 1 2
     1 ■ ■ ■ · · ·   1 <- 0 1 2
     2 · ■ ■ ■ ■ ·   2 <- 1 2 3 4
@@ -122,14 +126,16 @@ def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | 
 
 
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
-    """A token hears the tokens that differ from it along one axis only: in a picture its row and its column.
+    """Each token attends to the tokens that differ from it along one axis only: in a picture its row and its
+    column.
 
-    ``axis``: along this axis alone, one layer of Ho et al. 2019, Axial Transformers (arXiv 1912.12180), which take the axes in
-    turn: as many layers as axes reach everything. None: along any axis, in-degree ``sum(shape) - len(shape) + 1`` (xformers'
-    ``axial_2d_pattern``). Raises IndexError for an axis that the grid does not have.
+    ``axis``: along this axis alone, one layer of Ho et al. 2019, Axial Transformers (arXiv 1912.12180), which
+    take the axes in turn: as many layers as axes reach everything. None: along any axis, in-degree
+    ``sum(shape) - len(shape) + 1`` (xformers' ``axial_2d_pattern``). Raises IndexError for an axis that the
+    grid does not have.
 
     >>> print(axial((2, 3)))
-    axial((2, 3)): mask[dst, src] and who hears whom
+    axial((2, 3)): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ · ·   0 <- 0 1 2 3
     1 ■ ■ ■ · ■ ·   1 <- 0 1 2 4
     2 ■ ■ ■ · · ■   2 <- 0 1 2 5
@@ -149,16 +155,18 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
 
 
 def image_local_2d(shape: Sequence[int], block: int | Sequence[int], memory: int | Sequence[int]) -> TokenGraph:
-    """A pixel hears its own block so far and the memory above and beside that block: a picture generated block by block.
+    """Each pixel attends to its own block so far and the memory above and next to that block: a picture
+    generated block by block.
 
-    Of the memory around its block a token hears what was generated before, the blocks and the tokens of each in raster order:
-    ``memory[0]`` rows above and, ``memory[1]`` wide, the tokens to the left and above to the left and right. The tokens stand
-    in row-major order of the picture, not in the order of generation: an edge may come from a later position (below, in the
-    block to the left), and the graph is acyclic all the same. In one dimension it is ``segment_recurrence``. Parmar et al.
-    2018, Image Transformer (arXiv 1802.05751), as tensor2tensor's ``masked_local_attention_2d``.
+    Of the memory around its block each token attends to what was generated before, the blocks and the tokens
+    of each in raster order: ``memory[0]`` rows above and, ``memory[1]`` wide, the tokens to the left and
+    above to the left and right. The tokens stand in row-major order of the picture, not in the order of
+    generation: an edge may come from a later position (below, in the block to the left), and the graph is
+    acyclic all the same. In one dimension it is ``segment_recurrence``. Parmar et al. 2018, Image Transformer
+    (arXiv 1802.05751), as tensor2tensor's ``masked_local_attention_2d``.
 
     >>> print(image_local_2d((2, 4), (2, 2), (1, 1)))
-    image_local_2d((2, 4), 2, 1): mask[dst, src] and who hears whom
+    image_local_2d((2, 4), 2, 1): mask[dst, src] and in-edges
     0 ■ · · · · · · ·   0 <- 0
     1 ■ ■ · · · · · ·   1 <- 0 1
     2 · ■ ■ · · ■ · ·   2 <- 1 2 5
@@ -180,18 +188,20 @@ def image_local_2d(shape: Sequence[int], block: int | Sequence[int], memory: int
 def sliding_tile(
     shape: Sequence[int], tile: int | Sequence[int], window: int | Sequence[int], text: int = 0, tiled: bool = False
 ) -> TokenGraph:
-    """Sliding tile attention: all tokens of a tile hear the same ``window`` tiles along each axis, pushed inwards at the border.
+    """Sliding tile attention: all tokens of a tile attend to the same ``window`` tiles along each axis,
+    pushed inwards at the border.
 
-    It is ``natten`` between tiles: tile ``t = x // tile`` hears the ``window`` tiles from
-    ``clamp(t - window // 2, 0, size // tile - window)`` on. ``text`` further tokens stand behind the video, hear all and are
-    heard by all. ``tiled=True``: the tokens stand tile by tile, as the kernels want them, so that every block of the mask is
-    empty or full. ``window`` counts tiles, as in FastVideo; attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025,
-    Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507).
+    It is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
+    ``clamp(t - window // 2, 0, size // tile - window)`` on. ``text`` further tokens stand behind the video,
+    attend to all and are attended to by all. ``tiled=True``: the tokens stand tile by tile, as the kernels
+    want them, so that every block of the mask is empty or full. ``window`` counts tiles, as in FastVideo;
+    attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video Generation with Sliding Tile
+    Attention (arXiv 2502.04507).
 
     Raises ValueError where a tile does not divide the grid, or the window exceeds it.
 
     >>> print(sliding_tile((6,), 2, 2, text=1))
-    sliding_tile((6,), 2, 2, text=1): mask[dst, src] and who hears whom
+    sliding_tile((6,), 2, 2, text=1): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ · · ■   0 <- 0 1 2 3 6
     1 ■ ■ ■ ■ · · ■   1 <- 0 1 2 3 6
     2 ■ ■ ■ ■ · · ■   2 <- 0 1 2 3 6
@@ -220,15 +230,16 @@ def sliding_tile(
 
 
 def svg_spatial(frames: int, frame_size: int, w: int, prompt: int = 0, first_frame: bool = False) -> TokenGraph:
-    """A token of a video hears those less than ``w`` away in the sequence, so in the same frame or near it: ``|dst - src| < w``.
+    """A token of a video attends to those less than ``w`` away in the sequence, so in the same frame or near
+    it: ``|dst - src| < w``.
 
-    Sparse VideoGen's spatial head. ``prompt`` tokens stand before the ``frames * frame_size`` tokens of the video, hear all and
-    are heard by all; ``first_frame=True``: so is the first frame heard by all. attention-gym's ``width`` counts frames and
-    rounds: w is its ``width * token_per_frame``, rounded down to a multiple of ``round_width``. Sparse VideoGen (2025, arXiv
-    2502.01776).
+    Sparse VideoGen's spatial head. ``prompt`` tokens stand before the ``frames * frame_size`` tokens of the
+    video, attend to all and are attended to by all; ``first_frame=True``: so is the first frame attended to
+    by all. attention-gym's ``width`` counts frames and rounds: w is its ``width * token_per_frame``, rounded
+    down to a multiple of ``round_width``. Sparse VideoGen (2025, arXiv 2502.01776).
 
     >>> print(svg_spatial(2, 2, 2, prompt=1))
-    svg_spatial(2, 2, 2, prompt=1): mask[dst, src] and who hears whom
+    svg_spatial(2, 2, 2, prompt=1): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
     1 ■ ■ ■ · ·   1 <- 0 1 2
     2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
@@ -236,23 +247,24 @@ def svg_spatial(frames: int, frame_size: int, w: int, prompt: int = 0, first_fra
     4 ■ · · ■ ■   4 <- 0 3 4
     """
     frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
-    heard = min(prompt + frame_size, prompt + frames * frame_size) if first_frame else prompt
+    shared = min(prompt + frame_size, prompt + frames * frame_size) if first_frame else prompt
     options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
     name = _grid_rules.call("svg_spatial", frames, frame_size, w, **options)
-    rule = partial(_spatial, prompt, heard, w)
+    rule = partial(_spatial, prompt, shared, w)
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
 
 def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> TokenGraph:
-    """A token of a video hears those less than ``w`` away inside their frame, in every frame: ``|p(dst) - p(src)| < w``.
+    """A token of a video attends to those less than ``w`` away inside their frame, in every frame: ``|p(dst)
+    - p(src)| < w``.
 
-    Sparse VideoGen's temporal head. ``p`` is the position inside the frame, ``(i - prompt) % frame_size``; the ``prompt``
-    tokens before the video hear all and are heard by all. In-degree of a video token without prompt: ``frames`` times that of
-    ``window(frame_size, w, causal=False)``. attention-gym's ``width`` is ``w = width * token_per_frame // num_frames``. Sparse
-    VideoGen (2025, arXiv 2502.01776).
+    Sparse VideoGen's temporal head. ``p`` is the position inside the frame, ``(i - prompt) % frame_size``;
+    the ``prompt`` tokens before the video attend to all and are attended to by all. In-degree of a video
+    token without prompt: ``frames`` times that of ``window(frame_size, w, causal=False)``. attention-gym's
+    ``width`` is ``w = width * token_per_frame // num_frames``. Sparse VideoGen (2025, arXiv 2502.01776).
 
     >>> print(svg_temporal(2, 2, 1, prompt=1))
-    svg_temporal(2, 2, 1, prompt=1): mask[dst, src] and who hears whom
+    svg_temporal(2, 2, 1, prompt=1): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
     1 ■ ■ · ■ ·   1 <- 0 1 3
     2 ■ · ■ · ■   2 <- 0 2 4
@@ -263,9 +275,6 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     rule = partial(_temporal, prompt, frame_size, w)
     name = _grid_rules.call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _in_box_or_text(box: tuple[_grid_rules.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -289,16 +298,13 @@ def _image_local(
     return around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
 
 
-def _spatial(prompt: int, heard: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < prompt) | (src < heard) | ((dst - src).abs() < w)
+def _spatial(prompt: int, shared: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst < prompt) | (src < shared) | ((dst - src).abs() < w)
 
 
 def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     apart = (dst - prompt) % frame_size - (src - prompt) % frame_size
     return (dst < prompt) | (src < prompt) | (apart.abs() < w)
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grid_rules.Span:
@@ -314,13 +320,11 @@ def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, caus
 
 
 def _windows(size: int, window: int, shift: int) -> _grid_rules.Span:
-    """The window of each coordinate, cut at the border."""
     first = (torch.arange(size, device="cpu") - shift) // window * window + shift
     return first.clamp(min=0), (first + window - 1).clamp(max=size - 1)
 
 
 def _haloed(size: int, block: int, halo: int) -> _grid_rules.Span:
-    """The block of each coordinate with its margins, cut at the border."""
     first = torch.arange(size, device="cpu") // block * block
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)
 

@@ -25,14 +25,16 @@ __all__ = [
 
 
 def log_sparse(n: int, causal: bool = True) -> TokenGraph:
-    """A token hears itself and the tokens at distances 1, 2, 4, 8, ...: ``dst - src`` is 0 or a power of two.
+    """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ...: ``dst - src`` is 0 or a power
+    of two.
 
-    In-degree ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these distances on both sides. A message takes as many layers
-    as its distance has binary ones, so ``floor(log2 n)`` layers reach everything. LogSparse attention (Li et al. 2019, arXiv
-    1907.00235; its ``l - 2^k`` counts from 1). The paper's two extensions, a dense window and restarts, are not in it.
+    In-degree ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these distances on both sides. A message
+    takes as many layers as its distance has binary ones, so ``floor(log2 n)`` layers reach everything.
+    LogSparse attention (Li et al. 2019, arXiv 1907.00235; its ``l - 2^k`` counts from 1). The paper's two
+    extensions, a dense window and restarts, are not in it.
 
     >>> print(log_sparse(6))
-    log_sparse(6): mask[dst, src] and who hears whom
+    log_sparse(6): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -45,12 +47,13 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
 
 
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
-    """A token hears the blocks at distances that are powers of two, the last ``window`` blocks and the first ``sinks`` blocks.
+    """Each token attends to the blocks at distances that are powers of two, the last ``window`` blocks and
+    the first ``sinks`` blocks.
 
-    ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or ``gap`` is a power of two, or
-    ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the own block included, so ``power_attention(n)`` is
-    ``log_sparse(n)``. After d layers a token has heard of all blocks at a gap below ``2^d``. PowerAttention (Chen et al. 2025,
-    arXiv 2503.03588, section 3.3).
+    ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or ``gap`` is a power of
+    two, or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the own block included, so
+    ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all blocks at a gap
+    below ``2^d``. PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
@@ -62,16 +65,18 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
 
 
 def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
-    """A token hears its own block and the blocks whose number differs in one binary digit: ``blk(src) = blk(dst) xor 2^k``.
+    """Each token attends to its own block and the blocks whose number differs in one binary digit:
+    ``blk(src) = blk(dst) xor 2^k``.
 
-    ``k = 0 .. levels - 1``; all of them by default. In-degree ``block * (1 + levels)`` where n is ``block`` times a power of two;
-    for any other n, what is left of the next power. Symmetric, not causal (``& causal(n)`` lets messages reach only the blocks
-    whose digits include the sender's). Everything is reached in ``log2(n / block)`` layers. The *flat* block butterfly of
-    Pixelated Butterfly (Dao et al. 2022, arXiv 2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`;
-    the low-rank matrix that the paper adds is no set of edges.
+    ``k = 0 .. levels - 1``; all of them by default. In-degree ``block * (1 + levels)`` where n is ``block``
+    times a power of two; for any other n, what is left of the next power. Symmetric, not causal
+    (``& causal(n)`` lets messages reach only the blocks whose digits include the sender's). Everything is
+    reached in ``log2(n / block)`` layers. The *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022,
+    arXiv 2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`; the low-rank matrix
+    that the paper adds is no set of edges.
 
     >>> print(butterfly(8))
-    butterfly(8): mask[dst, src] and who hears whom
+    butterfly(8): mask[dst, src] and in-edges
     0 ■ ■ ■ · ■ · · ·   0 <- 0 1 2 4
     1 ■ ■ · ■ · ■ · ·   1 <- 0 1 3 5
     2 ■ · ■ ■ · · ■ ·   2 <- 0 2 3 6
@@ -90,14 +95,16 @@ def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
 
 
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
-    """One layer of a butterfly network: a token hears its own block and the block that differs in binary digit ``level``.
+    """One layer of a butterfly network: each token attends to its own block and the block that differs in
+    binary digit ``level``.
 
-    ``blk(src)`` is ``blk(dst)`` or ``blk(dst) xor 2^level``: in-degree ``2 * block`` where the partner exists. One layer of each
-    level, in any order, connects everybody where n is ``block`` times a power of two: the product of the factors is full, each
-    pair by exactly one path of blocks. A factor of block butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
+    ``blk(src)`` is ``blk(dst)`` or ``blk(dst) xor 2^level``: in-degree ``2 * block`` where the partner
+    exists. One layer of each level, in any order, connects everybody where n is ``block`` times a power of
+    two: the product of the factors is full, each pair by exactly one path of blocks. A factor of block
+    butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
 
     >>> print(butterfly_factor(4, 1))
-    butterfly_factor(4, 1): mask[dst, src] and who hears whom
+    butterfly_factor(4, 1): mask[dst, src] and in-edges
     0 ■ · ■ ·   0 <- 0 2
     1 · ■ · ■   1 <- 1 3
     2 ■ · ■ ·   2 <- 0 2
@@ -110,17 +117,19 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
 
 
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
-    """Tokens and the spans of a binary tree above them: near context token by token, far context span by span.
+    """Tokens and the spans of a binary tree above them: near context token by token, far context span by
+    span.
 
-    Nodes ``0 .. n - 1`` are the tokens; then come, level by level and left to right, ``ceil(n / 2^l)`` spans of ``2^l`` tokens,
-    up to the root (the last may be cut). A span hears all its tokens. A token hears itself and, going left from itself, k tokens,
-    then k spans of level 1, k of level 2, and so on to the beginning, no token twice: where a level begins in the middle of one
-    of its spans, the first of the k is the half that is left, a node of the level below. ``causal=False`` goes to the right too.
-    With ``causal=True`` tokens hear only what lies before them, though a token hears span nodes of higher number.
-    BP-Transformer (Ye et al. 2019, arXiv 1911.04070; its code's ``step`` is k).
+    Nodes ``0 .. n - 1`` are the tokens; then come, level by level and left to right, ``ceil(n / 2^l)`` spans
+    of ``2^l`` tokens, up to the root (the last may be cut). A span attends to all its tokens. Each token
+    attends to itself and, going left from itself, k tokens, then k spans of level 1, k of level 2, and so on
+    to the beginning, no token twice: where a level begins in the middle of one of its spans, the first of the
+    k is the half that is left, a node of the level below. ``causal=False`` goes to the right too. With
+    ``causal=True`` tokens attend only to what lies before them, though each token attends to span nodes of
+    higher number. BP-Transformer (Ye et al. 2019, arXiv 1911.04070; its code's ``step`` is k).
 
     >>> print(binary_partition(4))   # 4 and 5 are the halves, 6 is the root
-    binary_partition(4, 1): mask[dst, src] and who hears whom
+    binary_partition(4, 1): mask[dst, src] and in-edges
     0 ■ · · · · · ·   0 <- 0
     1 ■ ■ · · · · ·   1 <- 0 1
     2 ■ ■ ■ · · · ·   2 <- 0 1 2
@@ -142,17 +151,19 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
 def longnet(
     n: int, segments: Iterable[int], dilations: Iterable[int], heads: int | None = None, causal: bool = True
 ) -> TokenGraph:
-    """Dilated segments: within segments of w tokens, every r-th token hears every r-th, for several pairs (w, r) at once.
+    """Dilated segments: within segments of w tokens, every r-th token attends to every r-th, for several
+    pairs (w, r) at once.
 
-    The union over the pairs of ``dst // w == src // w`` and ``dst % w % r == src % w % r == h % r``, and ``src <= dst``;
-    ``causal=False`` drops the last. ``heads``: the offset ``h % r`` differs by head, as in the paper; without it, it is 0.
-    The first pair should have ``r = 1``, or some tokens hear nobody. LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3
-    to 5 and 13 to 15) merges the pairs by their softmax denominators, so that an edge of m pairs counts m times: sum the
-    masks of the single pairs and give ``score_mods.log_multiplicity`` the sum. Its code (torchscale) gives neighbouring heads
-    the same offset, ``h // ceil(heads / r)``. Raises ValueError unless there are as many dilations as segments.
+    The union over the pairs of ``dst // w == src // w`` and ``dst % w % r == src % w % r == h % r``, and
+    ``src <= dst``; ``causal=False`` drops the last. ``heads``: the offset ``h % r`` differs by head, as in
+    the paper; without it, it is 0. The first pair should have ``r = 1``, or some tokens have no in-edges.
+    LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and 13 to 15) merges the pairs by their
+    softmax denominators, so that an edge of m pairs counts m times: sum the masks of the single pairs and
+    give ``score_mods.log_multiplicity`` the sum. Its code (torchscale) gives neighbouring heads the same
+    offset, ``h // ceil(heads / r)``. Raises ValueError unless there are as many dilations as segments.
 
     >>> print(longnet(8, [2, 8], [1, 4]))
-    longnet(8, [2, 8], [1, 4]): mask[dst, src] and who hears whom
+    longnet(8, [2, 8], [1, 4]): mask[dst, src] and in-edges
     0 ■ · · · · · · ·   0 <- 0
     1 ■ ■ · · · · · ·   1 <- 0 1
     2 · · ■ · · · · ·   2 <- 2
@@ -174,19 +185,21 @@ def longnet(
 
 
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
-    """The pairs of tokens that one level of a hierarchical matrix holds: neighbouring blocks, less what finer levels hold.
+    """The pairs of tokens that one level of a hierarchical matrix holds: neighbouring blocks, less what finer
+    levels hold.
 
-    With ``near(size) = |dst // size - src // size| <= 1``: level 0 is ``near(block)``, the band of diagonal, sub- and
-    super-diagonal blocks; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and ``src <= dst`` unless
-    ``causal=False``. Every pair stands in exactly one level, so the levels together are ``causal(n)`` (``full(n)``).
-    H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out on averages of ``2^l`` tokens, both senders and
-    receivers, hence its linear cost; this graph holds the pairs of tokens, not the averages. The package
-    ``h-transformer-1d`` pairs each block with its sibling alone.
+    With ``near(size) = |dst // size - src // size| <= 1``: level 0 is ``near(block)``, the band of diagonal,
+    sub- and super-diagonal blocks; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and
+    ``src <= dst`` unless ``causal=False``. Every pair stands in exactly one level, so the levels together are
+    ``causal(n)`` (``full(n)``). H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out
+    on averages of ``2^l`` tokens, both senders and receivers, hence its linear cost; this graph holds the
+    pairs of tokens, not the averages. The package ``h-transformer-1d`` pairs each block with its sibling
+    alone.
 
     >>> print(h_matrix_level(8, 1, 1))
-    h_matrix_level(8, 1, 1): mask[dst, src] and who hears whom
-    0 · · · · · · · ·   0 <- nobody
-    1 · · · · · · · ·   1 <- nobody
+    h_matrix_level(8, 1, 1): mask[dst, src] and in-edges
+    0 · · · · · · · ·   0 <- none
+    1 · · · · · · · ·   1 <- none
     2 ■ · · · · · · ·   2 <- 0
     3 ■ ■ · · · · · ·   3 <- 0 1
     4 · · ■ · · · · ·   4 <- 2
@@ -201,17 +214,19 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
 
 
 def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False) -> TokenGraph:
-    """Every head hears the tokens at its own distances, on both sides: a row of the Wythoff array, which grows like Fibonacci's.
+    """Every head attends to the tokens at its own distances, on both sides: a row of the Wythoff array, which
+    grows like Fibonacci's.
 
-    Head i (from 1) takes ``|dst - src|`` from ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)``
-    and phi the golden ratio, up to ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always.
-    ``modified`` puts the two terms ``i - 1, m`` before them. Every distance belongs to one head alone (unless ``modified``), so
-    heads differ and no token hears itself. ``w_max`` is ``n // 3`` by default, and at least ``w_min``. A graph by head.
-    Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the authors' code; their class token is one of
-    :func:`global_tokens`.
+    Head i (from 1) takes ``|dst - src|`` from ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``,
+    ``m = floor(i phi)`` and phi the golden ratio, up to
+    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always. ``modified`` puts the
+    two terms ``i - 1, m`` before them. Every distance belongs to one head alone (unless ``modified``), so
+    heads differ and no token attends to itself. ``w_max`` is ``n // 3`` by default, and at least ``w_min``. A
+    graph by head. Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the authors' code; their class
+    token is one of :func:`global_tokens`.
 
     >>> print(fibottention(6, 2).select(head=0))
-    fibottention(6, 2).select(0, 0): mask[dst, src] and who hears whom
+    fibottention(6, 2).select(0, 0): mask[dst, src] and in-edges
     0 · ■ ■ ■ · ■   0 <- 1 2 3 5
     1 ■ · ■ ■ ■ ·   1 <- 0 2 3 4
     2 ■ ■ · ■ ■ ■   2 <- 0 1 3 4 5
@@ -221,16 +236,13 @@ def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None, m
     """
     n, heads, w_min = checks.size("n", n), checks.size("heads", heads, 1), checks.size("w_min", w_min)
     furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
-    heard = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
+    attended = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
     for head in range(heads):
         distances = _wythoff_row(head + 1, w_min + (furthest - w_min) * head // max(heads - 1, 1), modified)
-        heard[head, [distance for distance in distances if distance < n]] = True
+        attended[head, [distance for distance in distances if distance < n]] = True
     given = f"{n}, {heads}" + ("" if w_min == 5 and w_max is None else f", {w_min}, {w_max}")
     name = f"fibottention({given}{', modified=True' if modified else ''})"
-    return TokenGraph.from_rule(partial(_by_distance, heard), n, heads=heads, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
+    return TokenGraph.from_rule(partial(_by_distance, attended), n, heads=heads, name=name)
 
 
 def _log_sparse(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -256,7 +268,7 @@ def _butterfly(block: int, levels: int, b: Tensor, h: Tensor, dst: Tensor, src: 
 
 
 def _butterfly_factor(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Two numbers are equal or differ in the digit 2^k alone iff they share a run of 2^(k+1) and their rest modulo 2^k."""
+    """Numbers differ in digit 2^k at most iff their run of 2^(k+1) and their rest modulo 2^k agree."""
     ours, theirs = dst // block, src // block
     return (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
 
@@ -282,15 +294,11 @@ def _h_level(size: int, finer: int, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return _h_level_both(size, finer, b, h, dst, src) & (src <= dst)
 
 
-def _by_distance(heard: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return heard.to(dst.device)[h, (dst - src).abs()]
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
+def _by_distance(attended: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return attended.to(dst.device)[h, (dst - src).abs()]
 
 
 def _powers_below(n: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below n."""
     return tuple(2**k for k in range(max(n - 1, 0).bit_length()))
 
 
@@ -311,13 +319,12 @@ def _first_of_levels(n: int) -> list[int]:
 
 
 def _own_spans(n: int, first: list[int]) -> Int[Tensor, "2 edges"]:
-    """Every token to itself and to each span that holds it."""
     token = torch.arange(n, device="cpu")
     return torch.cat([torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])], 1)
 
 
 def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:
-    """From each token outwards, ``end`` being the end of what it hears already: k nodes of each level in turn."""
+    """k nodes of each level in turn from each token outwards; ``end`` is the end of what it attends to."""
     token = torch.arange(n, device="cpu")
     end, found = token if left else token + 1, [torch.empty(2, 0, dtype=torch.int64, device="cpu")]
     for level in (level for level in range(len(first) - 1) for _ in range(k)):
@@ -331,7 +338,7 @@ def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edg
 
 
 def _wythoff_row(i: int, longest: int, modified: bool) -> list[int]:
-    """Row i of the Wythoff array as far as ``longest``, its first term whatever it is; if modified, from two terms before."""
+    """Row i of the Wythoff array up to ``longest`` and its first term; if modified, from two terms before."""
     m = (i + math.isqrt(5 * i * i)) // 2  # floor(i phi), exactly
     terms = [i - 1, m] if modified else [(m + math.isqrt(5 * m * m)) // 2, (m + math.isqrt(5 * m * m)) // 2 + m]
     while terms[-1] <= longest:

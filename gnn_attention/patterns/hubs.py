@@ -1,4 +1,4 @@
-"""Tokens that everyone hears: sinks, global tokens, and the block-sparse graphs built around them."""
+"""Tokens that every token attends to: sinks, global tokens, and the block-sparse graphs built around them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sink
 
 
 def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
-    """Everyone hears the first ``s`` tokens: ``src < s and src <= dst``; ``causal=False`` drops the second condition.
+    """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``; ``causal=False`` drops the
+    second condition.
 
-    ``window(n, w) | sinks(n, 4)`` is StreamingLLM (Xiao et al. 2023, arXiv 2309.17453); as one builder, ``sink_window``.
+    ``window(n, w) | sinks(n, 4)`` is StreamingLLM (Xiao et al. 2023, arXiv 2309.17453); as one builder,
+    ``sink_window``.
 
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
@@ -29,14 +31,16 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
 
 
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """Chosen tokens G hear all and are heard by all: ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``.
+    """Chosen tokens G attend to all and are attended to by all: ``src in G or dst in G``, and ``src <= dst``
+    unless ``causal=False``.
 
-    ``tokens``: their positions, or a number m for the first m. Longformer's global attention (Beltagy et al. 2020,
-    arXiv 2004.05150, section 3.1) is ``causal=False``. IndexError for a position outside ``0 .. n - 1``.
+    ``tokens``: their positions, or a number m for the first m. Longformer's global attention (Beltagy et al.
+    2020, arXiv 2004.05150, section 3.1) is ``causal=False``. IndexError for a position outside
+    ``0 .. n - 1``.
 
     >>> print(global_tokens(4, [1]))
-    global_tokens(4, [1]): mask[dst, src] and who hears whom
-    0 · · · ·   0 <- nobody
+    global_tokens(4, [1]): mask[dst, src] and in-edges
+    0 · · · ·   0 <- none
     1 ■ ■ · ·   1 <- 0 1
     2 · ■ · ·   2 <- 1
     3 · ■ · ·   3 <- 1
@@ -48,16 +52,18 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
 
 
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """A window beside global tokens G: ``|dst - src| < w or src in G or dst in G``, and ``src <= dst`` unless ``causal=False``.
+    """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``, and ``src <= dst`` unless
+    ``causal=False``.
 
-    The union of ``window(n, w)`` and ``global_tokens(n, tokens)``. The paper's encoder is ``causal=False``; others count w
-    differently: with the paper's and Hugging Face's ``attention_window`` W a token hears W / 2 tokens on each side, which is
-    ``w = W // 2 + 1`` here; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. In the paper global tokens have
-    weights of their own, which no graph says. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1.
-    IndexError for a position outside ``0 .. n - 1``.
+    The union of ``window(n, w)`` and ``global_tokens(n, tokens)``. The paper's encoder is ``causal=False``;
+    others count w differently: with the paper's and Hugging Face's ``attention_window`` W each token attends
+    to W / 2 tokens on each side, which is ``w = W // 2 + 1`` here; attention-gym's
+    ``global_sliding_window(r)`` is ``w = r + 1``. In the paper global tokens have weights of their own, which
+    no graph says. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1. IndexError for a position
+    outside ``0 .. n - 1``.
 
     >>> print(longformer(5, 2, [0], causal=False))
-    longformer(5, 2, [0], causal=False): mask[dst, src] and who hears whom
+    longformer(5, 2, [0], causal=False): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
     1 ■ ■ ■ · ·   1 <- 0 1 2
     2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
@@ -71,17 +77,19 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
 
 
 def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` long ones, hear all and are heard by all; long ones hear a window.
+    """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all;
+    long ones attend to a window.
 
-    Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long: ``src < g or dst < g or |dst - src| < w``.
-    ``owner[i]`` is the global token of long token i (of its sentence); with it a global token hears, beside the global ones,
-    only the long tokens that it owns: the released models' "hard g2l" mask, one global token for each sentence.
-    Never causal. The code's ``local_radius`` r is ``w = r + 1``.
-    Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code, google-research/etcmodel.
-    ValueError unless there is one owner for each long token, IndexError for an owner outside ``0 .. g - 1``.
+    Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
+    ``src < g or dst < g or |dst - src| < w``. ``owner[i]`` is the global token of long token i (of its
+    sentence); with it a global token attends to, next to the global ones, only the long tokens that it owns:
+    the released models' "hard g2l" mask, one global token for each sentence. Never causal. The code's
+    ``local_radius`` r is ``w = r + 1``. Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code,
+    google-research/etcmodel. ValueError unless there is one owner for each long token, IndexError for an
+    owner outside ``0 .. g - 1``.
 
     >>> print(etc(4, 1, 2, owner=[0, 0, 1, 1]))
-    etc(4, 1, 2, owner=[0, 0, 1, 1]): mask[dst, src] and who hears whom
+    etc(4, 1, 2, owner=[0, 0, 1, 1]): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ · ·   0 <- 0 1 2 3
     1 ■ ■ · · ■ ■   1 <- 0 1 4 5
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -99,20 +107,23 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
 
 
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
-    """Blocks of tokens hear themselves, both neighbours, the first and last block, and random ones; those two hear everyone.
+    """Blocks of tokens attend to themselves, both neighbours, the first and last block, and random ones;
+    those two attend to every token.
 
-    With ``i = dst // block``, ``j = src // block`` and L the last block: ``i in {0, L} or j in {0, L} or
-    |i - j| <= 1 or j in R(i)``, where R(i) holds ``num_random`` further blocks, drawn without repetition from those that
-    i does not hear anyway (all of them, if there are fewer). ``heads`` draws R for each head; head 0 has the same as
-    ``heads=None``, and a larger ``num_random`` only adds edges. The last block may be short. Never causal.
+    With ``i = dst // block``, ``j = src // block`` and L the last block:
+    ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``, where R(i) holds ``num_random`` further
+    blocks, drawn without repetition from those that i does not attend to anyway (all of them, if there are
+    fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
+    ``num_random`` only adds edges. The last block may be short. Never causal.
 
-    Others draw otherwise: google-research/bigbird and Hugging Face take R(i) from the first ``2 num_random + 5`` blocks where
-    there are more (from the first 1024 tokens at lengths 1024, 3072 and 4096), and Hugging Face in evaluation replaces all
-    of R(i) by copies of block 0: ``num_random=0`` with ``log(1 + num_random)`` on the logits from block 0 to the middle blocks.
-    Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the internal construction, ITC.
+    Others draw otherwise: google-research/bigbird and Hugging Face take R(i) from the first
+    ``2 num_random + 5`` blocks where there are more (from the first 1024 tokens at lengths 1024, 3072 and
+    4096), and Hugging Face in evaluation replaces all of R(i) by copies of block 0: ``num_random=0`` with
+    ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big Bird
+    (arXiv 2007.14062): the internal construction, ITC.
 
     >>> print(bigbird(6, 1, num_random=1))
-    bigbird(6, 1, num_random=1): mask[dst, src] and who hears whom
+    bigbird(6, 1, num_random=1): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ ■ ■   0 <- 0 1 2 3 4 5
     1 ■ ■ ■ ■ · ■   1 <- 0 1 2 3 5
     2 ■ ■ ■ ■ ■ ■   2 <- 0 1 2 3 4 5
@@ -128,11 +139,13 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
 
 
 def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` and hear and are heard by all; the n hear three blocks and random ones.
+    """``num_global`` extra tokens stand before ``n`` attend to all and are attended to by all; the n attend
+    to three blocks and random ones.
 
-    Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and ``j = (src - g) // block``:
-    ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in :func:`bigbird`, drawn from the blocks outside the window.
-    Never causal. Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the extended construction, ETC.
+    Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and
+    ``j = (src - g) // block``: ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in
+    :func:`bigbird`, drawn from the blocks outside the window. Never causal. Zaheer et al. 2020, Big Bird
+    (arXiv 2007.14062): the extended construction, ETC.
 
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
@@ -142,9 +155,6 @@ def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads:
     rule = partial(_bigbird_etc, first, size, drawn, heads is not None)
     name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
     return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _sinks(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -204,11 +214,7 @@ def _or_drawn(edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor,
     return edge
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _chosen(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
-    """Which of n tokens are meant, and how they were named."""
     chosen = (
         [checks.position("each of tokens", t) for t in tokens]
         if isinstance(tokens, Iterable)
@@ -235,7 +241,7 @@ def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
 
 
 def _drawn(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> tuple[Int[Tensor, "..."], ...]:
-    """R(i) as ``num_random`` tables ``[blocks]``, or ``[heads, blocks]``; where nothing is left to draw, the block itself."""
+    """R(i) as ``num_random`` tables ``[blocks]`` or ``[heads, blocks]``; the block itself for none."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)
     generator = torch.Generator().manual_seed(checks.size("seed", seed))

@@ -1,4 +1,4 @@
-"""Extra nodes that are no tokens: memory, side nodes that stand for blocks, a relay, inducing points, latents."""
+"""Extra nodes that are no tokens: memory, side nodes for blocks, a relay, inducing points, latents."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ __all__ = ["isab", "memory_tokens", "perceiver", "side_nodes", "star", "tglobal"
 
 
 def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
-    """``m`` memory tokens before the tokens of ``graph`` hear all and are heard by all; among themselves these keep ``graph``.
+    """``m`` memory tokens before the tokens of ``graph`` attend to all and are attended to by all; among
+    themselves these keep ``graph``.
 
-    Nodes ``0 .. m - 1`` are memory, token i is node ``m + i``: ``dst < m or src < m or (src - m -> dst - m) in graph``, and
-    ``src <= dst`` unless ``causal=False``; then the memory hears no token and is a sink that can be learnt.
-    ``causal=False`` is the both-way memory of GMAT (Gupta and Berant 2020, arXiv 2006.03274), of the Memory Transformer
-    (Burtsev et al. 2020, arXiv 2006.11527) and of registers in vision transformers, where ``graph`` is full.
-    TypeError for anything but a graph, ValueError unless it is square.
+    Nodes ``0 .. m - 1`` are memory, token i is node ``m + i``:
+    ``dst < m or src < m or (src - m -> dst - m) in graph``, and ``src <= dst`` unless ``causal=False``; then
+    the memory attends to no token and is a sink that can be learnt. ``causal=False`` is the both-way memory
+    of GMAT (Gupta and Berant 2020, arXiv 2006.03274), of the Memory Transformer (Burtsev et al. 2020, arXiv
+    2006.11527) and of registers in vision transformers, where ``graph`` is full. TypeError for anything but a
+    graph, ValueError unless it is square.
 
     >>> from gnn_attention.patterns import window
     >>> print(memory_tokens(window(3, 1), 1, causal=False))
-    memory_tokens(window(3, 1), 1, causal=False): mask[dst, src] and who hears whom
+    memory_tokens(window(3, 1), 1, causal=False): mask[dst, src] and in-edges
     0 ■ ■ ■ ■   0 <- 0 1 2 3
     1 ■ ■ · ·   1 <- 0 1
     2 ■ · ■ ·   2 <- 0 2
@@ -44,14 +46,16 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
 
 
 def tglobal(n: int, w: int, block: int) -> TokenGraph:
-    """A token hears a window and every side node, one for each ``block`` tokens: ``|dst - src| < w or src >= n``.
+    """Each token attends to a window and every side node, one for each ``block`` tokens:
+    ``|dst - src| < w or src >= n``.
 
-    ``n`` receivers; senders are the n tokens, then ``n // block`` side nodes. What these are is :func:`side_nodes`.
-    Never causal. Hugging Face's ``local_radius`` r is ``w = r + 1``; its defaults 127 and ``global_block_size`` 16 are
-    ``tglobal(n, 128, 16)``. Guo et al. 2022, LongT5 (arXiv 2112.07916): transient global attention.
+    ``n`` receivers; senders are the n tokens, then ``n // block`` side nodes. What these are is
+    :func:`side_nodes`. Never causal. Hugging Face's ``local_radius`` r is ``w = r + 1``; its defaults 127 and
+    ``global_block_size`` 16 are ``tglobal(n, 128, 16)``. Guo et al. 2022, LongT5 (arXiv 2112.07916):
+    transient global attention.
 
     >>> print(tglobal(5, 1, 2))
-    tglobal(5, 1, 2): mask[dst, src] and who hears whom
+    tglobal(5, 1, 2): mask[dst, src] and in-edges
     0 ■ · · · · ■ ■   0 <- 0 5 6
     1 · ■ · · · ■ ■   1 <- 1 5 6
     2 · · ■ · · ■ ■   2 <- 2 5 6
@@ -63,13 +67,15 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
 
 
 def side_nodes(n: int, block: int) -> TokenGraph:
-    """Side node k hears the tokens of block k: ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes.
+    """Side node k attends to the tokens of block k: ``dst = min(src // block, K - 1)`` with
+    ``K = n // block`` side nodes.
 
-    The tokens that are left over belong to the last block; fewer than ``block`` tokens have no side node. A side node
-    of LongT5 is the sum of its tokens, made anew in each layer (Guo et al. 2022, arXiv 2112.07916, and Hugging Face's code).
+    The tokens that are left over belong to the last block; fewer than ``block`` tokens have no side node. A
+    side node of LongT5 is the sum of its tokens, made anew in each layer (Guo et al. 2022, arXiv 2112.07916,
+    and Hugging Face's code).
 
     >>> print(side_nodes(5, 2))
-    side_nodes(5, 2): mask[dst, src] and who hears whom
+    side_nodes(5, 2): mask[dst, src] and in-edges
     0 ■ ■ · · ·   0 <- 0 1
     1 · · ■ ■ ■   1 <- 2 3 4
     """
@@ -79,38 +85,42 @@ def side_nodes(n: int, block: int) -> TokenGraph:
 
 
 def star(n: int) -> TokenGraph:
-    """``n`` satellites in a ring hear their neighbours, their own embeddings and a relay, which hears all satellites.
+    """``n`` satellites in a ring attend to their neighbours, their own embeddings and a relay, which attends
+    to all satellites.
 
-    The Star-Transformer as one graph of ``2 n + 1`` nodes: node 0 is the relay, ``i = 1 .. n`` the satellites, ``n + i`` the
-    embedding of satellite i. A satellite hears itself, its two neighbours on the ring (n and 1 are neighbours), its embedding
-    and the relay; the relay hears itself and all satellites; embeddings hear nobody and so stay what they are. ``6 n + 1``
-    edges for n >= 3. The paper updates the satellites first: ``star(n).rows(1, n + 1)``, then ``star(n).rows(0, 1)``. fastNLP's
-    code leaves the ring open and sets a zero node at both ends. Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
+    The Star-Transformer as one graph of ``2 n + 1`` nodes: node 0 is the relay, ``i = 1 .. n`` the
+    satellites, ``n + i`` the embedding of satellite i. A satellite attends to itself, its two neighbours on
+    the ring (n and 1 are neighbours), its embedding and the relay; the relay attends to itself and all
+    satellites; embeddings have no in-edges and so stay what they are. ``6 n + 1`` edges for n >= 3. The paper
+    updates the satellites first: ``star(n).rows(1, n + 1)``, then ``star(n).rows(0, 1)``. fastNLP's code
+    leaves the ring open and sets a zero node at both ends. Guo et al. 2019, Star-Transformer (arXiv
+    1902.09113).
 
     >>> print(star(3))
-    star(3): mask[dst, src] and who hears whom
+    star(3): mask[dst, src] and in-edges
     0 ■ ■ ■ ■ · · ·   0 <- 0 1 2 3
     1 ■ ■ ■ ■ ■ · ·   1 <- 0 1 2 3 4
     2 ■ ■ ■ ■ · ■ ·   2 <- 0 1 2 3 5
     3 ■ ■ ■ ■ · · ■   3 <- 0 1 2 3 6
-    4 · · · · · · ·   4 <- nobody
-    5 · · · · · · ·   5 <- nobody
-    6 · · · · · · ·   6 <- nobody
+    4 · · · · · · ·   4 <- none
+    5 · · · · · · ·   5 <- none
+    6 · · · · · · ·   6 <- none
     """
     n = checks.size("n", n)
     return TokenGraph.from_rule(partial(_star, n), 2 * n + 1, name=f"star({n})")
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``n`` elements exchange through ``m`` inducing points, in two steps: all points hear all elements, then the other way.
+    """``n`` elements exchange through ``m`` inducing points, in two steps: all points attend to all elements,
+    then the other way.
 
-    The two complete bipartite graphs ``m <- n`` and ``n <- m``: ``2 n m`` edges instead of ``n^2``; for m >= 1 their product
-    is the full graph, ``back @ there == full(n)``. ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee et al. 2019,
-    arXiv 1810.00825); its pooling with k seeds is the first of ``isab(n, k)``.
+    The two complete bipartite graphs ``m <- n`` and ``n <- m``: ``2 n m`` edges instead of ``n^2``; for m >=
+    1 their product is the full graph, ``back @ there == full(n)``. ISAB(X) = MAB(X, MAB(I, X)) of the Set
+    Transformer (Lee et al. 2019, arXiv 1810.00825); its pooling with k seeds is the first of ``isab(n, k)``.
 
     >>> there, back = isab(3, 2)
     >>> print(there)
-    isab(3, 2)[0]: mask[dst, src] and who hears whom
+    isab(3, 2)[0]: mask[dst, src] and in-edges
     0 ■ ■ ■   0 <- 0 1 2
     1 ■ ■ ■   1 <- 0 1 2
     >>> (back @ there).num_edges
@@ -122,10 +132,11 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 
 
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``m`` latents hear all ``n`` inputs, then each other: the graphs ``m <- n`` and ``m <- m``, applied in turn.
+    """``m`` latents attend to all ``n`` inputs, then each other: the graphs ``m <- n`` and ``m <- m``,
+    applied in turn.
 
-    ``n m`` and ``m^2`` edges: the depth in latents does not cost what the inputs cost. The inputs hear nobody.
-    Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
+    ``n m`` and ``m^2`` edges: the depth in latents does not cost what the inputs cost. The inputs have no
+    in-edges. Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
 
     >>> [graph.num_edges for graph in perceiver(100, 4)]
     [400, 16]
@@ -133,9 +144,6 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     n, m = checks.size("n", n), checks.size("m", m)
     reading = TokenGraph.from_rule(rules.everyone, m, n, name=f"perceiver({n}, {m})[0]")
     return reading, TokenGraph.from_rule(rules.everyone, m, name=f"perceiver({n}, {m})[1]")
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _memory_both(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -156,6 +164,6 @@ def _side_nodes(size: int, last: int, b: Tensor, h: Tensor, dst: Tensor, src: Te
 
 def _star(n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     gap = (dst - src).abs()
-    ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is heard anyway
+    ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is attended to anyway
     to_satellite = (dst >= 1) & (dst <= n) & (ring | (src == 0) | (src == dst + n))
     return to_satellite | ((dst == 0) & (src <= n))

@@ -12,14 +12,16 @@ __all__ = ["band", "chunked", "dilated", "segment_recurrence", "window"]
 
 
 def window(n: int, w: int, causal: bool = True) -> TokenGraph:
-    """A token hears the last ``w`` tokens, itself included: ``dst - w < src <= dst``, in-degree ``min(dst + 1, w)``.
+    """Each token attends to the last ``w`` tokens, itself included: ``dst - w < src <= dst``, in-degree
+    ``min(dst + 1, w)``.
 
-    ``causal=False``: ``|dst - src| < w``, up to ``2 w - 1`` senders. Others count differently: attention-gym's
-    ``sliding_window(w)`` and flash-attention's ``(w, 0)`` hear ``w + 1`` tokens; Hugging Face's ``sliding_window=w`` is this one.
-    Child et al. 2019 (arXiv 1904.10509); Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1.
+    ``causal=False``: ``|dst - src| < w``, up to ``2 w - 1`` senders. Others count differently:
+    attention-gym's ``sliding_window(w)`` and flash-attention's ``(w, 0)`` attend to ``w + 1`` tokens; Hugging
+    Face's ``sliding_window=w`` is this one. Child et al. 2019 (arXiv 1904.10509); Beltagy et al. 2020,
+    Longformer (arXiv 2004.05150), section 3.1.
 
     >>> print(window(4, 2))
-    window(4, 2): mask[dst, src] and who hears whom
+    window(4, 2): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 · ■ ■ ·   2 <- 1 2
@@ -31,14 +33,15 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
 
 
 def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
-    """A token hears ``w`` tokens at steps of ``dilation``, itself first: ``src = dst - dilation * k``, ``0 <= k < w``.
+    """Each token attends to ``w`` tokens at steps of ``dilation``, itself first:
+    ``src = dst - dilation * k``, ``0 <= k < w``.
 
-    In-degree ``min(dst // dilation + 1, w)``; ``causal=False`` takes both signs of k. attention-gym's version bounds the
-    distance instead of the number: ``band(n, w, w, dilation)``. Beltagy et al. 2020, Longformer
+    In-degree ``min(dst // dilation + 1, w)``; ``causal=False`` takes both signs of k. attention-gym's version
+    bounds the distance instead of the number: ``band(n, w, w, dilation)``. Beltagy et al. 2020, Longformer
     (arXiv 2004.05150), section 3.1, "Dilated Sliding Window".
 
     >>> print(dilated(5, 2, 2))
-    dilated(5, 2, 2): mask[dst, src] and who hears whom
+    dilated(5, 2, 2): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 · ■ · · ·   1 <- 1
     2 ■ · ■ · ·   2 <- 0 2
@@ -52,10 +55,12 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
 
 
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
-    """A window by distance: ``left`` tokens back, ``right`` ahead and itself, ``-right <= dst - src <= left``.
+    """A window by distance: ``left`` tokens back, ``right`` ahead and itself,
+    ``-right <= dst - src <= left``.
 
-    With a ``dilation``, those whose distance is a multiple of it: ``(dst - src) % dilation = 0``. In-degree without it:
-    ``min(dst, left) + 1 + min(n - 1 - dst, right)``. The windows of others, w as each of them counts it:
+    With a ``dilation``, those whose distance is a multiple of it: ``(dst - src) % dilation = 0``. In-degree
+    without it: ``min(dst, left) + 1 + min(n - 1 - dst, right)``. The windows of others, w as each of them
+    counts it:
 
     =================================================  ==========================================
     flash-attention ``window_size=(left, right)``      ``band(n, left, right)``
@@ -68,7 +73,7 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     =================================================  ==========================================
 
     >>> print(band(5, 2, 1))
-    band(5, 2, 1): mask[dst, src] and who hears whom
+    band(5, 2, 1): mask[dst, src] and in-edges
     0 ■ ■ · · ·   0 <- 0 1
     1 ■ ■ ■ · ·   1 <- 0 1 2
     2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
@@ -85,18 +90,20 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
 
 
 def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True, wrap: bool = False) -> TokenGraph:
-    """A token hears its chunk of ``chunk`` tokens, and whole chunks beside it: ``-after <= c(dst) - c(src) <= before``.
+    """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks:
+    ``-after <= c(dst) - c(src) <= before``.
 
-    ``c(i) = i // chunk``, and ``src <= dst`` unless ``causal=False``; without it ``after`` adds nothing. Causal in-degree with
-    ``after=0``: ``dst % chunk + 1 + min(dst // chunk, before) chunk``. ``chunked(n, chunk)`` is Llama 4's chunked attention
-    (Hugging Face's ``chunked_overlay``, packed documents of one length); ``chunked(n, chunk, 1)`` is Reformer's local attention
-    in a decoder (Kitaev et al. 2020, arXiv 2001.04451).
+    ``c(i) = i // chunk``, and ``src <= dst`` unless ``causal=False``; without it ``after`` adds nothing.
+    Causal in-degree with ``after=0``: ``dst % chunk + 1 + min(dst // chunk, before) chunk``.
+    ``chunked(n, chunk)`` is Llama 4's chunked attention (Hugging Face's ``chunked_overlay``, packed documents
+    of one length); ``chunked(n, chunk, 1)`` is Reformer's local attention in a decoder (Kitaev et al. 2020,
+    arXiv 2001.04451).
 
-    ``wrap=True``: the chunks stand in a ring, the last one before the first, as in Hugging Face's Reformer; there
-    ``causal=False`` lets the first chunk hear the last.
+    ``wrap=True``: the chunks stand in a ring, the last one before the first, as in Hugging Face's Reformer;
+    there ``causal=False`` lets the first chunk attend to the last.
 
     >>> print(chunked(6, 2, before=1))
-    chunked(6, 2, before=1): mask[dst, src] and who hears whom
+    chunked(6, 2, before=1): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -113,15 +120,17 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
 
 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
-    """A token hears its segment so far and the ``memory`` tokens before the segment: ``start(dst) - memory <= src <= dst``.
+    """Each token attends to its segment so far and the ``memory`` tokens before the segment:
+    ``start(dst) - memory <= src <= dst``.
 
-    ``start(i)`` is the first token of i's segment of ``segment`` tokens; in-degree ``min(dst, dst % segment + memory) + 1``.
-    Transformer-XL (Dai et al. 2019, arXiv 1901.02860), whose memory holds states of the layer below without gradient: a
-    property of the states, not of the edges. Image Transformer's local attention in one dimension, query blocks of
-    ``segment`` and ``memory`` further positions (Parmar et al. 2018, arXiv 1802.05751), is the same graph.
+    ``start(i)`` is the first token of i's segment of ``segment`` tokens; in-degree
+    ``min(dst, dst % segment + memory) + 1``. Transformer-XL (Dai et al. 2019, arXiv 1901.02860), whose memory
+    holds states of the layer below without gradient: a property of the states, not of the edges. Image
+    Transformer's local attention in one dimension, query blocks of ``segment`` and ``memory`` further
+    positions (Parmar et al. 2018, arXiv 1802.05751), is the same graph.
 
     >>> print(segment_recurrence(6, 2, 1))
-    segment_recurrence(6, 2, 1): mask[dst, src] and who hears whom
+    segment_recurrence(6, 2, 1): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 · ■ ■ · · ·   2 <- 1 2
@@ -133,9 +142,6 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
     rule = partial(_segments, segment, memory)
     return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _window(w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sequences in one row of tokens: prefixes, packing, blocks that hear themselves, orders of generation."""
+"""Sequences in one row of tokens: prefixes, packing, bidirectional blocks, orders of generation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ __all__ = [
 
 
 def prefix(n: int, p: int) -> TokenGraph:
-    """The first ``p`` tokens hear each other, the rest is causal: ``src < p or src <= dst``. Not causal inside the prefix.
+    """The first ``p`` tokens attend to each other, the rest is causal: ``src < p or src <= dst``. Not causal
+    inside the prefix.
 
-    The prefix language model (Raffel et al. 2020, arXiv 1910.10683, section 3.2.1); with a source of ``p`` tokens it is also
-    the sequence-to-sequence mask of UniLM (Dong et al. 2019, arXiv 1905.03197).
+    The prefix language model (Raffel et al. 2020, arXiv 1910.10683, section 3.2.1); with a source of ``p``
+    tokens it is also the sequence-to-sequence mask of UniLM (Dong et al. 2019, arXiv 1905.03197).
 
     >>> print(prefix(4, 2))
-    prefix(4, 2): mask[dst, src] and who hears whom
+    prefix(4, 2): mask[dst, src] and in-edges
     0 ■ ■ · ·   0 <- 0 1
     1 ■ ■ · ·   1 <- 0 1
     2 ■ ■ ■ ·   2 <- 0 1 2
@@ -42,13 +43,14 @@ def prefix(n: int, p: int) -> TokenGraph:
 
 
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
-    """Packed documents: a token hears its own document only, ``doc(src) = doc(dst)`` and ``src <= dst``.
+    """Packed documents: each token attends to its own document only, ``doc(src) = doc(dst)`` and
+    ``src <= dst``.
 
-    ``lengths`` are the documents' sizes in order (0 allowed); ``causal=False`` drops the second condition. The disjoint sum
-    of graphs, as in torch_geometric's batches.
+    ``lengths`` are the documents' sizes in order (0 allowed); ``causal=False`` drops the second condition.
+    The disjoint sum of graphs, as in torch_geometric's batches.
 
     >>> print(documents([2, 1]))
-    documents([2, 1]): mask[dst, src] and who hears whom
+    documents([2, 1]): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ·   1 <- 0 1
     2 · · ■   2 <- 2
@@ -61,15 +63,17 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
 
 
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
-    """One prompt, several answers: ``src <= dst``, and src in the prompt or in dst's own answer. No answer hears another.
+    """One prompt, several answers: ``src <= dst``, and src in the prompt or in dst's own answer. No answer
+    attends to another.
 
-    Each answer is computed as if it followed the prompt alone, and the prompt only once. The t-th token of an answer, counted
-    from 0, has in-degree ``prompt + t + 1``. Rotary or other positions must restart after the prompt in every answer.
-    ``answers`` are their sizes; several prompts, and prompts of prompts, are ``prefix_tree``. Prefix Grouper (Liu et al. 2025,
-    arXiv 2506.05433) for the samples of one group in GRPO; attention-gym's ``shared_prefix`` mask.
+    Each answer is computed as if it followed the prompt alone, and the prompt only once. The t-th token of an
+    answer, counted from 0, has in-degree ``prompt + t + 1``. Rotary or other positions must restart after the
+    prompt in every answer. ``answers`` are their sizes; several prompts, and prompts of prompts, are
+    ``prefix_tree``. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) for the samples of one group in GRPO;
+    attention-gym's ``shared_prefix`` mask.
 
     >>> print(shared_prefix(2, [2, 1]))
-    shared_prefix(2, [2, 1]): mask[dst, src] and who hears whom
+    shared_prefix(2, [2, 1]): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ ■ · ·   2 <- 0 1 2
@@ -84,14 +88,15 @@ def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
 
 
 def block_causal(n: int, block: int) -> TokenGraph:
-    """Blocks of ``block`` tokens hear themselves both ways and all earlier blocks: ``src // block <= dst // block``.
+    """Blocks of ``block`` tokens attend to themselves both ways and all earlier blocks:
+    ``src // block <= dst // block``.
 
-    In-degree ``min((dst // block + 1) * block, n)``; not causal inside a block. ``block=1`` is causal, ``block=n`` full. The
-    graph of a model that generates block after block (BD3-LM, Arriola et al. 2025, arXiv 2503.09573; its training is
-    ``block_diffusion``). Blocks of other sizes: ``bidirectional_groups``.
+    In-degree ``min((dst // block + 1) * block, n)``; not causal inside a block. ``block=1`` is causal,
+    ``block=n`` full. The graph of a model that generates block after block (BD3-LM, Arriola et al. 2025,
+    arXiv 2503.09573; its training is ``block_diffusion``). Blocks of other sizes: ``bidirectional_groups``.
 
     >>> print(block_causal(5, 2))
-    block_causal(5, 2): mask[dst, src] and who hears whom
+    block_causal(5, 2): mask[dst, src] and in-edges
     0 ■ ■ · · ·   0 <- 0 1
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
@@ -104,14 +109,15 @@ def block_causal(n: int, block: int) -> TokenGraph:
 
 
 def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
-    """Causal text with groups (images) that hear themselves both ways: ``src <= dst or group(src) = group(dst) >= 0``.
+    """Causal text with groups (images) that attend to themselves both ways:
+    ``src <= dst or group(src) = group(dst) >= 0``.
 
-    ``groups`` holds a number for each token, a negative one for a token of no group; the tokens of a group need not stand
-    together. Text and images in one sequence: Transfusion (Zhou et al. 2024, arXiv 2408.11039); in Hugging Face
-    ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
+    ``groups`` holds a number for each token, a negative one for a token of no group; the tokens of a group
+    need not stand together. Text and images in one sequence: Transfusion (Zhou et al. 2024, arXiv
+    2408.11039); in Hugging Face ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
 
     >>> print(bidirectional_groups([-1, 0, 0, -1, 1, 1]))
-    bidirectional_groups([-1, 0, 0, -1, 1, 1]): mask[dst, src] and who hears whom
+    bidirectional_groups([-1, 0, 0, -1, 1, 1]): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ ■ · · ·   1 <- 0 1 2
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -127,19 +133,22 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
 
 
 def permutation(order: Sequence[int], context: int = 0, stream: str = "content") -> TokenGraph:
-    """Generation in any order: a token hears those that come before it in ``order``, and itself. A causal graph, relabelled.
+    """Generation in any order: each token attends to those that come before it in ``order``, and itself. A
+    causal graph, relabelled.
 
     ``order[k]`` is the position generated k-th. With ``rank`` the inverse of ``order`` the edges are
-    ``rank(src) < context or rank(src) <= rank(dst)``: the first ``context`` tokens of the order are given, hear each other
-    and are heard by all. ``stream="query"`` has ``rank(src) < rank(dst)`` instead: who predicts a token must not hear it.
-    A token of rank r beyond the context has in-degree r + 1, or r as a query.
+    ``rank(src) < context or rank(src) <= rank(dst)``: the first ``context`` tokens of the order are given,
+    attend to each other and are attended to by all. ``stream="query"`` has ``rank(src) < rank(dst)`` instead:
+    who predicts a token must not attend to it. A token of rank r beyond the context has in-degree r + 1, or r
+    as a query.
 
-    XLNet (Yang et al. 2019, arXiv 1906.08237): the content stream, the query stream (its receivers hear the *content* of the
-    senders), and as context the tokens that are not to be predicted. Autoregressive blank infilling, GLM (Du et al. 2021,
-    arXiv 2103.10360), is the content stream with the corrupted text as context. ValueError unless ``order`` is a permutation.
+    XLNet (Yang et al. 2019, arXiv 1906.08237): the content stream, the query stream (its receivers attend to
+    the *content* of the senders), and as context the tokens that are not to be predicted. Autoregressive
+    blank infilling, GLM (Du et al. 2021, arXiv 2103.10360), is the content stream with the corrupted text as
+    context. ValueError unless ``order`` is a permutation.
 
     >>> print(permutation([2, 0, 3, 1]))
-    permutation([2, 0, 3, 1]): mask[dst, src] and who hears whom
+    permutation([2, 0, 3, 1]): mask[dst, src] and in-edges
     0 ■ · ■ ·   0 <- 0 2
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     2 · · ■ ·   2 <- 2
@@ -155,15 +164,17 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
 
 
 def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> TokenGraph:
-    """The tokens ``start .. stop - 1`` are generated last, after prefix and suffix; tokens stand where they do in the text.
+    """The tokens ``start .. stop - 1`` are generated last, after prefix and suffix; tokens stand where they
+    do in the text.
 
-    A causal graph in the order prefix, suffix, middle (``"psm"``) or suffix, prefix, middle (``"spm"``): the middle hears
-    everything outside it and its own past, the first part of the order hears only itself. As many edges as ``causal(n)``.
-    Bavarian et al. 2022 (arXiv 2207.14255, section 3; SPM is section 3.1), who move the tokens and add sentinels; here they stay
-    and the graph is relabelled. IndexError unless ``0 <= start <= stop <= n``.
+    A causal graph in the order prefix, suffix, middle (``"psm"``) or suffix, prefix, middle (``"spm"``): the
+    middle attends to everything outside it and its own past, the first part of the order attends to itself
+    only. As many edges as ``causal(n)``. Bavarian et al. 2022 (arXiv 2207.14255, section 3; SPM is section
+    3.1), who move the tokens and add sentinels; here they stay and the graph is relabelled. IndexError unless
+    ``0 <= start <= stop <= n``.
 
     >>> print(fill_in_the_middle(5, 1, 3))
-    fill_in_the_middle(5, 1, 3): mask[dst, src] and who hears whom
+    fill_in_the_middle(5, 1, 3): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · ■ ■   1 <- 0 1 3 4
     2 ■ ■ ■ ■ ■   2 <- 0 1 2 3 4
@@ -178,9 +189,6 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     rank = _ranks(places)
     name = f"fill_in_the_middle({n}, {start}, {stop}{'' if order == 'psm' else ', order=' + repr(order)})"
     return TokenGraph.from_rule(partial(_ranked, rank, rank), n, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _prefix(p: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -217,17 +225,13 @@ def _ranked(rank: Tensor, last: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: 
     return rank.to(dst.device)[src] <= last.to(dst.device)[dst]
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _owner(sizes: list[int]) -> Tensor:
-    """The number of the part that each token belongs to."""
     number, size = torch.arange(len(sizes), device="cpu"), torch.tensor(sizes, dtype=torch.int64, device="cpu")
     return torch.repeat_interleave(number, size)
 
 
 def _groups_rule(groups: list[int]) -> Rule:
-    """Groups whose tokens stand together need no more than the position at which each token's group ends: a sorted table."""
+    """Contiguous groups need only the position at which each token's group ends: a sorted table."""
     last, seen = list(range(len(groups))), set()
     for token in reversed(range(len(groups))):
         if groups[token] < 0:

@@ -12,13 +12,15 @@ __all__ = ["sparse_fixed", "sparse_strided", "strides", "summary_tokens"]
 
 
 def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
-    """A token hears every ``stride``-th token before it, itself first: ``(dst - src) % stride = 0`` and ``src <= dst``.
+    """Each token attends to every ``stride``-th token before it, itself first: ``(dst - src) % stride = 0``
+    and ``src <= dst``.
 
-    In-degree ``dst // stride + 1``; ``causal=False`` drops the second condition. The second set of strided attention in the
-    Sparse Transformer (Child et al. 2019, arXiv 1904.10509); its first set is ``band(n, stride, 0)``.
+    In-degree ``dst // stride + 1``; ``causal=False`` drops the second condition. The second set of strided
+    attention in the Sparse Transformer (Child et al. 2019, arXiv 1904.10509); its first set is
+    ``band(n, stride, 0)``.
 
     >>> print(strides(5, 2))
-    strides(5, 2): mask[dst, src] and who hears whom
+    strides(5, 2): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 · ■ · · ·   1 <- 1
     2 ■ · ■ · ·   2 <- 0 2
@@ -31,17 +33,19 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
 
 
 def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
-    """A token hears the last ``c`` tokens of every chunk of ``stride``: ``src % stride >= stride - c`` and ``src <= dst``.
+    """Each token attends to the last ``c`` tokens of every chunk of ``stride``:
+    ``src % stride >= stride - c`` and ``src <= dst``.
 
-    In-degree ``(dst // stride) c + max(0, dst % stride + 1 + c - stride)``; ``causal=False`` drops the second condition. The
-    second set of fixed attention in the Sparse Transformer (Child et al. 2019, arXiv 1904.10509), whose first set is
-    ``chunked(n, stride)``. Alone it leaves the tokens before the first summary deaf: they receive exactly 0.
+    In-degree ``(dst // stride) c + max(0, dst % stride + 1 + c - stride)``; ``causal=False`` drops the second
+    condition. The second set of fixed attention in the Sparse Transformer (Child et al. 2019, arXiv
+    1904.10509), whose first set is ``chunked(n, stride)``. Alone it leaves the tokens before the first
+    summary isolated: they receive exactly 0.
 
     Raises ValueError unless ``1 <= c <= stride``.
 
     >>> print(summary_tokens(5, 2, 1))
-    summary_tokens(5, 2, 1): mask[dst, src] and who hears whom
-    0 · · · · ·   0 <- nobody
+    summary_tokens(5, 2, 1): mask[dst, src] and in-edges
+    0 · · · · ·   0 <- none
     1 · ■ · · ·   1 <- 1
     2 · ■ · · ·   2 <- 1
     3 · ■ · ■ ·   3 <- 1 3
@@ -55,14 +59,14 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
 def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
     """Strided attention: the last ``stride`` tokens, and every ``stride``-th before them.
 
-    ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless ``causal=False``. Causal in-degree
-    ``min(dst + 1, stride) + dst // stride``; two layers reach everything. With ``heads`` the sets are apart: even heads take
-    the first, ``band(n, stride, 0)``, odd heads the second, ``strides(n, stride)``. The authors' code gives the first set one
-    token less; the union is the same. Child et al. 2019, Sparse Transformer (arXiv 1904.10509), two-dimensional factorised
-    attention.
+    ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless ``causal=False``. Causal
+    in-degree ``min(dst + 1, stride) + dst // stride``; two layers reach everything. With ``heads`` the sets
+    are apart: even heads take the first, ``band(n, stride, 0)``, odd heads the second,
+    ``strides(n, stride)``. The authors' code gives the first set one token less; the union is the same. Child
+    et al. 2019, Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention.
 
     >>> print(sparse_strided(6, 2))
-    sparse_strided(6, 2): mask[dst, src] and who hears whom
+    sparse_strided(6, 2): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -78,17 +82,19 @@ def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool =
 
 
 def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
-    """Fixed attention: the own chunk of ``stride`` tokens, and the last ``c`` tokens of every chunk, which summarise it.
+    """Fixed attention: the own chunk of ``stride`` tokens, and the last ``c`` tokens of every chunk, which
+    summarise it.
 
-    ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst`` unless ``causal=False``. Causal
-    in-degree ``dst % stride + 1 + (dst // stride) c``; two layers reach everything. With ``heads``, head h hears its own chunk
-    and the h-th ``c`` tokens from each chunk's end (again from the end after ``stride // c`` heads), as in the authors' code.
-    Child et al. 2019, Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention.
+    ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst`` unless
+    ``causal=False``. Causal in-degree ``dst % stride + 1 + (dst // stride) c``; two layers reach everything.
+    With ``heads``, head h attends to its own chunk and the h-th ``c`` tokens from each chunk's end (again
+    from the end after ``stride // c`` heads), as in the authors' code. Child et al. 2019, Sparse Transformer
+    (arXiv 1904.10509), two-dimensional factorised attention.
 
     Raises ValueError unless ``1 <= c <= stride``.
 
     >>> print(sparse_fixed(6, 3, 1))
-    sparse_fixed(6, 3, 1): mask[dst, src] and who hears whom
+    sparse_fixed(6, 3, 1): mask[dst, src] and in-edges
     0 ■ · · · · ·   0 <- 0
     1 ■ ■ · · · ·   1 <- 0 1
     2 ■ ■ ■ · · ·   2 <- 0 1 2
@@ -100,9 +106,6 @@ def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: 
     rule = partial(_sparse_fixed if heads is None else _fixed_heads, *_stride_and_c(stride, c))
     name = text.call("sparse_fixed", causal, n, stride, c, *_given(heads))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _strided(stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -131,11 +134,7 @@ def _fixed_heads(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Te
     return (src // stride == dst // stride) | ((src % stride >= stop - c) & (src % stride < stop))
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _given(heads: int | None) -> list[str]:
-    """``heads`` as an argument in a name, where it was given."""
     return [] if heads is None else [f"heads={heads}"]
 
 

@@ -1,10 +1,11 @@
-"""Graphs over real structure: k hops of a given graph, virtual nodes, time; edge types and shortest paths as numbers on edges.
+"""Graphs over real structure: k hops of a given graph, virtual nodes, time; edge types and shortest paths as
+numbers on edges.
 
-These take a graph that is there already: a molecule, a road map, a parse, a program. Two things need no builder. A layer of
-GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) is message passing over the graph *plus* attention over ``full(n)``, each
-with its own weights: two layers whose results are added, and never their union, which is ``full(n)`` alone. SAN (Kreuzer et
-al. 2021, arXiv 2106.03893) has real edges ``g`` and virtual ones ``no_self(n) - g`` with their own weights: two graphs, or
-``no_self(n)`` with :func:`edge_types`.
+These take a graph that is there already: a molecule, a road map, a parse, a program. Two things need no
+builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) is message passing over the graph *plus*
+attention over ``full(n)``, each with its own weights: two layers whose results are added, and never their
+union, which is ``full(n)`` alone. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has real edges ``g`` and
+virtual ones ``no_self(n) - g`` with their own weights: two graphs, or ``no_self(n)`` with :func:`edge_types`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes",
 
 
 def with_self_loops(graph: TokenGraph) -> TokenGraph:
-    """The graph in which every token hears itself too: ``g(src, dst) or src = dst``. Missing loops come last in the list.
+    """The graph in which every token attends to itself too: ``g(src, dst) or src = dst``. Missing loops come
+    last in the list.
 
-    The neighbourhood of a graph attention network: Velickovic et al. 2018 (arXiv 1710.10903) attend over the first-order
-    neighbours of a node, itself included; torch_geometric's ``GATConv(add_self_loops=True)`` does so by default.
-    ``graph - window(n, 1)`` takes them away. ValueError unless the graph is square.
+    The neighbourhood of a graph attention network: Velickovic et al. 2018 (arXiv 1710.10903) attend over the
+    first-order neighbours of a node, itself included; torch_geometric's ``GATConv(add_self_loops=True)`` does
+    so by default. ``graph - window(n, 1)`` takes them away. ValueError unless the graph is square.
 
     >>> print(with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3, name="g")))
-    with_self_loops(g): mask[dst, src] and who hears whom
+    with_self_loops(g): mask[dst, src] and in-edges
     0 ■ · ·   0 <- 0
     1 ■ ■ ·   1 <- 0 1
     2 · · ■   2 <- 2
@@ -43,16 +45,18 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
 
 
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """A token hears all within ``k`` hops: ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges.
+    """Each token attends to all within ``k`` hops: ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to
+    ``k`` edges.
 
-    A token hears itself only along a cycle of at most ``k`` edges; ``with_self_loops(g) ** k`` is the same with self loops,
-    and is GenCast's mask over its mesh (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a power of the
-    adjacency with self loops). The result carries its edges, by receiver, then sender. ValueError unless square.
+    Each token attends to itself only along a cycle of at most ``k`` edges; ``with_self_loops(g) ** k`` is the
+    same with self loops, and is GenCast's mask over its mesh (Price et al. 2023, arXiv 2312.15796;
+    ``attention_k_hop`` in its code, a power of the adjacency with self loops). The result carries its edges,
+    by receiver, then sender. ValueError unless square.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, name="chain")
     >>> print(k_hop(chain, 2))
-    k_hop(chain, 2): mask[dst, src] and who hears whom
-    0 · · · ·   0 <- nobody
+    k_hop(chain, 2): mask[dst, src] and in-edges
+    0 · · · ·   0 <- none
     1 ■ · · ·   1 <- 0
     2 ■ ■ · ·   2 <- 0 1
     3 · ■ ■ ·   3 <- 1 2
@@ -69,15 +73,17 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
 
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
-    """``m`` further nodes, ``n .. n + m - 1``, that hear all ``n`` tokens and are heard by them: ``g``, or just one is virtual.
+    """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them:
+    ``g``, or just one is virtual.
 
-    ``2 m n`` edges beside those of the graph and after them in the list; no edges among the virtual nodes, no self loops.
-    torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv 1704.01212) is ``m = 1``; Exphormer (Shirzad et al.
-    2023, arXiv 2303.06147) unites it with an expander. ValueError unless the graph is square and the same for all heads.
+    ``2 m n`` edges next to those of the graph and after them in the list; no edges among the virtual nodes,
+    no self loops. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv 1704.01212) is
+    ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) unites it with an expander. ValueError unless
+    the graph is square and the same for all heads.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, name="chain")
     >>> print(virtual_nodes(chain))
-    virtual_nodes(chain, 1): mask[dst, src] and who hears whom
+    virtual_nodes(chain, 1): mask[dst, src] and in-edges
     0 · · · ■   0 <- 3
     1 ■ · · ■   1 <- 0 3
     2 · ■ · ■   2 <- 1 3
@@ -94,15 +100,17 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
 
 
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
-    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``; ``strict=True``: ``<``.
+    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``; ``strict=True``:
+    ``<``.
 
-    ``times`` holds a number for each token, compared exactly; the order of the tokens does not matter. ``temporal(full(n),
-    range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or ValueError for times that are no ``n`` numbers.
+    ``times`` holds a number for each token, compared exactly; the order of the tokens does not matter.
+    ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or ValueError
+    for times that are no ``n`` numbers.
 
     >>> print(temporal(TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, name="g"), [5, 3.5, 5]))
-    temporal(g, [5, 3.5, 5]): mask[dst, src] and who hears whom
+    temporal(g, [5, 3.5, 5]): mask[dst, src] and in-edges
     0 · ■ ·   0 <- 1
-    1 · · ·   1 <- nobody
+    1 · · ·   1 <- none
     2 · ■ ·   2 <- 1
     """
     _square("graph", graph)
@@ -115,12 +123,14 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
-    """Which of several relations each edge belongs to: bool ``[types, E]`` in the order of ``graph.edge_index``.
+    """Which of several relations each edge belongs to: bool ``[types, E]`` in the order of
+    ``graph.edge_index``.
 
-    For typed edges over text or code (syntax, coreference, data flow): unite the relations, or attend to all, and give each
-    type a number per head; ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds them where
-    an edge has several types. Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code", GREAT) bias full
-    attention by typed edges. ValueError for relations over other tokens or that differ by head.
+    For typed edges over text or code (syntax, coreference, data flow): unite the relations, or attend to all,
+    and give each type a number per head; ``bias = weight.T @ edge_types(g, parts).float()`` with
+    ``weight [types, heads]`` adds them where an edge has several types. Hellendoorn et al. 2020 (ICLR,
+    "Global Relational Models of Source Code", GREAT) bias full attention by typed edges. ValueError for
+    relations over other tokens or that differ by head.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
@@ -140,12 +150,14 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
-    """How far apart the ends of each edge are in another graph: hops from src to dst in ``structure``, -1 if there is no path.
+    """How far apart the ends of each edge are in another graph: hops from src to dst in ``structure``, -1 if
+    there is no path.
 
-    int64 ``[E]`` in the order of ``graph.edge_index``; 0 for self loops. ``table[:, shortest_paths(full(n), g).clamp(max=d)]``
-    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias of the full graph (Ying et al. 2021, arXiv
-    2106.05234, section 3.1.2); -1 takes the last column. Others mark what cannot be reached by 510 (its code) or by one more
-    than the largest distance (attention-gym). ValueError unless ``structure`` is over the same tokens and square.
+    int64 ``[E]`` in the order of ``graph.edge_index``; 0 for self loops.
+    ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with ``table [heads, d + 2]`` is Graphormer's
+    spatial encoding, a bias of the full graph (Ying et al. 2021, arXiv 2106.05234, section 3.1.2); -1 takes
+    the last column. Others mark what cannot be reached by 510 (its code) or by one more than the largest
+    distance (attention-gym). ValueError unless ``structure`` is over the same tokens and square.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> everyone = ring | ~ring
@@ -166,9 +178,6 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     return hops
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
-
-
 def _not_after(ranks: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     table = ranks.to(dst.device)
     return table[src] <= table[dst]
@@ -178,8 +187,6 @@ def _before(ranks: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Te
     table = ranks.to(dst.device)
     return table[src] < table[dst]
 
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
 
@@ -196,12 +203,10 @@ def _square(name: str, graph: TokenGraph) -> None:
 
 
 def _placed(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
-    """The result at the absolute positions of the graph that it was made from."""
     return replace(result, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
-    """The times as Python numbers, which compare exactly."""
     values = times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
     if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
         raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}")
@@ -211,7 +216,7 @@ def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]
 
 
 def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
-    """Hops ``[roots, n]`` from each root along the edges, -1 where there is no path: all roots take a step at a time."""
+    """Hops ``[roots, n]`` from each root along the edges, -1 without a path: all roots step together."""
     hops = torch.full((len(roots), n), -1, device="cpu")
     frontier = torch.zeros(len(roots), n, dtype=torch.bool, device="cpu")
     frontier[torch.arange(len(roots), device="cpu"), roots] = True

@@ -16,14 +16,15 @@ __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decod
 
 
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
-    """A token hears itself and its ancestors: ``src`` on the path from ``dst`` to its root. In-degree = depth + 1.
+    """Each token attends to itself and its ancestors: ``src`` on the path from ``dst`` to its root. In-degree
+    = depth + 1.
 
-    ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False`` adds the reverse: a token hears its descendants
-    too. Tree attention of speculative decoding: Miao et al. 2024, SpecInfer (arXiv 2305.09781).
-    Raises IndexError for a parent outside ``-1 .. n - 1`` and ValueError for a cycle.
+    ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False`` adds the reverse: each token
+    attends to its descendants too. Tree attention of speculative decoding: Miao et al. 2024, SpecInfer (arXiv
+    2305.09781). Raises IndexError for a parent outside ``-1 .. n - 1`` and ValueError for a cycle.
 
     >>> print(tree([-1, 0, 0, 1]))
-    tree([-1, 0, 0, 1]): mask[dst, src] and who hears whom
+    tree([-1, 0, 0, 1]): mask[dst, src] and in-edges
     0 ■ · · ·   0 <- 0
     1 ■ ■ · ·   1 <- 0 1
     2 ■ · ■ ·   2 <- 0 2
@@ -37,16 +38,18 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
 
 
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
-    """Tree attention after a prompt: ``prompt`` causal tokens, then a tree that hears the whole prompt and its own ancestors.
+    """Tree attention after a prompt: ``prompt`` causal tokens, then a tree that attends to the whole prompt
+    and its own ancestors.
 
-    ``parents`` number the tree's tokens from 0, -1 for those that follow the prompt directly; the token i of the tree is the
-    node ``prompt + i`` and has in-degree ``prompt + depth + 1``. The step of a decoder, all drafted tokens over prompt and
-    tree, is ``.rows(prompt, prompt + len(parents))``. Together it is one ``tree``, with the prompt as its trunk.
-    SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al. 2024, arXiv 2401.10774), whose tree has one
-    root, the token that is already certain. Errors as in ``tree``.
+    ``parents`` number the tree's tokens from 0, -1 for those that follow the prompt directly; the token i of
+    the tree is the node ``prompt + i`` and has in-degree ``prompt + depth + 1``. The step of a decoder, all
+    drafted tokens over prompt and tree, is ``.rows(prompt, prompt + len(parents))``. Together it is one
+    ``tree``, with the prompt as its trunk. SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al.
+    2024, arXiv 2401.10774), whose tree has one root, the token that is already certain. Errors as in
+    ``tree``.
 
     >>> print(tree_decoding(2, [-1, 0, 0]))
-    tree_decoding(2, [-1, 0, 0]): mask[dst, src] and who hears whom
+    tree_decoding(2, [-1, 0, 0]): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ ■ · ·   2 <- 0 1 2
@@ -61,17 +64,19 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
 
 
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
-    """Segments in a tree: a token hears its own segment up to itself, and the whole of each segment above its own.
+    """Segments in a tree: each token attends to its own segment up to itself, and the whole of each segment
+    above its own.
 
-    ``lengths`` are the segments' sizes in order, ``parents[k]`` the segment that segment k continues, -1 for none. So every
-    path from a root down is one causal sequence, and what paths have in common stands there once: several answers to several
-    prompts, few-shot prompts, tree search. Causal if parents stand before their children. ``shared_prefix`` is its smallest
-    case, ``documents`` its roots alone, ``tree`` its segments of one token. Attention-gym's ``shared_prefix`` mask is the
-    case of depth one, its prompts their own parents; DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding.
-    Errors as in ``tree``; ValueError unless there is a parent for each segment.
+    ``lengths`` are the segments' sizes in order, ``parents[k]`` the segment that segment k continues, -1 for
+    none. So every path from a root down is one causal sequence, and what paths have in common stands there
+    once: several answers to several prompts, few-shot prompts, tree search. Causal if parents stand before
+    their children. ``shared_prefix`` is its smallest case, ``documents`` its roots alone, ``tree`` its
+    segments of one token. Attention-gym's ``shared_prefix`` mask is the case of depth one, its prompts their
+    own parents; DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in ``tree``;
+    ValueError unless there is a parent for each segment.
 
     >>> print(prefix_tree([2, 1, 2], [-1, 0, 0]))
-    prefix_tree([2, 1, 2], [-1, 0, 0]): mask[dst, src] and who hears whom
+    prefix_tree([2, 1, 2], [-1, 0, 0]): mask[dst, src] and in-edges
     0 ■ · · · ·   0 <- 0
     1 ■ ■ · · ·   1 <- 0 1
     2 ■ ■ ■ · ·   2 <- 0 1 2
@@ -88,14 +93,16 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
 
 
 def family(parents: Sequence[int]) -> TokenGraph:
-    """A token hears itself, its parent, its children and its siblings. Symmetric; the roots of a forest count as siblings.
+    """Each token attends to itself, its parent, its children and its siblings. Symmetric; the roots of a
+    forest count as siblings.
 
-    ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``: in-degree = children + siblings with
-    itself + 1 for a parent. Information crosses one tree of depth D >= 1 in at most 2 D - 1 layers: up to the children of the
-    common ancestor, across, down (2 D + 1 from tree to tree). The relation of ``hierarchical_document``. Errors as in ``tree``.
+    ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``: in-degree = children +
+    siblings with itself + 1 for a parent. Information crosses one tree of depth D >= 1 in at most 2 D - 1
+    layers: up to the children of the common ancestor, across, down (2 D + 1 from tree to tree). The relation
+    of ``hierarchical_document``. Errors as in ``tree``.
 
     >>> print(family([-1, 0, 0, 1]))
-    family([-1, 0, 0, 1]): mask[dst, src] and who hears whom
+    family([-1, 0, 0, 1]): mask[dst, src] and in-edges
     0 ■ ■ ■ ·   0 <- 0 1 2
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     2 ■ ■ ■ ·   2 <- 0 1 2
@@ -108,16 +115,18 @@ def family(parents: Sequence[int]) -> TokenGraph:
 
 
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
-    """A document in sections and sentences, each headed by an anchor token; tokens hear parent, children and siblings.
+    """A document in sections and sentences, each headed by an anchor token; tokens attend to parent, children
+    and siblings.
 
-    ``sections[s][t]`` is the number of words in sentence t of section s. The tokens stand as document anchor, then for each
-    section its anchor, then for each sentence its anchor and its words. A word hears its sentence (words and anchor); a
-    sentence anchor its words, the sentence anchors of its section and the section's anchor; a section anchor its sentences'
-    anchors, all section anchors and the document's anchor; that one all section anchors. Every token hears itself.
-    Any word reaches any other in 5 layers. HDT, the Hierarchical Document Transformer (He et al. 2024, arXiv 2407.08330).
+    ``sections[s][t]`` is the number of words in sentence t of section s. The tokens stand as document anchor,
+    then for each section its anchor, then for each sentence its anchor and its words. A word attends to its
+    sentence (words and anchor); a sentence anchor its words, the sentence anchors of its section and the
+    section's anchor; a section anchor its sentences' anchors, all section anchors and the document's anchor;
+    that one all section anchors. Every token attends to itself. Any word reaches any other in 5 layers. HDT,
+    the Hierarchical Document Transformer (He et al. 2024, arXiv 2407.08330).
 
     >>> print(hierarchical_document([[1], [2]]))
-    hierarchical_document([[1], [2]]): mask[dst, src] and who hears whom
+    hierarchical_document([[1], [2]]): mask[dst, src] and in-edges
     0 ■ ■ · · ■ · · ·   0 <- 0 1 4
     1 ■ ■ ■ · ■ · · ·   1 <- 0 1 2 4
     2 · ■ ■ ■ · · · ·   2 <- 1 2 3
@@ -131,9 +140,6 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     parents = _document_parents(document)
     name = f"hierarchical_document({text.listed(document, 'sections')})"
     return TokenGraph.from_rule(partial(_family, _table(parents)), len(parents), name=name)
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _ancestors(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -156,9 +162,6 @@ def _family(parents: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> 
     return (parent[src] == parent[dst]) | (parent[dst] == src) | (parent[src] == dst)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def _parents(parents: Sequence[int]) -> list[int]:
     if not isinstance(parents, Iterable):
         raise TypeError(f"parents must be a sequence of positions (-1 for a root), got {quoted(parents)}")
@@ -166,7 +169,7 @@ def _parents(parents: Sequence[int]) -> list[int]:
 
 
 def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
-    """Depth-first visit times: token a is an ancestor of (or is) token t iff ``enter[a] <= enter[t] < leave[a]``."""
+    """Depth-first times: token a is t or an ancestor iff ``enter[a] <= enter[t] < leave[a]``."""
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if not -1 <= parent < len(parents):

@@ -64,7 +64,7 @@ def compare(
 
     Args:
         graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may
-            leave out the number of tokens (:func:`gnn_attention.convert.expressions.sized`); ``file:NAME`` is
+            leave out the number of tokens (:func:`gnn_attention.convert.expressions.parse`); ``file:NAME`` is
             the graph of a file, its first ``recipe.length`` tokens (:mod:`gnn_attention.convert.files`).
         recipe: all that the trainings share, ``RECIPE`` unless given; its ``seed`` and ``graph`` are
             replaced.

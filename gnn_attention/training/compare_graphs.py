@@ -60,7 +60,7 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
 
 def _from_expression(text: str, length: int) -> TokenGraph:
     try:
-        return expressions.parse(expressions.sized(text, length))
+        return expressions.parse(text, n=length)
     except ValueError as error:
         raise ValueError(f"graphs: {quoted(text)}: {error}") from error
 

@@ -303,9 +303,9 @@ class TestSummary:
         for degrees, sums in ((found.in_degree, mask.sum(1)), (found.out_degree, mask.sum(0))):
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
             assert_exact(degrees.mean, int(mask.sum()) / n)
-        assert (found.num_deaf, found.num_unheard) == (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
-        assert list(found.deaf) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
-        assert list(found.unheard) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
+        assert (found.num_isolated_dst, found.num_isolated_src) == (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
+        assert list(found.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
+        assert list(found.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
         assert found.self_loops == int(mask.diagonal().sum())
         assert found.symmetric == torch.equal(mask, mask.T)
         assert found.causal == (not bool(mask.triu(1).any()))
@@ -317,9 +317,9 @@ class TestSummary:
         assert "12 senders -> 12 receivers" in text
         assert "66 (0.4583 of all pairs)" in text
         assert "in-degree       0 .. 11, mean 5.5" in text
-        assert "hear nobody     1: 0\n" in text
-        assert "heard by nobody 1: 11\n" in text
-        assert "hear nobody     7: 0, 1, 2, 3, 4, ...\n" in str(analyse.summary(patterns.window(7, 0)))
+        assert "no in-edges     1: 0\n" in text
+        assert "no out-edges    1: 11\n" in text
+        assert "no in-edges     7: 0, 1, 2, 3, 4, ...\n" in str(analyse.summary(patterns.window(7, 0)))
 
     def test_bipartite(self):
         found = analyse.summary(patterns.cross(2, 5))
@@ -349,7 +349,7 @@ def assert_gap(graph, true, absolute=False):
 class TestSpectralGap:
     @pytest.mark.parametrize("n", [3, 4, 8, 33])
     def test_cycle(self, n):
-        """Eigenvalues cos(2 pi k / n); the largest besides 1 at k = 1, the least nearest to k = n / 2."""
+        """Eigenvalues cos(2 pi k / n); the largest as well 1 at k = 1, the least nearest to k = n / 2."""
         second, least = math.cos(2 * math.pi / n), math.cos(2 * math.pi * (n // 2) / n)
         for graph in (cycle_graph(n), cycle_graph(n, directed=True)):
             assert_gap(graph, 1 - second)
@@ -421,12 +421,12 @@ def block(n, size):
 
 
 def summaries(n, size):
-    """Everyone hears itself and the last token of each block."""
+    """Every token attends to itself and the last token of each block."""
     return TokenGraph.from_rule(lambda b, h, dst, src: (src % size == size - 1) | (src == dst), n)
 
 
 def star(n, relay=0):
-    """A ring's neighbours on a line, and a relay that hears all and is heard by all."""
+    """A ring's neighbours on a line, and a relay that attends to all and is attended to by all."""
     return TokenGraph.from_rule(lambda b, h, dst, src: ((dst - src).abs() <= 1) | (dst == relay) | (src == relay), n)
 
 
@@ -435,7 +435,7 @@ class TestLongOrDeep:
 
     @pytest.mark.slow
     def test_dense_and_deep(self):
-        """Half of the tokens all hear each other, the others stand in a line: one more of them is heard in every layer."""
+        """Half of the tokens all attend to each other, the others stand in a line: one more of them is attended to in every layer."""
         graph = TokenGraph.from_rule(lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048)
         assert analyse.layers_to_full_reach(graph) == 1025
         assert analyse.layers_to_full_reach([graph, local(2048, 0)]) == 2 * 1025 - 1
@@ -444,7 +444,7 @@ class TestLongOrDeep:
     def test_product_of_packed_bits(self, sizes):
         generator = torch.Generator().manual_seed(0)
         later, earlier = (torch.rand(n, m, generator=generator) < 0.1 for n, m in pairwise(sizes))
-        found = _everyone.through(_everyone.packed(later), _everyone.packed(earlier))
+        found = _everyone.compose(_everyone.packed(later), _everyone.packed(earlier))
         assert torch.equal(_everyone.unpacked(found, sizes[2]), later.double() @ earlier.double() > 0)
 
     @pytest.mark.parametrize("residual", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -482,21 +482,21 @@ class TestYun:
         assert found.hold is True
         assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.layers) == (True, True, True, layers)
         assert found.path == tuple(range(stack[0].num_dst))
-        assert found.obstacle is found.unheard is found.no_self_loop is None
+        assert found.obstacle is found.missing_pair is found.no_self_loop is None
         assert "all three hold" in str(found)
         assert f"after {layers} layers" in str(found)
 
     def test_causal_graphs_never_reach_backwards(self):
         found = analyse.yun_conditions(patterns.causal(6))
         assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.hold) == (True, True, False, False)
-        src, dst = found.unheard
+        src, dst = found.missing_pair
         assert src > dst
-        assert f"no: {dst} never hears of {src}" in str(found)
+        assert f"no: {dst} never receives from {src}" in str(found)
 
     def test_self_loops_in_every_layer(self):
         found = analyse.yun_conditions([patterns.full(4), patterns.full(4) - graph_of(4, [(2, 2)])])
         assert (found.self_loops, found.no_self_loop, found.hold) == (False, (2, 2), False)
-        assert "in layer 2 token 2 does not hear itself" in str(found)
+        assert "in layer 2 token 2 does not attend to itself" in str(found)
 
     def test_a_path_may_use_the_edges_of_several_layers(self):
         even = graph_of(6, [(i, i) for i in range(6)] + [(0, 1), (2, 3), (4, 5)])
@@ -531,13 +531,13 @@ class TestYun:
         ("graph", "words"),
         [
             (patterns.documents([3, 3], causal=False), "falls apart into 2 components"),
-            (patterns.window(6, 1) | patterns.sinks(6, 1), "2 does not hear 1, and a causal graph allows no other order"),
+            (patterns.window(6, 1) | patterns.sinks(6, 1), "2 does not attend to 1, and a causal graph allows no other order"),
             (
                 (patterns.window(6, 1) | patterns.sinks(6, 1)).T,
-                "1 does not hear 2, and an anti-causal graph allows no other order",
+                "1 does not attend to 2, and an anti-causal graph allows no other order",
             ),
-            (graph_of(4, [(0, 1), (3, 1), (1, 2), (2, 1)]), "0 and 3 both hear nobody else"),
-            (graph_of(4, [(1, 0), (1, 3), (1, 2), (2, 1)]), "nobody else hears 0 or 3"),
+            (graph_of(4, [(0, 1), (3, 1), (1, 2), (2, 1)]), "0 and 3 both attend to no other token"),
+            (graph_of(4, [(1, 0), (1, 3), (1, 2), (2, 1)]), "no other token attends to 0 or 3"),
             (patterns.global_tokens(5, [2], causal=False), "none of all possible orders"),
         ],
         ids=["documents", "causal", "anti-causal", "two sources", "two sinks", "hub"],
@@ -548,7 +548,7 @@ class TestYun:
         assert words in found.obstacle
 
     def test_branches_of_strong_components(self):
-        """A pair that hears itself, then two branches, each a pair: no path enters both."""
+        """A pair that attends to itself, then two branches, each a pair: no path enters both."""
         pairs = [(0, 4), (4, 0), (1, 5), (5, 1), (2, 3), (3, 2)]
         found = analyse.yun_conditions(graph_of(6, [*pairs, (0, 1), (0, 2)]))
         assert found.hamiltonian_path is False
@@ -645,7 +645,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("function", [analyse.diameter, analyse.never_hears, lambda g: analyse.path_counts(g, 1)])
     def test_too_many_tokens_for_all_pairs(self, function):
-        with pytest.raises(ValueError, match=r"looks at every pair of tokens, at most 8192 tokens; got .*ask for"):
+        with pytest.raises(ValueError, match=r"looks at every pair of tokens, at most 8192 tokens; got .*take "):
             function(patterns.window(8193, 1))
 
     def test_too_many_edges_to_list(self, monkeypatch):

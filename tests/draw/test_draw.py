@@ -87,7 +87,7 @@ class TestMask:
     def test_title_and_legend(self):
         figure = draw.mask(ONE_WAY)
         assert title(figure.axes[0]) == "one_way\n4 edges, 25 % of all pairs"
-        assert legend(figure) == ["edge: dst hears src", "no edge"]
+        assert legend(figure) == ["edge: dst attends to src", "no edge"]
         assert title(draw.mask(ONE_WAY, title="mine").axes[0]).startswith("mine\n")
 
     def test_a_long_name_is_broken_into_lines(self):
@@ -182,7 +182,7 @@ class TestGraph:
         drawn = [tuple(nearest(end, places) for end in both) for both in tapers(axes)]
         assert sorted(drawn) == sorted((s, d) for s, d in graph.edge_index.T.tolist() if s != d)
         assert not arrows(axes)
-        assert legend(figure) == ["thin end src, thick end dst: dst hears src", "hears itself", "does not hear itself"]
+        assert legend(figure) == ["thin end src, thick end dst: dst attends to src", "attends to itself", "does not attend to itself"]
         filled = {line.get_markerfacecolor(): len(line.get_xdata()) for line in axes.lines}
         assert filled == {"white": 62, "#222222": 2}
 
@@ -225,7 +225,7 @@ class TestSideBySide:
         left, right = figure.axes
         assert left.images[0].get_array().tolist() == ONE_WAY.mask().int().tolist()
         assert len(arrows(right)) == 4
-        assert legend(figure) == ["edge: dst hears src", "src → dst: dst hears src"]
+        assert legend(figure) == ["edge: dst attends to src", "src → dst: dst attends to src"]
 
 
 class TestArcs:
@@ -259,7 +259,7 @@ class TestArcs:
         widths = [arrow.get_linewidth() for arrow in arrows(figure.axes[0])]
         for width, weight in zip(widths, weights.tolist(), strict=True):
             assert_exact(width, 0.3 + 4 * weight)
-        assert legend(figure) == ["src → dst: dst hears src", "weight 0.1", "weight 0.5", "weight 1.0"]
+        assert legend(figure) == ["src → dst: dst attends to src", "weight 0.1", "weight 0.5", "weight 1.0"]
 
     def test_lit_edges_are_red_and_last(self):
         figure = draw.arcs(ONE_WAY, lit=[(3, 1)])
@@ -303,7 +303,7 @@ class TestLayers:
             assert self.lit(axes, level) == list(range(n - 1 - 2 * (3 - level), n))
         assert texts(axes) == [f"{count} of {n}" for count in (7, 5, 3, 1)]
         assert tick_names(axes.yaxis) == ["input", "after layer 1", "after layer 2", "after layer 3"]
-        assert f"whom token {n - 1} has heard of after 3 layers" in title(axes)
+        assert f"from which token {n - 1} has received from after 3 layers" in title(axes)
         assert "the token" in legend(figure)
 
     def test_edges_to_lit_tokens_are_blue(self):
@@ -334,7 +334,7 @@ class TestLayers:
     def test_labels(self):
         (axes,) = draw.layers(ONE_WAY, 1, token=1, labels="abcd").axes
         assert tick_names(axes.xaxis) == list("abcd")
-        assert "whom token b has heard of" in title(axes)
+        assert "from which token b has received from" in title(axes)
 
 
 class TestDegrees:

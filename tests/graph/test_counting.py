@@ -50,7 +50,7 @@ class TestZoo:
 
     def check(self, row, form):
         graph = FORMS[form](row.build(row.sizes[-1]))
-        name, shape = graph.name, graph._shape
+        name, shape = graph.name, graph.shape4
         degree, edges = (way(graph.rule, name, shape) for way in (enumerate_pairs.in_degree, enumerate_pairs.edge_list))
         assert torch.equal(counting.in_degree(graph.rule, name, shape), degree), (row.name, form)
         assert torch.equal(counting.edge_list(graph.rule, name, shape), edges), (row.name, form)
@@ -159,7 +159,7 @@ class TestCover:
     def test_many_heads_come_a_few_at_a_time(self):
         """No piece has more rows and columns than one graph of a million tokens."""
         shape = (1, 8, 10**6, 10**6)
-        pieces = list(quadtree.cover(lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), quadtree.root(shape)))
+        pieces = list(quadtree.decompose(lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), quadtree.root(shape)))
         assert sum(len(piece.boxes) for piece in pieces) == 8
         assert all(int((piece.boxes.height + piece.boxes.width).sum()) < 2 * quadtree.LONGEST for piece in pieces)
 
@@ -168,7 +168,7 @@ class TestCover:
         monkeypatch.setattr(quadtree, "AT_ONCE", 64)
         asked, kinds = [], quadtree._kinds
         monkeypatch.setattr(quadtree, "_kinds", lambda rule, boxes: asked.append(len(boxes)) or kinds(rule, boxes))
-        next(quadtree.cover(odd, quadtree.root((1, 1, 2048, 2048))))
+        next(quadtree.decompose(odd, quadtree.root((1, 1, 2048, 2048))))
         assert sum(asked) <= 64 * len(asked) <= 64 * 6
 
     @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ class TestCover:
     )
     def test_a_simple_graph_is_one_box(self, graph, kinds):
         """A million tokens and no pair visited."""
-        pieces = list(quadtree.cover(graph.rule, quadtree.root(graph._shape)))
+        pieces = list(quadtree.decompose(graph.rule, quadtree.root(graph.shape4)))
         assert [piece.kind for piece in pieces] == kinds
         assert all(len(piece.boxes) == 1 for piece in pieces)
 
@@ -193,7 +193,7 @@ class TestCover:
     def test_boxes_are_disjoint_and_hold_all_edges(self, leaf):
         graph = patterns.documents([30, 1, 69]) & (patterns.window(100, 13) | patterns.sinks(100, 40))
         seen = torch.zeros(100, 100, dtype=torch.int64)
-        for piece in quadtree.cover(graph.rule, quadtree.root(graph._shape), leaf):
+        for piece in quadtree.decompose(graph.rule, quadtree.root(graph.shape4), leaf):
             for i in range(len(piece.boxes)):
                 box = piece.boxes.at(torch.tensor([i]))
                 assert piece.kind != quadtree.CELLS or max(int(box.height), int(box.width)) <= leaf

@@ -75,7 +75,7 @@ def edges_of(graph: TokenGraph) -> set[Edge]:
     assert graph.in_degree().tolist() == heard
     assert graph.in_degree().dtype == torch.int64
     assert graph.max_in_degree == max(heard, default=0)
-    assert graph.has_deaf_rows == (0 in heard)
+    assert graph.has_empty_rows == (0 in heard)
     assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
     zero = torch.zeros((), dtype=torch.int64)
     for dst, src in product(range(graph.num_dst), range(graph.num_src)):
@@ -159,7 +159,7 @@ def expressions() -> dict[str, TokenGraph]:
 
 class TestContract:
     def test_an_edge_goes_from_sender_to_receiver(self):
-        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 hears, and it hears token 0 and 2."""
+        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 attends to, and it attends to token 0 and 2."""
         graph = TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3)
         assert graph.mask().tolist() == [[False] * 3, [True, False, True], [False] * 3]
         assert graph.in_degree().tolist() == [0, 2, 0]
@@ -265,9 +265,9 @@ class TestContract:
 
     def test_picture_of_a_small_graph(self):
         assert str(listed([(2, 0), (0, 0), (1, 2)], 3, 3)).splitlines() == [
-            "edges: mask[dst, src] and who hears whom",
+            "edges: mask[dst, src] and in-edges",
             "0 ■ · ■   0 <- 0 2",
-            "1 · · ·   1 <- nobody",
+            "1 · · ·   1 <- none",
             "2 · ■ ·   2 <- 1",
         ]
 
@@ -422,14 +422,14 @@ class TestRefusals:
 
     def test_hops_must_meet(self):
         with pytest.raises(
-            ValueError, match=r"graphs joined by @ must meet: the left hears 3 senders .*the right has 4 receivers"
+            ValueError, match=r"graphs joined by @ must meet: the left attends to 3 senders .*the right has 4 receivers"
         ):
             _ = patterns.cross(2, 3) @ patterns.cross(4, 2)
-        with pytest.raises(ValueError, match=r"the left hears 5 senders .*the right has 4 receivers"):
+        with pytest.raises(ValueError, match=r"the left attends to 5 senders .*the right has 4 receivers"):
             _ = patterns.cross(2, 5) @ patterns.cross(4, 2)
 
     def test_hops_must_meet_at_the_same_tokens(self):
-        """The left hears tokens 0 .. 3, the right tells of the receivers 4 .. 7."""
+        """The left attends to tokens 0 .. 3, the right tells of the receivers 4 .. 7."""
         with pytest.raises(ValueError, match="graphs joined by @ must meet"):
             _ = patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnn_attention import TokenGraph, algebra, patterns
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, cover, root
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, decompose, root
 
 
 def expected(mask: Tensor) -> list[int]:
@@ -21,7 +21,7 @@ def expected(mask: Tensor) -> list[int]:
 
 
 def odd(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A rule that cannot be asked about ranges."""
+    """A rule that cannot be evaluated on ranges."""
     return torch.sin((7 * dst + 3 * src + h + b).double()) > 0.9
 
 
@@ -67,7 +67,9 @@ def test_last_receivers_and_senders(name: str, boxes: bool, monkeypatch: pytest.
 
 def test_every_kind_of_piece_is_met() -> None:
     """Else the table above proves less than it seems to."""
-    kinds = {piece.kind for graph in GRAPHS.values() if graph._listed is None for piece in cover(graph.rule, root(graph._shape))}
+    kinds = {
+        piece.kind for graph in GRAPHS.values() if graph._listed is None for piece in decompose(graph.rule, root(graph.shape4))
+    }
     assert kinds == {FULL, DST, SRC, DIFFERENCE, CELLS}
 
 

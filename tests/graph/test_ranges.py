@@ -1,4 +1,4 @@
-"""Rules asked about ranges: never a wrong answer, and a sharp one where the zoo needs it."""
+"""Rules evaluated on ranges: never a wrong answer, and a sharp one where the zoo needs it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from support.extras import needs
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.intervals import arithmetic
 from gnn_attention.graph.intervals.table_bounds import extremes
-from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box, Span
+from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box, Interval
 
 TABLE = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3])
 SORTED = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5])
@@ -102,7 +102,7 @@ def truth(depth):
 
 def asked(rule, box):
     b, h = arithmetic.constant(box, 0), arithmetic.constant(box, 0)
-    return arithmetic.ask(rule, b, h, *arithmetic.tokens(box))
+    return arithmetic.evaluate(rule, b, h, *arithmetic.token_ranges(box))
 
 
 def boxes(*corners):
@@ -186,7 +186,7 @@ class TestSound:
     @pytest.mark.parametrize("name", ENDS)
     def test_where_numbers_end(self, name):
         """Integers wrap round in torch, each dtype at its own end; what wraps is not answered by ranges that do not."""
-        for size in (1, 4, 16):  # boxes asked about together are refused together
+        for size in (1, 4, 16):  # boxes evaluated on together are refused together
             check_answers(name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size])
 
     @settings(max_examples=60, deadline=None)
@@ -196,7 +196,7 @@ class TestSound:
         description, function = described
         lines = torch.arange(N)
         expected = function(lines.view(-1, 1), lines).expand(N, N)
-        dst, src = arithmetic.tokens(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
+        dst, src = arithmetic.token_ranges(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
         found = function(dst, src)
         inside = torch.ones(N * N, dtype=torch.bool) if "from the end" not in description else found.low == found.high
         assert torch.equal(found.low[inside], expected.flatten()[inside]), description
@@ -352,7 +352,7 @@ class TestTables:
         """One axis is a range, the other a single place."""
         table = torch.arange(12).view(3, 4) * torch.tensor([1, -1, 2]).view(3, 1)
         box = boxes((0, 1, 0, 0), (2, 3, 0, 0))
-        dst = arithmetic.tokens(box)[0]
+        dst = arithmetic.token_ranges(box)[0]
         for found in (table[arithmetic.constant(box, 1), dst], table.t().contiguous()[dst, arithmetic.constant(box, 1)]):
-            assert isinstance(found, Span)
+            assert isinstance(found, Interval)
             assert (found.low.tolist(), found.high.tolist()) == ([-5, -7], [-4, -6])

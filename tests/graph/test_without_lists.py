@@ -8,7 +8,7 @@ from gnn_attention.graph import tiling
 from gnn_attention.graph.regions import counting, enumerate_pairs
 from gnn_attention.graph.regions.grid_index import Grid
 from gnn_attention.graph.regions.quadtree import Boxes
-from gnn_attention.graph.regions.split_edge_lists import apart
+from gnn_attention.graph.regions.split_edge_lists import split_edge_lists
 
 N = 60
 
@@ -55,13 +55,13 @@ def by_boxes(monkeypatch):
 
 
 def table(rule, graph):
-    return enumerate_pairs.dense(rule, graph.name, graph._shape, torch.device("cpu"))
+    return enumerate_pairs.dense(rule, graph.name, graph.shape4, torch.device("cpu"))
 
 
 @each_graph
 def test_elsewhere_the_rule_is_the_same(graph):
     """Without the pairs, which are distinct and sorted; and the new rule has no list."""
-    found = apart(graph.rule, graph.num_dst, graph.num_src)
+    found = split_edge_lists(graph.rule, graph.num_dst, graph.num_src)
     if found is None:
         assert graph.name in (WINDOW.name, "is_listed", "rule", GRAPHS["a list of fewer tokens"].name)
         return
@@ -71,7 +71,7 @@ def test_elsewhere_the_rule_is_the_same(graph):
     elsewhere = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool)
     elsewhere[found.dst, found.src] = False
     assert torch.equal(before[..., elsewhere], after[..., elsewhere])
-    assert apart(found.rule, graph.num_dst, graph.num_src) is None
+    assert split_edge_lists(found.rule, graph.num_dst, graph.num_src) is None
 
 
 @each_graph
@@ -87,7 +87,7 @@ def test_degrees_edges_and_counts(graph):
 @pytest.mark.parametrize("block", [4, 16])
 def test_tiles(graph, block):
     """Counted tile by tile."""
-    mask = graph.mask().view(graph._shape[0] * graph._shape[1], graph.num_dst, graph.num_src)
+    mask = graph.mask().view(graph.shape4[0] * graph.shape4[1], graph.num_dst, graph.num_src)
     rows, columns = (-(-size // block) for size in (graph.num_dst, graph.num_src))
     padded = mask.new_zeros(2, len(mask), rows * block, columns * block)  # pad() of no receivers is an error before torch 2.11
     padded[:, :, : graph.num_dst, : graph.num_src] = torch.stack([mask, torch.ones_like(mask)])

@@ -56,7 +56,7 @@ class TestKin:
         assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later, 4, 2)
 
     def test_native_sparse_attention(self):
-        """Its three graphs: together they hold the window, and pooled blocks are heard once they are complete."""
+        """Its three graphs: together they hold the window, and pooled blocks are attended to once they are complete."""
         n, pooled = 24, blocks.compressed_blocks(24, 4, 2)
         q, k = numbers(n, 4), numbers(n, 4, seed=1).view(12, 2, 4)
         keys = torch.stack([k[c : c + 2].mean((0, 1)) for c in range(11)])

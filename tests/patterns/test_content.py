@@ -66,7 +66,7 @@ class TestKin:
         assert content.nearest(points + 2**24, 3, causal=False) == content.nearest((points + 2**24) - 2**24, 3, causal=False)
 
     def test_one_bucket_is_the_strict_past(self):
-        """A token hears all before it; the first has nobody else and hears itself."""
+        """Each token attends to all before it; the first has nobody else and attends to itself."""
         alone = TokenGraph.from_edges(torch.tensor([[0], [0]]), 6)
         assert content.shared_bucket([[4] * 6]) == patterns.strict_causal(6) | alone
         assert content.shared_bucket([[4] * 6], causal=False) == patterns.no_self(6)
@@ -78,7 +78,7 @@ class TestKin:
         loops = patterns.window(12, 1)
         rounds = [content.shared_bucket(table[r : r + 1]) - loops for r in range(3)]
         assert content.shared_bucket(table) - loops == rounds[0] | rounds[1] | rounds[2]
-        assert not content.shared_bucket(table).has_deaf_rows
+        assert not content.shared_bucket(table).has_empty_rows
 
     def test_clusters_are_documents_in_another_order(self):
         assert content.clusters([0, 0, 5, 5, 5]) == patterns.documents([2, 3])

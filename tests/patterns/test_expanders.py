@@ -160,7 +160,7 @@ class TestErdosRenyi:
         assert patterns.erdos_renyi(30, 0.15, seed=4) == convert.from_networkx(theirs)
 
     def test_the_threshold_of_connectedness(self):
-        """Around log(n) / n: twice that is connected, half of it leaves tokens that hear nobody."""
+        """Around log(n) / n: twice that is connected, half of it leaves tokens that have no in-edges."""
         threshold = log(300) / 300
         for seed in range(5):
             assert networkx.number_of_nodes(undirected(patterns.erdos_renyi(300, threshold / 2, seed=seed))) < 300
@@ -235,7 +235,7 @@ class TestExpander:
             assert patterns.expander(60, 3, method=method, seed=5) == whole & patterns.strict_causal(60)
 
     def test_an_exphormer_is_a_union(self):
-        """A given graph, an expander and a virtual token that all hear and that hears all: any two are two steps apart."""
+        """A given graph, an expander and a virtual token that all attend to and that attends to all: any two are two steps apart."""
         path = patterns.window(41, 2, causal=False)
         graph = path | patterns.expander(41, 2, causal=False) | patterns.global_tokens(41, [40], causal=False)
         assert (graph**2).is_full()

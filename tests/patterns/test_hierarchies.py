@@ -65,7 +65,7 @@ class TestReach:
     @pytest.mark.parametrize("k", [1, 2, 5])
     @each_n
     def test_two_layers_carry_a_token_over_the_tree(self, n, k):
-        """Up into its spans, and from a span to whoever hears it."""
+        """Up into its spans, and from a span to anyone who attends to it."""
         causal = patterns.binary_partition(n, k) ** 2
         assert torch.equal(causal.mask()[:n, :n], gaps(n) >= 0)
         both = patterns.binary_partition(n, k, causal=False) ** 2
@@ -122,7 +122,7 @@ class TestBinaryPartition:
     @pytest.mark.parametrize("k", [1, 2, 3])
     @each_n
     def test_every_token_is_heard_exactly_once_at_some_scale(self, n, k):
-        """What a token hears, opened up into tokens, is all before it and itself (all on both sides), each once."""
+        """What each token attends to, opened up into tokens, is all before it and itself (all on both sides), each once."""
         for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
             mask = patterns.binary_partition(n, k, causal=causal).mask().long()
             spans = mask[n:, :n]  # the tokens of each span
@@ -167,7 +167,7 @@ class TestKin:
         assert every_third.in_degree().tolist() == [i // 3 + 1 if i % 3 == 0 else 0 for i in range(18)]
 
     def test_longnet_heads_take_turns(self):
-        """Heads as many as the dilation: the offsets differ, and together they hear every residue class."""
+        """Heads as many as the dilation: the offsets differ, and together they attend to every residue class."""
         graph = patterns.longnet(12, [12], [3], heads=6)
         assert graph.heads == 6
         for head in range(6):

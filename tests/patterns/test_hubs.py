@@ -18,7 +18,7 @@ from gnn_attention import TokenGraph, convert, patterns
 
 
 def by_blocks(graph, size):
-    """The mask of blocks of a graph whose blocks hear each other as a whole."""
+    """The mask of blocks of a graph whose blocks attend to each other as a whole."""
     mask = graph.mask()
     coarse = mask[..., ::size, ::size]
     spread = coarse.repeat_interleave(size, -1).repeat_interleave(size, -2)

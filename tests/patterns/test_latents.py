@@ -52,7 +52,7 @@ class TestKin:
         assert graph.select(2, 1).in_degree().tolist() == [4, 2, 4, 2]
 
     def test_every_token_hears_of_every_token_in_one_layer(self):
-        """Through the side nodes: a token hears all of them, and together they stand for all tokens."""
+        """Through the side nodes: each token attends to all of them, and together they stand for all tokens."""
         n, mask = 19, patterns.tglobal(19, 3, 4).mask()
         assert mask[:, :n].tolist() == patterns.window(n, 3, causal=False).mask().tolist()
         assert mask[:, n:].tolist() == [[True] * 4] * n

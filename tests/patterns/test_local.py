@@ -46,7 +46,7 @@ class TestKin:
         assert patterns.chunked(11, 4, before=1, after=2) == patterns.chunked(11, 4, before=1)
 
     def test_a_ring_differs_at_its_seam_alone(self):
-        """The first chunk hears the last one."""
+        """The first chunk attends to the last one."""
         line, ring = (patterns.chunked(12, 4, before=1, causal=False, wrap=wrap) for wrap in (False, True))
         dst, src = (ring ^ line).edge_index.flip(0)
         assert set(dst.tolist()) == {0, 1, 2, 3}

@@ -39,7 +39,7 @@ def table(row, n):
 
 
 def reach(mask):
-    """Who has heard of whom with one more layer each time, the own state carried along, until nothing changes."""
+    """Who has received from whom with one more layer each time, the own state carried along, until nothing changes."""
     heard = torch.eye(len(mask))
     while True:
         yield heard > 0
@@ -359,7 +359,7 @@ class TestHuggingFace:
     @each_size
     @pytest.mark.parametrize("w", [1, 3, 40])
     def test_sliding_window(self, masking, n, w):
-        """``sliding_window=w`` hears w tokens, itself included; the bidirectional one counts without it: w on each side."""
+        """``sliding_window=w`` attends to w tokens, itself included; the bidirectional one counts without it: w on each side."""
         assert TokenGraph.from_rule(masking.sliding_window_causal_mask_function(w), n) == patterns.window(n, w)
         overlay = TokenGraph.from_rule(masking.sliding_window_overlay(w), n)
         assert overlay & patterns.causal(n) == patterns.window(n, w)

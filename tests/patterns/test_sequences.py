@@ -110,7 +110,7 @@ class TestOrders:
         assert psm == patterns.permutation([*before, *after, *inside])
         assert spm == patterns.permutation([*after, *before, *inside])
         rows = slice(start, stop)
-        assert torch.equal(psm.mask()[rows], spm.mask()[rows])  # the middle hears the same
+        assert torch.equal(psm.mask()[rows], spm.mask()[rows])  # the middle attends to the same
 
     def test_a_middle_at_the_end_changes_nothing(self):
         assert patterns.fill_in_the_middle(7, 4, 7) == patterns.causal(7)
@@ -169,14 +169,14 @@ class TestElsewhere:
 
     @pytest.mark.parametrize(("source", "target"), [(3, 4), (0, 4), (3, 0)])
     def test_unilm(self, source, target):
-        """Everyone hears the source; in the target's own square there is a triangle."""
+        """Every token attends to the source; in the target's own square there is a triangle."""
         mask = torch.zeros(source + target, source + target, dtype=torch.bool)
         mask[:, :source] = True
         mask[source:, source:] = torch.ones(target, target, dtype=torch.bool).tril()
         assert torch.equal(mask, patterns.prefix(source + target, source).mask())
 
     def test_glm(self):
-        """Text of six tokens, blanks at 2 and at 4, 5, the later blank filled first: the rest is heard by all."""
+        """Text of six tokens, blanks at 2 and at 4, 5, the later blank filled first: the rest is attended to by all."""
         graph = patterns.permutation([0, 1, 3, 4, 5, 2], context=3)
         heard = {0: [0, 1, 3], 1: [0, 1, 3], 3: [0, 1, 3], 4: [0, 1, 3, 4], 5: [0, 1, 3, 4, 5], 2: [0, 1, 2, 3, 4, 5]}
         assert [row.nonzero().flatten().tolist() for row in graph.mask()] == [heard[token] for token in range(6)]

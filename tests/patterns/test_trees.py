@@ -51,7 +51,7 @@ class TestTreeDecoding:
         assert torch.equal(theirs.mask(), ours.mask())
 
     def test_medusa(self):
-        """Its choices are paths of ranks; a choice hears the root, its own prefixes and itself, and the whole cache."""
+        """Its choices are paths of ranks; a choice attends to the root, its own prefixes and itself, and the whole cache."""
         choices = sorted([(0,), (0, 0), (1,), (0, 1), (1, 0), (0, 0, 0)], key=lambda path: (len(path), path))
         nodes = [(), *choices]
         table = [[node == path[: len(node)] for node in nodes] for path in nodes]
@@ -118,7 +118,7 @@ class TestHierarchicalDocument:
         assert graph.in_degree().tolist() == [3, 5, 6, 4, 4, 4, 5, 3, 3, 4, 6, 5, 5, 5, 5]
 
     def test_its_levels_as_the_authors_keep_them(self):
-        """Three labels a token (sentence, section, document), None where it takes no part: it hears who shares one."""
+        """Three labels a token (sentence, section, document), None where it takes no part: it attends to who shares one."""
         labels = [(None, None, 0)]
         sentence = 0
         for number, sizes in enumerate(document := [[2, 1], [3], []]):

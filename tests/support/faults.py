@@ -83,9 +83,9 @@ WRONG_BACKENDS = {
 PLANTED = {
     "mask transposed": [
         (
-            "graph/token_graph.py",
-            "self._squeeze(enumerate_pairs.dense(self.rule, repr(self), self._shape, device))",
-            "self._squeeze(enumerate_pairs.dense(self.rule, repr(self), self._shape, device)).mT.contiguous()",
+            "graph/derived.py",
+            "_squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))",
+            "_squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device)).mT.contiguous()",
         )
     ],
     "scale dropped": [("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")],

@@ -115,7 +115,7 @@ class TestEquality:
     def test_a_training_is_that_of_the_recipe_with_the_graph(self):
         """As ``gnn-attention train --graph`` does it; losses and scores are its report's and its model's."""
         for one in compared("window(4); window(3) | sinks(2)", seeds=2)[1:3]:
-            graph = expressions.sized(one.graph, 16)
+            graph = expressions.parse(one.graph, n=16).name
             model, _, report = training.train(replace(SHORT, graph=graph, seed=one.seed), TEXT, SIZES)
             assert (one.held_out_loss, one.training_loss) == (report["held_out_loss"], report["training_loss"])
             score = induction_scores(model, 8, graph=expressions.parse(graph)).max()

@@ -1,10 +1,11 @@
-"""A rule asked about whole ranges of tokens at once: interval arithmetic over its own operators.
+"""A rule evaluated on whole ranges of tokens at once: interval arithmetic over its own operators.
 
-Given a ``Span`` in the place of ``dst`` and ``src``, a rule computes with every integer of a range together and returns a
-``Truth``: can there be an edge in this box of receivers and senders, are all its pairs edges, and on what does the answer
-still depend? No rule has to be written twice for it: what torch's operators do to numbers, the functions here do to ranges,
-always on the safe side (an edge that may exist is never denied). A rule that uses an operator without a counterpart here is
-answered by :func:`unknown`: "maybe some, not all".
+Given a ``Interval`` in the place of ``dst`` and ``src``, a rule computes with every integer of a range
+together and returns a ``TriState``: can there be an edge in this box of receivers and senders, are all its
+pairs edges, and on what does the answer still depend? No rule has to be written twice for it: what torch's
+operators do to numbers, the functions here do to ranges, always on the safe side (an edge that may exist is
+never denied). A rule that uses an operator without a counterpart here is answered by :func:`unknown`: "maybe
+some, not all".
 """
 
 from __future__ import annotations
@@ -19,167 +20,167 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.table_bounds import extremes
 from gnn_attention.graph.intervals.values import (
     ANYTHING,
-    FURTHEST,
+    MAX_MAGNITUDE,
     OPERATORS,
     Box,
-    Span,
-    Truth,
+    Interval,
+    TriState,
     UnsupportedError,
     Value,
     affine,
-    as_number,
-    as_truth,
+    as_interval,
+    as_tristate,
     box_of,
-    decided,
+    interval,
     scalar,
-    span_of,
+    tristate,
 )
 
-__all__ = ["ask", "constant", "tokens", "unknown"]
-
 
 @overload
-def ask(rule: Callable[..., Any], b: Span, h: Span, dst: Span, src: Span) -> Truth: ...
+def evaluate(rule: Callable[..., Any], b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState: ...
 @overload
-def ask(rule: Callable[..., Any], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
-def ask(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> Any:
-    """The rule's answer, for tensors and for ranges alike; :func:`unknown` where it cannot be asked about ranges."""
-    if not isinstance(dst, Span):
+def evaluate(rule: Callable[..., Any], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
+def evaluate(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> Any:
+    """The rule's answer, for tensors and for ranges; :func:`unknown` where it cannot compute with ranges."""
+    if not isinstance(dst, Interval):
         return rule(b, h, dst, src)
     try:
-        return as_truth(dst.box, rule(b, h, dst, src))
+        return as_tristate(dst.box, rule(b, h, dst, src))
     except Exception:  # whatever a rule of the user's does with values it was not written for
         return unknown(dst.box)
 
 
-def unknown(box: Box) -> Truth:
+# the old name, for callers outside this package
+ask = evaluate
+
+
+def unknown(box: Box) -> TriState:
     """Maybe some edges, not all."""
     yes = torch.ones_like(box.dst_low, dtype=torch.bool)
-    return Truth(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+    return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 
 
-def tokens(box: Box) -> tuple[Span, Span]:
+def token_ranges(box: Box) -> tuple[Interval, Interval]:
     """The receivers and the senders of the boxes."""
     return affine(box, (1, 0), 0), affine(box, (0, 1), 0)
 
 
-def constant(box: Box, value: Tensor | int) -> Span:
+def constant(box: Box, value: Tensor | int) -> Interval:
     """The same number in all of a box; a tensor ``[K]`` gives each box its own."""
     return affine(box, (0, 0), value)
 
 
-# -- arithmetic -------------------------------------------------------------------------------------------------------
-
-
-def _numbers(*values: Any) -> tuple[Box, Span, Span, torch.dtype]:
+def _numbers(*values: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
     """Two operands as spans, and the dtype that torch would compute in, which both fit."""
     box = box_of(*values)
-    a, b = (as_number(box, value) for value in values)
+    a, b = (as_interval(box, value) for value in values)
     dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
     return box, a.to(dtype), b.to(dtype), dtype
 
 
-def _sum(box: Box, a: Span, b: Span, dtype: torch.dtype) -> Span:
+def _sum(box: Box, a: Interval, b: Interval, dtype: torch.dtype) -> Interval:
     if a.slope and b.slope:
         return affine(box, (a.slope[0] + b.slope[0], a.slope[1] + b.slope[1]), a.offset + b.offset, dtype)
-    return span_of(box, a.low + b.low, a.high + b.high, a.axes | b.axes, dtype)
+    return interval(box, a.low + b.low, a.high + b.high, a.axes | b.axes, dtype)
 
 
-def _add(a: Any, b: Any) -> Span:
+def _add(a: Any, b: Any) -> Interval:
     return _sum(*_numbers(a, b))
 
 
-def _minus(a: Span, dtype: torch.dtype) -> Span:
+def _minus(a: Interval, dtype: torch.dtype) -> Interval:
     if a.slope:
         return affine(a.box, (-a.slope[0], -a.slope[1]), -a.offset, dtype)
-    return span_of(a.box, -a.high, -a.low, a.axes, dtype)
+    return interval(a.box, -a.high, -a.low, a.axes, dtype)
 
 
-def _negative(a: Span) -> Span:
+def _negative(a: Interval) -> Interval:
     return _minus(a, a.dtype or torch.int64)
 
 
-def _subtract(a: Any, b: Any) -> Span:
+def _subtract(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
     return _sum(box, a, _minus(b, torch.int64), dtype)
 
 
-def _gap(a: Any, b: Any) -> Span:
+def _gap(a: Any, b: Any) -> Interval:
     """``a - b`` for a comparison: nothing wraps round, whatever the dtype."""
     box, a, b, _ = _numbers(a, b)
     return _sum(box, a, _minus(b, torch.int64), torch.int64)
 
 
-def _multiply(a: Any, b: Any) -> Span:
+def _multiply(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
     if b.slope and isinstance(a.offset, int) and a.slope == (0, 0):
         a, b = b, a
     if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
-    if _furthest(a) * _furthest(b) > FURTHEST:
+    if _magnitude(a) * _magnitude(b) > MAX_MAGNITUDE:
         raise UnsupportedError("a product that may wrap round")
     return _hull(box, [a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high], a.axes | b.axes, dtype)
 
 
-def _furthest(a: Span) -> int:
+def _magnitude(a: Interval) -> int:
     return int(torch.maximum(a.low.abs(), a.high.abs()).max()) if len(a.low) else 0
 
 
-def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Span:
+def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
     box, a, b, dtype = _numbers(a, b)
     _check_divisor(b, rounding_mode)
     return _hull(box, [a.low // b.low, a.low // b.high, a.high // b.low, a.high // b.high], a.axes | b.axes, dtype)
 
 
-def _remainder(a: Any, b: Any) -> Span:
+def _remainder(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
     _check_divisor(b)
     straight = (b.low == b.high) & (a.low // b.low == a.high // b.low)  # no multiple of b in between
     low = torch.where(straight, a.low % b.low, 0)
     high = torch.where(straight, a.high % b.low, b.high - 1)
-    return span_of(box, low, high, a.axes | b.axes, dtype)
+    return interval(box, low, high, a.axes | b.axes, dtype)
 
 
-def _check_divisor(divisor: Span, rounding_mode: str | None = "floor") -> None:
+def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> None:
     if rounding_mode != "floor" or not bool((divisor.low > 0).all()):
         raise UnsupportedError("only whole division by positive numbers")
 
 
-def _hull(box: Box, values: list[Tensor], axes: Tensor, dtype: torch.dtype) -> Span:
+def _hull(box: Box, values: list[Tensor], axes: Tensor, dtype: torch.dtype) -> Interval:
     together = torch.stack(torch.broadcast_tensors(*values))  # type: ignore[no-untyped-call]
-    return span_of(box, together.amin(0), together.amax(0), axes, dtype)
+    return interval(box, together.amin(0), together.amax(0), axes, dtype)
 
 
-def _absolute(a: Span) -> Span:
+def _absolute(a: Interval) -> Interval:
     low = torch.where(a.low > 0, a.low, torch.where(a.high < 0, -a.high, 0))
-    return span_of(a.box, low, torch.maximum(a.high, -a.low), a.axes, a.dtype)
+    return interval(a.box, low, torch.maximum(a.high, -a.low), a.axes, a.dtype)
 
 
-def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Span:
+def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
-    for one, other in ((a, b), (b, a)):  # where one is picked in every box, all that is known of it stays known
+    # where one is picked in every box, all that is known of it stays known
+    for one, other in ((a, b), (b, a)):
         if bool(((pick(one.low, other.high) == one.low) & (pick(one.high, other.low) == one.high)).all()):
-            picked: Span = one
+            picked: Interval = one
             return picked
-    return span_of(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
+    return interval(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
 
 
-def _clamp(a: Span, min: Any = None, max: Any = None) -> Span:
+def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
     a = a if min is None else _extreme(torch.maximum, a, min)
     return a if max is None else _extreme(torch.minimum, a, max)
 
 
-def _shift_right(a: Any, b: Any) -> Span:
+def _shift_right(a: Any, b: Any) -> Interval:
     return _divide(a, 1 << int(scalar(b)))
 
 
-def _shift_left(a: Any, b: Any) -> Span:
+def _shift_left(a: Any, b: Any) -> Interval:
     return _multiply(a, 1 << int(scalar(b)))
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Of truths, or of numbers from 0 on: the bits above the highest one that varies are known, the rest is open."""
-    if not isinstance(a, Span) and not isinstance(b, Span):
+    """Of truths, or of numbers from 0 on: known are the bits above the highest one that varies."""
+    if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _differ(a, b)
     box, a, b, dtype = _numbers(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
@@ -188,95 +189,89 @@ def _exclusive_or(a: Any, b: Any) -> Any:
     for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one that varies
         varying = varying | (varying >> shift)
     known = (a.low ^ b.low) & ~varying
-    return span_of(box, known, known | varying, a.axes | b.axes, dtype)
+    return interval(box, known, known | varying, a.axes | b.axes, dtype)
 
 
-# -- comparisons and logic --------------------------------------------------------------------------------------------
-
-
-def _less(a: Any, b: Any) -> Truth:
+def _less(a: Any, b: Any) -> TriState:
     gap = _gap(a, b)
-    return decided(gap.box, gap.low < 0, gap.high < 0, gap.axes)
+    return tristate(gap.box, gap.low < 0, gap.high < 0, gap.axes)
 
 
-def _less_or_equal(a: Any, b: Any) -> Truth:
+def _less_or_equal(a: Any, b: Any) -> TriState:
     gap = _gap(a, b)
-    return decided(gap.box, gap.low <= 0, gap.high <= 0, gap.axes)
+    return tristate(gap.box, gap.low <= 0, gap.high <= 0, gap.axes)
 
 
-def _equal(a: Any, b: Any) -> Truth:
-    if isinstance(a, Truth) or isinstance(b, Truth):
+def _equal(a: Any, b: Any) -> TriState:
+    if isinstance(a, TriState) or isinstance(b, TriState):
         return _not(_differ(a, b))
     gap = _gap(a, b)
-    return decided(gap.box, (gap.low <= 0) & (gap.high >= 0), (gap.low == 0) & (gap.high == 0), gap.axes)
+    return tristate(gap.box, (gap.low <= 0) & (gap.high >= 0), (gap.low == 0) & (gap.high == 0), gap.axes)
 
 
-def _not_equal(a: Any, b: Any) -> Truth:
+def _not_equal(a: Any, b: Any) -> TriState:
     return _not(_equal(a, b))
 
 
-def _not(a: Any) -> Truth:
-    a = as_truth(box_of(a), a)
-    return Truth(a.box, ~a.every, ~a.some, a.axes)
+def _not(a: Any) -> TriState:
+    a = as_tristate(box_of(a), a)
+    return TriState(a.box, ~a.every, ~a.some, a.axes)
 
 
-def _and(a: Any, b: Any) -> Truth:
+def _and(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_truth(box, a), as_truth(box, b)
-    return decided(box, a.some & b.some, a.every & b.every, a.axes | b.axes)
+    a, b = as_tristate(box, a), as_tristate(box, b)
+    return tristate(box, a.some & b.some, a.every & b.every, a.axes | b.axes)
 
 
-def _or(a: Any, b: Any) -> Truth:
+def _or(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_truth(box, a), as_truth(box, b)
-    return decided(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
+    a, b = as_tristate(box, a), as_tristate(box, b)
+    return tristate(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
 
 
-def _differ(a: Any, b: Any) -> Truth:
+def _differ(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_truth(box, a), as_truth(box, b)
+    a, b = as_tristate(box, a), as_tristate(box, b)
     settled = (a.every | ~a.some) & (b.every | ~b.some)
-    return decided(box, ~settled | (a.every != b.every), settled & (a.every != b.every), a.axes | b.axes)
+    return tristate(box, ~settled | (a.every != b.every), settled & (a.every != b.every), a.axes | b.axes)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
     box = box_of(condition, a, b)
-    condition = as_truth(box, condition)
-    if any(isinstance(x, Truth) or x is True or x is False for x in (a, b)):
+    condition = as_tristate(box, condition)
+    if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
-    _, a, b, dtype = _numbers(as_number(box, a), b)
+    _, a, b, dtype = _numbers(as_interval(box, a), b)
     low = torch.where(condition.every, a.low, torch.where(condition.some, torch.minimum(a.low, b.low), b.low))
     high = torch.where(condition.every, a.high, torch.where(condition.some, torch.maximum(a.high, b.high), b.high))
-    return span_of(box, low, high, condition.axes | a.axes | b.axes, dtype)
+    return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
 def _in_place(operator: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """``a |= b``, for all who hold ``a``, as torch does it; numbers changed in place are not followed."""
-    if not isinstance(a, Truth):
+    if not isinstance(a, TriState):
         raise UnsupportedError("a number changed in place")
-    result = as_truth(a.box, operator(a, b))
+    result = as_tristate(a.box, operator(a, b))
     for name in ("some", "every", "axes"):
         object.__setattr__(a, name, getattr(result, name))
     return a
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def _look_up(table: Any, index: Any) -> Span | Truth:
-    """``table[index]``: the lowest and highest entries over the range; one index may be a range, the others are single."""
+def _look_up(table: Any, index: Any) -> Interval | TriState:
+    """``table[index]``: the lowest and highest entries over the range; only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
     box = box_of(*index)
     if not isinstance(table, torch.Tensor) or table.is_floating_point() or table.dim() != len(index) or not table.numel():
         raise UnsupportedError("only tables of integers or bools, with an index for every axis")
-    spans = [as_number(box, i) for i in index]
+    spans = [as_interval(box, i) for i in index]
     ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]
     if len(ranged) > 1:
         raise UnsupportedError("a table looked up by more than one range")
     return _entries(table, spans, ranged[0])
 
 
-def _entries(table: Tensor, spans: list[Span], axis: int) -> Span | Truth:
+def _entries(table: Tensor, spans: list[Interval], axis: int) -> Interval | TriState:
     box, lead, axes = spans[axis].box, torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
     inside = torch.ones_like(lead, dtype=torch.bool)
     for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
@@ -285,31 +280,28 @@ def _entries(table: Tensor, spans: list[Span], axis: int) -> Span | Truth:
             lead, inside = lead * size + span.low, inside & (span.low >= 0) & (span.low < size)
     low, high = extremes(table, axis, torch.where(inside, lead, -1), spans[axis].low, spans[axis].high)
     if table.dtype == torch.bool:
-        return decided(box, high.bool(), low.bool(), axes)
-    return span_of(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
+        return tristate(box, high.bool(), low.bool(), axes)
+    return interval(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
 
 
-def _search_sorted(table: Any, a: Any, *, right: bool = False, **other: Any) -> Span:
-    if other or not isinstance(a, Span):
+def _search_sorted(table: Any, a: Any, *, right: bool = False, **other: Any) -> Interval:
+    if other or not isinstance(a, Interval):
         raise UnsupportedError("searchsorted of a range in a plain sorted table only")
     low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
-    return span_of(a.box, low, high, a.axes)
+    return interval(a.box, low, high, a.axes)
 
 
 def _like(a: Any, value: Any, dtype: torch.dtype | None = None, **other: Any) -> Any:
     if (dtype or a.dtype) == torch.bool:
-        return as_truth(a.box, bool(value))
-    return as_number(a.box, value).to(dtype or a.dtype)
+        return as_tristate(a.box, bool(value))
+    return as_interval(a.box, value).to(dtype or a.dtype)
 
 
-def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> Truth:
-    """``new_ones((), dtype=torch.bool)``: how torch's and Hugging Face's ``and_masks`` and ``or_masks`` begin."""
+def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> TriState:
+    """``new_ones((), dtype=torch.bool)``: how torch's and Hugging Face's ``and_masks`` begin."""
     if size != () or dtype != torch.bool:
         raise UnsupportedError("only a truth without axes is new")
-    return as_truth(a.box, value)
-
-
-# -- the table of operators -------------------------------------------------------------------------------------------
+    return as_tristate(a.box, value)
 
 
 def _swapped(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -1,7 +1,9 @@
-"""A list of edges asked about whole boxes at once: its part in the arithmetic of ranges (``_ranges``).
+"""A list of edges evaluated on whole boxes at once: its part in the arithmetic of ranges
+(``intervals.arithmetic``).
 
-The list is a table of sorted keys ``dst * num_src + src``, closed by the largest int64. Boxes of one size on one grid, the
-usual question, are answered exactly from the number of edges in each cell of that grid; others on the safe side.
+The list is a table of sorted keys ``dst * num_src + src``, closed by the largest int64. Boxes of one size on
+one grid, the usual question, are answered exactly from the number of edges in each cell of that grid; others
+on the safe side.
 """
 
 from __future__ import annotations
@@ -12,26 +14,24 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.intervals.values import ANYTHING, Span, Truth
-
-__all__ = ["in_boxes"]
+from gnn_attention.graph.intervals.values import ANYTHING, Interval, TriState
 
 Frame = tuple[int, int, int, int]
 _grids: MutableMapping[Tensor, tuple[Frame, Tensor, Tensor]] = (
     WeakIdKeyDictionary()
-)  # keys -> edges in each cell of the grid that was asked for last
+)  # keys -> edges in each cell of the grid that was used last
 
 
-def in_boxes(keys: Tensor, num_src: int, dst: Span, src: Span) -> Truth:
+def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
     """Whether some and whether all pairs of ``dst x src`` are listed."""
     if not len(dst.low):
-        return Truth(dst.box, dst.low > 0, dst.low > 0, dst.axes)
+        return TriState(dst.box, dst.low > 0, dst.low > 0, dst.axes)
     height, width = (int((span.high - span.low).max()) + 1 for span in (dst, src))
     frame = (height, width, int(dst.low[0]) % height, int(src.low[0]) % width)
-    kept = _grids.get(keys)
-    if kept is None or kept[0] != frame:
-        _grids[keys] = kept = (frame, *_cells(keys, num_src, frame))
-    _, cells, counts = kept
+    cached = _grids.get(keys)
+    if cached is None or cached[0] != frame:
+        _grids[keys] = cached = (frame, *_cells(keys, num_src, frame))
+    _, cells, counts = cached
     rows = [(end - frame[2]) // height + 1 for end in (dst.low, dst.high)]
     columns = [(end - frame[3]) // width + 1 for end in (src.low, src.high)]
     across = num_src // width + 3
@@ -40,7 +40,7 @@ def in_boxes(keys: Tensor, num_src: int, dst: Span, src: Span) -> Truth:
     whole &= (dst.high - dst.low + 1 == height) & (src.high - src.low + 1 == width)
     beyond = (src.low < 0) | (src.high >= num_src)  # where keys are those of other pairs
     some, whole = (inside > 0).any(0) | beyond, whole & ~beyond
-    return Truth(dst.box, some, whole, torch.full_like(dst.axes, ANYTHING).masked_fill(whole | ~some, 0))
+    return TriState(dst.box, some, whole, torch.full_like(dst.axes, ANYTHING).masked_fill(whole | ~some, 0))
 
 
 def _cells(keys: Tensor, num_src: int, frame: Frame) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support.shapes import Int, Tensor
 
-__all__ = ["extremes"]
-
 Levels = list[tuple[Tensor, Tensor]]
 _pyramids: MutableMapping[Tensor, dict[int, tuple[Tensor, Levels]]] = (
     WeakIdKeyDictionary()
-)  # table -> axis -> what it held, and its levels
+)  # table -> axis -> a copy, and its levels
 
 
 def extremes(
@@ -22,9 +20,9 @@ def extremes(
 ) -> tuple[Tensor, Tensor]:
     """Bounds of ``table[lead, first .. last]``, the other axes flattened into ``lead``.
 
-    They are taken over one or two aligned pieces of a power of two that hold the range: exact for ranges that are such a
-    piece, as those of a grid of boxes are, and else on the safe side. A place outside the table (it counts from the end, or
-    is an error when it comes to it) gets the bounds of the whole table.
+    They are taken over one or two aligned pieces of a power of two that hold the range: exact for ranges that
+    are such a piece, as those of a grid of boxes are, and else on the safe side. A place outside the table
+    (it counts from the end, or is an error when it comes to it) gets the bounds of the whole table.
 
     >>> one = torch.tensor([0])
     >>> extremes(torch.tensor([5, 3, 9, 1]), 0, one, one, one + 1)
@@ -45,17 +43,18 @@ def extremes(
 def _pyramid(table: Tensor, axis: int) -> Levels:
     """Level k: lowest and highest of each ``2^k`` neighbours along the axis, ``[other axes, n / 2^k]``.
 
-    Kept for as long as the table holds the same: a buffer that is written anew for every batch is another table.
+    Cached for as long as the table holds the same: a buffer that is written anew for every batch is another
+    table.
     """
-    kept = _pyramids.setdefault(table, {})
+    cached = _pyramids.setdefault(table, {})
     flat = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
-    if axis not in kept or not torch.equal(kept[axis][0], flat):
+    if axis not in cached or not torch.equal(cached[axis][0], flat):
         copy = flat.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]
         while levels[-1][0].shape[1] > 1:
             levels.append((_halved(levels[-1][0], torch.amin), _halved(levels[-1][1], torch.amax)))
-        kept[axis] = copy, levels
-    return kept[axis][1]
+        cached[axis] = copy, levels
+    return cached[axis][1]
 
 
 def _halved(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
 """Values that stand for many at once: all integers of a range, all truths of a box.
 
-A :class:`Span` takes the place of ``dst`` and ``src`` in a rule, a :class:`Truth` is what it returns. What torch's operators
-do to them stands in ``_ranges``, which fills :data:`OPERATORS`. All bounds are int64 tensors ``[K]``, one entry for each of K
-boxes; they include both ends.
+A :class:`Interval` takes the place of ``dst`` and ``src`` in a rule, a :class:`TriState` is what it returns.
+What torch's operators do to them stands in ``intervals.arithmetic``, which fills :data:`OPERATORS`. All
+bounds are int64 tensors ``[K]``, one entry for each of K boxes; they include both ends.
 """
 
 from __future__ import annotations
@@ -16,31 +16,12 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-__all__ = [
-    "ANYTHING",
-    "DIFFERENCE",
-    "DST",
-    "OPERATORS",
-    "SRC",
-    "Box",
-    "Span",
-    "Truth",
-    "UnsupportedError",
-    "Value",
-    "affine",
-    "as_number",
-    "as_truth",
-    "box_of",
-    "decided",
-    "limits",
-    "scalar",
-    "span_of",
-]
-
 OPERATORS: dict[str, Callable[..., Any]] = {}  # by the name of torch's function or method
-DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8  # what a value depends on, as bits: dst alone, src alone, dst - src alone
-FURTHEST = 2**62  # int64 wraps round at twice this; no value goes further, so no sum or difference of two wraps unseen
-STEEPEST = 2**29  # of up to 2^32 tokens, a slope's product stays below FURTHEST
+# what a value depends on, as bits: dst alone, src alone, dst - src alone
+DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8
+# int64 wraps round at twice this; no value goes further, so no sum or difference of two wraps unseen
+MAX_MAGNITUDE = 2**62
+MAX_SLOPE = 2**29  # of up to 2^32 tokens, a slope's product stays below MAX_MAGNITUDE
 
 
 class UnsupportedError(TypeError):
@@ -57,7 +38,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """What both kinds of values share: no control flow may look into them, and torch's functions are looked up in a table."""
+    """What both kinds share: no control flow looks into them; torch's functions come from a table."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -66,11 +47,9 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch does when one of its functions, or an operator of a tensor, meets such a value."""
         return _operator("Tensor.where" if func == torch.Tensor.where else func.__name__)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
-        """The methods of a tensor that have a counterpart here, such as ``dst.abs()``."""
         if name.startswith("__"):
             raise AttributeError(name)
         return partial(_operator("Tensor.where" if name == "where" else name), self)
@@ -83,12 +62,12 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Span(Value):
+class Interval(Value):
     """The integers ``low .. high`` that an expression can take in each box.
 
-    ``slope`` (p, q): the expression is exactly ``p dst + q src + offset``; None where it is not of this form. ``axes``: bits
-    of what it depends on, 0 where it is constant. ``dtype``: what torch would compute in, for it wraps round beyond; None for a
-    number that takes the other operand's.
+    ``slope`` (p, q): the expression is exactly ``p dst + q src + offset``; None where it is not of this form.
+    ``axes``: bits of what it depends on, 0 where it is constant. ``dtype``: what torch would compute in, for
+    it wraps round beyond; None for a number that takes the other operand's.
     """
 
     box: Box
@@ -102,25 +81,24 @@ class Span(Value):
     device = torch.device("cpu")
 
     def __post_init__(self) -> None:
-        """Refuse what torch would wrap round."""
         least, most = limits(self.dtype)
         if len(self.low) and not least <= int(self.low.min()) <= int(self.high.max()) <= most:
             raise UnsupportedError(f"values beyond the range of {self.dtype} wrap round")
 
-    def to(self, *where: Any, **how: Any) -> Span:
+    def to(self, *where: Any, **how: Any) -> Interval:
         """Ranges have no device, but a dtype: of integers, wide enough for all of them."""
-        dtype = _asked_dtype(where, how)
+        dtype = _dtype_of(where, how)
         return self if dtype in (None, self.dtype) else replace(self, dtype=dtype)
 
-    def long(self) -> Span:
+    def long(self) -> Interval:
         """In int64."""
         return self.to(torch.int64)
 
-    def int(self) -> Span:
+    def int(self) -> Interval:
         """In int32."""
         return self.to(torch.int32)
 
-    def contiguous(self) -> Span:
+    def contiguous(self) -> Interval:
         """Ranges have no layout."""
         return self
 
@@ -129,8 +107,8 @@ class Span(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class Truth(Value):
-    """``some``: there may be an edge in the box; ``every``: all its pairs are edges; ``axes``: what an open answer depends on."""
+class TriState(Value):
+    """``some``: the box may hold an edge; ``every``: all pairs are edges; ``axes``: as in Interval."""
 
     box: Box
     some: Tensor
@@ -140,19 +118,19 @@ class Truth(Value):
     device = torch.device("cpu")
     dtype = torch.bool
 
-    def to(self, *where: Any, **how: Any) -> Truth:
+    def to(self, *where: Any, **how: Any) -> TriState:
         """Answers have no device; only a change of dtype would mean something."""
-        if _asked_dtype(where, how) not in (None, torch.bool):
+        if _dtype_of(where, how) not in (None, torch.bool):
             raise UnsupportedError("a truth is no number")
         return self
 
     bool = to
 
 
-def _asked_dtype(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
+def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
     """The dtype among the arguments of ``to``, which may be that of another tensor."""
-    asked = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
-    return next((x for x in asked if isinstance(x, torch.dtype)), None)
+    given = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
+    return next((x for x in given if isinstance(x, torch.dtype)), None)
 
 
 def limits(dtype: torch.dtype | None) -> tuple[int, int]:
@@ -161,33 +139,33 @@ def limits(dtype: torch.dtype | None) -> tuple[int, int]:
         info = torch.iinfo(dtype or torch.int64)
     except TypeError:
         raise UnsupportedError(f"{dtype} is no dtype of integers") from None
-    return max(info.min, -FURTHEST), min(info.max, FURTHEST)
+    return max(info.min, -MAX_MAGNITUDE), min(info.max, MAX_MAGNITUDE)
 
 
-def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64) -> Span:
+def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64) -> Interval:
     """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
     p, q = slope
-    if max(abs(p), abs(q)) > STEEPEST or (isinstance(offset, int) and abs(offset) > FURTHEST):
+    if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
         raise UnsupportedError("numbers so large that int64 would wrap round")
     low = p * (box.dst_low if p >= 0 else box.dst_high) + q * (box.src_low if q >= 0 else box.src_high) + offset
     high = p * (box.dst_high if p >= 0 else box.dst_low) + q * (box.src_high if q >= 0 else box.src_low) + offset
     axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
     axes_of_all = torch.full_like(low, axes, dtype=torch.uint8)
-    return Span(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
+    return Interval(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
 
 
-def span_of(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64) -> Span:
+def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64) -> Interval:
     """The integers ``low .. high``, constant where both are the same."""
-    return Span(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
+    return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 
 
-def decided(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> Truth:
+def tristate(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> TriState:
     """A truth that depends on nothing where it is settled."""
-    return Truth(box, some, every, axes.masked_fill(every | ~some, 0))
+    return TriState(box, some, every, axes.masked_fill(every | ~some, 0))
 
 
 def box_of(*values: Any) -> Box:
-    """The boxes that the values among the operands speak of."""
+    """The boxes of the operands."""
     box: Box = next(value.box for value in values if isinstance(value, Value))
     return box
 
@@ -201,21 +179,21 @@ def scalar(value: Any) -> Any:
     raise UnsupportedError(f"a rule's constants are integers and bools, not {type(value).__name__}")
 
 
-def as_number(box: Box, value: Any) -> Span:
+def as_interval(box: Box, value: Any) -> Interval:
     """An operand as a span: a Python number or a tensor of one element is a constant."""
-    if isinstance(value, Truth):
+    if isinstance(value, TriState):
         raise UnsupportedError("a truth is no number")
-    return value if isinstance(value, Span) else affine(box, (0, 0), int(scalar(value)), None)
+    return value if isinstance(value, Interval) else affine(box, (0, 0), int(scalar(value)), None)
 
 
-def as_truth(box: Box, value: Any) -> Truth:
+def as_tristate(box: Box, value: Any) -> TriState:
     """An operand as a truth: True and False too."""
-    if isinstance(value, Span):
+    if isinstance(value, Interval):
         raise UnsupportedError("a number is no truth")
-    if isinstance(value, Truth):
+    if isinstance(value, TriState):
         return value
     said = torch.full_like(box.dst_low, _bool(value), dtype=torch.bool)
-    return Truth(box, said, said, torch.zeros_like(box.dst_low, dtype=torch.uint8))
+    return TriState(box, said, said, torch.zeros_like(box.dst_low, dtype=torch.uint8))
 
 
 def _bool(value: Any) -> bool:
@@ -223,3 +201,7 @@ def _bool(value: Any) -> bool:
     if not isinstance(said, bool):
         raise UnsupportedError("a number is no truth")
     return said
+
+
+# old names, for callers outside this package
+Span, Truth = Interval, TriState

@@ -1,6 +1,7 @@
-"""Degrees, counts, lists and equality of rules: exact, and above a few pairs from their cover by boxes, without visiting each.
+"""Degrees, counts, lists and equality of rules: exact, and above a few pairs from their cover by boxes,
+without visiting each.
 
-A rule made with lists of edges is counted without them, and put right at their pairs (``_without_lists``).
+A rule made with lists of edges is counted without them, and put right at their pairs (``split_edge_lists``).
 """
 
 from __future__ import annotations
@@ -24,24 +25,22 @@ from gnn_attention.graph.regions.quadtree import (
     Boxes,
     Piece,
     cells,
-    cover,
+    decompose,
     profile,
     ragged,
     root,
 )
-from gnn_attention.graph.regions.split_edge_lists import Apart, apart
+from gnn_attention.graph.regions.split_edge_lists import SplitRule, split_edge_lists
 from gnn_attention.graph.rules import Rule, xor
-
-__all__ = ["any_edge", "edge_list", "edges_in", "edges_of_each", "in_degree", "same"]
 
 MANY = 2**24  # pairs up to which a list is made quickest by visiting them, because it comes out sorted
 
 
 def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch heads dst"]:
-    """How many senders each receiver hears."""
+    """How many senders each receiver attends to."""
     if enumerate_pairs.few(shape):
         return enumerate_pairs.in_degree(rule, name, shape)
-    found = apart(rule, *shape[2:])
+    found = split_edge_lists(rule, *shape[2:])
     if found is None:
         return _in_degree(rule, shape)
     degree = _in_degree(found.rule, shape)
@@ -54,7 +53,7 @@ def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
 def _in_degree(rule: Rule, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch heads dst"]:
     batch, heads, num_dst, _ = shape
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
-    for piece in cover(rule, root(shape)):
+    for piece in decompose(rule, root(shape)):
         for boxes, _, count in _same_in_all_rows(rule, piece):
             first = boxes.owner * (num_dst + 1) + boxes.dst
             change.view(-1).index_add_(0, first, count)
@@ -68,7 +67,7 @@ def _in_degree(rule: Rule, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch h
 
 def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     """How many edges the boxes of each owner 0 .. number - 1 hold together."""
-    found = _apart_in(rule, boxes)
+    found = _split_in_boxes(rule, boxes)
     if found is None:
         return _edges_of_each(rule, boxes, number)
     listed, box = found
@@ -81,7 +80,7 @@ def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number
 
 def _edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     total = torch.zeros(number, dtype=torch.int64, device="cpu")
-    for piece in cover(rule, boxes):
+    for piece in decompose(rule, boxes):
         for part, _, count in _same_in_all_rows(rule, piece):
             total.index_add_(0, part.owner, count * part.height)
         for part, _, count in _row_by_row(rule, piece):
@@ -100,7 +99,7 @@ def same(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bo
 
 def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
     """True if the rule holds anywhere."""
-    found = apart(rule, *shape[2:])
+    found = split_edge_lists(rule, *shape[2:])
     if found is None:
         return _any_edge(rule, shape)
     places = list(product(range(shape[0]), range(shape[1])))
@@ -112,7 +111,7 @@ def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
 
 
 def _any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
-    for piece in cover(rule, root(shape)):
+    for piece in decompose(rule, root(shape)):
         for way in (_same_in_all_rows, _row_by_row):
             if any(bool((count > 0).any()) for _, _, count in way(rule, piece)):
                 return True
@@ -123,22 +122,22 @@ def edge_list(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
     """The edges of the first sample and head, by receiver, then sender."""
     if math.prod(shape[2:]) <= MANY:
         return enumerate_pairs.edge_list(rule, name, shape)
-    found = apart(rule, *shape[2:])
+    found = split_edge_lists(rule, *shape[2:])
     edges = edges_in(rule if found is None else found.rule, root((1, 1, *shape[2:])), shape[3])
-    return edges if found is None else _put_right(edges, rule, found, shape[3])
+    return edges if found is None else _correct_listed(edges, rule, found, shape[3])
 
 
 def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     """The edges inside some boxes of one sample and head, by receiver, then sender."""
-    found = _apart_in(rule, boxes)
+    found = _split_in_boxes(rule, boxes)
     if found is None:
         return _edges_in(rule, boxes, num_src)
-    return _put_right(_edges_in(found[0].rule, boxes, num_src), rule, found[0], num_src)
+    return _correct_listed(_edges_in(found[0].rule, boxes, num_src), rule, found[0], num_src)
 
 
 def _edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
-    for piece in cover(rule, boxes):
+    for piece in decompose(rule, boxes):
         for dst, src, step_dst, step_src, count in _strokes(rule, piece):
             stroke, number = ragged(count)
             keys.append((dst * num_src + src)[stroke] + number * (step_dst * num_src + step_src))
@@ -146,7 +145,7 @@ def _edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
 
 
-def _put_right(edges: Int[Tensor, "2 edges"], rule: Rule, found: Apart, num_src: int) -> Int[Tensor, "2 edges"]:
+def _correct_listed(edges: Int[Tensor, "2 edges"], rule: Rule, found: SplitRule, num_src: int) -> Int[Tensor, "2 edges"]:
     """The edges of the rule without lists, sorted, with the listed pairs as the rule itself has them."""
     key, listed = (dst * num_src + src for dst, src in ((edges[1], edges[0]), (found.dst, found.src)))
     place = torch.searchsorted(key, listed)
@@ -157,41 +156,36 @@ def _put_right(edges: Int[Tensor, "2 edges"], rule: Rule, found: Apart, num_src:
     return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
 
 
-# -- lists apart ------------------------------------------------------------------------------------------------------
-
-
-def _at(rule: Rule, b: Tensor, h: Tensor, pairs: Apart) -> Bool[Tensor, " pairs"]:
-    """What a rule says of the pairs, each of its own sample and head."""
+def _at(rule: Rule, b: Tensor, h: Tensor, pairs: SplitRule) -> Bool[Tensor, " pairs"]:
     return enumerate_pairs.evaluate(rule, "this graph", b, h, pairs.dst, pairs.src).expand(len(pairs.dst))
 
 
-def _at_pairs(rule: Rule, pairs: Apart, batch: int, head: int) -> Bool[Tensor, " pairs"]:
-    """The same for one sample and head."""
+def _at_pairs(rule: Rule, pairs: SplitRule, batch: int, head: int) -> Bool[Tensor, " pairs"]:
     return _at(rule, torch.full_like(pairs.dst, batch), torch.full_like(pairs.dst, head), pairs)
 
 
-def _apart_in(rule: Rule, boxes: Boxes) -> tuple[Apart, Int[Tensor, " pairs"]] | None:
-    """The rule without its lists, the listed pairs inside the boxes, and the box of each, sample after sample.
+def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " pairs"]] | None:
+    """The rule without its lists, the listed pairs inside the boxes, and the box of each, sample after
+    sample.
 
     None without lists, or if boxes are not tiles of one grid, among which the box of a pair is looked up.
     """
     if not len(boxes):
         return None
-    found = apart(rule, int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max()))
+    found = split_edge_lists(rule, int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max()))
     grid = None if found is None else Grid.of(boxes)
     if found is None or grid is None:
         return None
     samples = torch.unique(torch.stack([boxes.batch, boxes.head], 1), dim=0).tolist()
     inside = [grid.boxes_of(b, h, found.dst, found.src) for b, h in samples]
     pair = torch.cat([pairs for pairs, _ in inside])
-    return Apart(found.rule, found.src[pair], found.dst[pair]), torch.cat([box for _, box in inside])
+    return SplitRule(found.rule, found.src[pair], found.dst[pair]), torch.cat([box for _, box in inside])
 
 
 Rows = tuple[Boxes, Tensor, Tensor]  # boxes, the row inside each, how many edges that row holds
 
 
 def _same_in_all_rows(rule: Rule, piece: Piece) -> Iterator[Rows]:
-    """Boxes whose rows are all alike."""
     boxes = piece.boxes
     if piece.kind == FULL:
         yield boxes, torch.zeros_like(boxes.dst), boxes.width

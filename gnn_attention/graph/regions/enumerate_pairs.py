@@ -1,4 +1,5 @@
-"""Going through all pairs of a rule, a bounded number of cells at a time: masks, edge lists and degrees from a predicate.
+"""Going through all pairs of a rule, a bounded number of cells at a time: masks, edge lists and degrees from
+a predicate.
 
 ``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the rule does not look.
 """
@@ -13,8 +14,6 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.rules import Rule
-
-__all__ = ["Shape", "dense", "edge_list", "evaluate", "few", "in_degree", "row_blocks", "same"]
 
 Shape = tuple[int, int, int, int]
 
@@ -43,7 +42,7 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
 
 
 def _together(*tensors: Tensor) -> list[int]:
-    """The shape to which tensors broadcast (``torch.broadcast_shapes`` would load a second of symbolic algebra)."""
+    """The broadcast shape (``torch.broadcast_shapes`` would load a second of symbolic algebra)."""
     shapes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
     return [0 if 0 in sizes else max(sizes) for sizes in shapes][::-1]
 
@@ -64,7 +63,8 @@ def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str =
 def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
     """Bool ``[batch, heads, num_dst, num_src]``."""
     mask, start = torch.empty(shape, dtype=torch.bool, device=device), 0
-    for block in row_blocks(rule, name, shape, device):  # into one tensor: blocks beside their sum would be twice as much
+    # into one tensor: blocks next to their sum would be twice as much
+    for block in row_blocks(rule, name, shape, device):
         mask[:, :, start : start + block.shape[2]] = block
         start += block.shape[2]
     return mask

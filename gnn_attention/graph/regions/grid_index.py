@@ -9,11 +9,10 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.regions.quadtree import Boxes
 
-__all__ = ["Grid"]
-
 
 class Grid(NamedTuple):
-    """Boxes by the cell of a grid that each lies in alone: ``keys`` are the numbers of these cells, sorted, ``order`` the boxes.
+    """Boxes by the cell of a grid that each lies in alone: ``keys`` are the numbers of these cells, sorted,
+    ``order`` the boxes.
 
     >>> from gnn_attention.graph.regions.quadtree import root, split_evenly
     >>> grid = Grid.of(split_evenly(root((1, 1, 6, 6)), 4))
@@ -29,7 +28,7 @@ class Grid(NamedTuple):
 
     @staticmethod
     def of(boxes: Boxes) -> Grid | None:
-        """The grid of their largest size; None if some box crosses its lines, or shares a cell. There must be a box."""
+        """The grid of the largest box; None if a box crosses its lines or shares a cell."""
         grid = Grid(boxes, int(boxes.height.max()), int(boxes.width.max()), boxes.dst, boxes.dst)
         first = grid._cells(boxes.batch, boxes.head, boxes.dst, boxes.src)
         last = grid._cells(boxes.batch, boxes.head, boxes.dst + boxes.height - 1, boxes.src + boxes.width - 1)
@@ -51,7 +50,6 @@ class Grid(NamedTuple):
         return pair, box[pair]
 
     def _cells(self, batch: Tensor, head: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """The number of the cell of each pair."""
         boxes, (top, left) = self.boxes, (int(self.boxes.dst[0]) % self.height, int(self.boxes.src[0]) % self.width)
         heads, down, across = (
             int(boxes.head.max()) + 1,

@@ -1,9 +1,10 @@
 """A graph cut into boxes that can be counted without visiting their pairs.
 
-Starting from boxes as large as the graph, a rule is asked about all of them at once (``_ranges``). A box without an edge is
-dropped. A box is done when all its pairs are edges, or when what remains open depends on the receiver alone, on the sender
-alone or on their difference alone: then one column, one row or one diagonal profile tells all of it. Any other box is cut
-in four by four, down to boxes of ``LEAF`` tokens, whose pairs are visited.
+Starting from boxes as large as the graph, a rule is evaluated on all of them at once
+(``intervals.arithmetic``). A box without an edge is dropped. A box is done when all its pairs are edges, or
+when what remains open depends on the receiver alone, on the sender alone or on their difference alone: then
+one column, one row or one diagonal profile decides all of it. Any other box is cut in four by four, down to
+boxes of ``LEAF`` tokens, whose pairs are visited.
 """
 
 from __future__ import annotations
@@ -17,36 +18,24 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.intervals import arithmetic
-from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box
+from gnn_attention.graph.intervals.values import ANYTHING, Box
+from gnn_attention.graph.intervals.values import DIFFERENCE as DIFFERENCE
+from gnn_attention.graph.intervals.values import DST as DST
+from gnn_attention.graph.intervals.values import SRC as SRC
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-__all__ = [
-    "CELLS",
-    "DIFFERENCE",
-    "DST",
-    "FULL",
-    "LEAF",
-    "SRC",
-    "Boxes",
-    "Piece",
-    "cells",
-    "cover",
-    "profile",
-    "ragged",
-    "root",
-    "split_evenly",
-]
-
 LEAF = 8  # tokens on the side of the smallest box
-AT_ONCE = 2**15  # boxes asked about together
-LONGEST = 2**21  # rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer
-FULL, CELLS = 0, ANYTHING  # the kinds of a piece, besides DST, SRC and DIFFERENCE: what its truth depends on
+AT_ONCE = 2**15  # boxes evaluated together
+# rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer
+LONGEST = 2**21
+FULL, CELLS = 0, ANYTHING  # the kinds of a piece, next to DST, SRC and DIFFERENCE: what its truth depends on
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes of a sample and a head: receivers ``dst .. dst + height - 1``, senders ``src .. src + width - 1``.
+    """K boxes of a sample and a head: receivers ``dst .. dst + height - 1``, senders
+    ``src .. src + width - 1``.
 
     ``owner`` is the caller's: a number that the parts of a box inherit.
     """
@@ -64,12 +53,11 @@ class Boxes:
         return Boxes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def __len__(self) -> int:
-        """How many boxes."""
         return len(self.dst)
 
 
 class Piece(NamedTuple):
-    """Boxes that are done, all of one kind: FULL, or open in DST, SRC or DIFFERENCE alone, or CELLS to be visited."""
+    """Boxes of one kind: FULL, open in DST, SRC or DIFFERENCE alone, or CELLS to be visited."""
 
     kind: int
     boxes: Boxes
@@ -86,8 +74,9 @@ def root(shape: enumerate_pairs.Shape) -> Boxes:
     return Boxes(b * heads + h, b, h, zero, zero, zero + num_dst, zero + num_src)
 
 
-def cover(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
-    """The pieces that together hold every edge of the boxes once. All boxes lie on one grid of their largest size.
+def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
+    """The pieces that together hold every edge of the boxes once. All boxes lie on one grid of their largest
+    size.
 
     Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned.
     """
@@ -110,6 +99,10 @@ def cover(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
             waiting.append((split_evenly(rest, smaller), smaller))
 
 
+# the old name, for callers outside this package
+cover = decompose
+
+
 def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
     """The boxes a bounded number of rows and columns at a time."""
     group = (boxes.height + boxes.width).cumsum(0) // LONGEST
@@ -118,7 +111,6 @@ def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
 
 
 def _next_side(side: int, leaf: int) -> int:
-    """The largest ``leaf * 4^k`` below the side."""
     smaller = leaf
     while smaller * 4 < side:
         smaller *= 4
@@ -131,7 +123,7 @@ EMPTY = 255
 def _kinds(rule: Rule, boxes: Boxes) -> Tensor:
     box = Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
-    truth = arithmetic.ask(rule, b, h, *arithmetic.tokens(box))
+    truth = arithmetic.evaluate(rule, b, h, *arithmetic.token_ranges(box))
     simple = (truth.axes == DST) | (truth.axes == SRC) | (truth.axes == DIFFERENCE)
     kind = torch.where(simple, truth.axes, CELLS).masked_fill(truth.every, FULL)
     return kind.masked_fill(~truth.some, EMPTY)
@@ -158,8 +150,8 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
 def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Int[Tensor, " items"], Int[Tensor, " items"]]:
     """All that remains open in boxes that depend on one thing alone: ``(edge, box, number)``.
 
-    The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE): diagonal t holds the
-    pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
+    The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE):
+    diagonal t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
     """
     boxes = piece.boxes
     counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]

@@ -1,11 +1,12 @@
 """A rule made with lists of edges, as a rule without lists and the pairs about which the two may differ.
 
-A list says something about its own pairs alone: with an empty list in the place of each, ``R_0``, a rule ``R`` is the same for
-all pairs that no list holds. So whatever is counted is that of ``R_0``, put right at the listed pairs:
-``|R| = |R_0| + sum over listed pairs of (R - R_0)``. A structured rule is counted by boxes, and scattered pairs, which would
-break every box, are asked about one by one.
+A list says something about its own pairs alone: with an empty list in the place of each, ``R_0``, a rule
+``R`` is the same for all pairs that no list holds. So whatever is counted is that of ``R_0``, put right at
+the listed pairs: ``|R| = |R_0| + sum over listed pairs of (R - R_0)``. A structured rule is counted by boxes,
+and scattered pairs, which would break every box, are evaluated one by one.
 
-This is read off the functions of ``_rules`` that operators and methods of graphs bind; inside other functions a list stays.
+This is read off the functions of ``rules`` that operators and methods of graphs bind; inside other functions
+a list stays.
 """
 
 from __future__ import annotations
@@ -19,58 +20,57 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["Apart", "apart"]
-
 JOINS = (rules.or_, rules.and_, rules.minus, rules.xor)
 
 
-class Apart(NamedTuple):
-    """``rule`` is the same as another for all pairs but perhaps these, which are distinct, by receiver, then sender."""
+class SplitRule(NamedTuple):
+    """``rule`` is the same as another for all pairs but perhaps these, distinct, by receiver, then sender."""
 
     rule: Rule
     src: Int[Tensor, " pairs"]
     dst: Int[Tensor, " pairs"]
 
 
-def apart(rule: Rule, num_dst: int, num_src: int) -> Apart | None:
+def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None:
     """The rule without its lists, and their pairs among these receivers and senders; None if it has none.
 
     >>> from gnn_attention import TokenGraph, patterns
     >>> graph = patterns.window(9, 2) | TokenGraph.from_edges(torch.tensor([[0, 3], [7, 3]]), 9)
-    >>> found = apart(graph.rule, 9, 9)
+    >>> found = split_edge_lists(graph.rule, 9, 9)
     >>> found.src.tolist(), found.dst.tolist(), TokenGraph.from_rule(found.rule, 9) == patterns.window(9, 2)
     ([3, 0], [3, 7], True)
     """
-    rule, keys = _emptied(rule, num_dst, num_src)
+    rule, keys = _without_lists(rule, num_dst, num_src)
     if not keys:
         return None
     key = keys[0] if len(keys) == 1 else torch.cat(keys)
     key = torch.unique(key[(key >= 0) & (key < num_dst * num_src)])
-    return Apart(rule, key % max(num_src, 1), key // max(num_src, 1))
+    return SplitRule(rule, key % max(num_src, 1), key // max(num_src, 1))
 
 
-def nobody(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst < 0) & (src < 0)
 
 
-def _emptied(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[Tensor]]:
+def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[Tensor]]:
     """The rule with empty lists, and the keys ``dst * num_src + src`` of the pairs of each."""
     if not isinstance(rule, partial):
         return rule, []
-    if rule.func is rules.is_listed and num_src <= rule.args[1]:  # else its keys are those of other pairs beyond
-        return nobody, [_renumbered(rule.args[0][:-1], rule.args[1], num_src)]
+    # else its keys are those of other pairs beyond
+    if rule.func is rules.is_listed and num_src <= rule.args[1]:
+        return no_pair, [_renumbered(rule.args[0][:-1], rule.args[1], num_src)]
     if rule.func in JOINS:
-        left, of_left = _emptied(rule.args[0], num_dst, num_src)
-        right, of_right = _emptied(rule.args[1], num_dst, num_src)
+        left, of_left = _without_lists(rule.args[0], num_dst, num_src)
+        right, of_right = _without_lists(rule.args[1], num_dst, num_src)
         return partial(rule.func, left, right), of_left + of_right
     if rule.func is rules.transposed:
-        inner, keys = _emptied(rule.args[0], num_src, num_dst)
+        inner, keys = _without_lists(rule.args[0], num_src, num_dst)
         return partial(rule.func, inner), [key % max(num_dst, 1) * num_src + key // max(num_dst, 1) for key in keys]
     if rule.func is rules.shifted:
-        inner, keys = _emptied(rule.args[0], num_dst + rule.args[1], num_src)
+        inner, keys = _without_lists(rule.args[0], num_dst + rule.args[1], num_src)
         return partial(rule.func, inner, rule.args[1]), [key - rule.args[1] * num_src for key in keys]
     if rule.func in (rules.not_, rules.pinned):
-        inner, keys = _emptied(rule.args[0], num_dst, num_src)
+        inner, keys = _without_lists(rule.args[0], num_dst, num_src)
         return partial(rule.func, inner, *rule.args[1:]), keys
     return rule, []
 
