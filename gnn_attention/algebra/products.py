@@ -28,9 +28,8 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """The graphs side by side, without edges between them: the masks are the blocks of a block diagonal
     matrix.
 
-    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule
-        evaluates all the graphs
-    about every pair. networkx's ``disjoint_union``; torch_geometric's batches.
+    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule evaluates
+    all the graphs on every pair. networkx's ``disjoint_union``; torch_geometric's batches.
 
     Raises TypeError (no graph), ValueError (none at all; other heads or batch; a graph that does not begin at
     position 0).

@@ -6,7 +6,7 @@ Functions of a module, not methods: ``memo.kept`` knows them by their names, in 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -15,15 +15,15 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import edge_list, rules
 from gnn_attention.graph.regions import counting, enumerate_pairs
 
-if TYPE_CHECKING:
-    from gnn_attention.graph.token_graph import TokenGraph
+# a TokenGraph, whose module imports this one
+Graph = Any
 
 # bytes for each edge while a list is made: its keys, their order, and the list
 LISTING = 48
 TAKE_ROWS = "take some rows(start, stop)"
 
 
-def mask(graph: TokenGraph, device: torch.device) -> Tensor:
+def mask(graph: Graph, device: torch.device) -> Tensor:
     if device.type == "cpu":
         instead = f"{TAKE_ROWS}, or attend along the graph without its mask"
         memory.check(f"mask() of {graph!r}", math.prod(graph.shape4), instead)
@@ -32,12 +32,14 @@ def mask(graph: TokenGraph, device: torch.device) -> Tensor:
     return _squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
 
 
-def edge_index(graph: TokenGraph, device: torch.device) -> Tensor:
+def edge_index(graph: Graph, device: torch.device) -> Tensor:
     if device.type != "cpu":
-        return graph.edge_index.to(device)
+        edges: Tensor = graph.edge_index.to(device)
+        return edges
     if graph.listed_edges is not None:
         # a tensor for training, wherever the list was made
-        return graph.listed_edges.clone()
+        listed: Tensor = graph.listed_edges.clone()
+        return listed
     # counted only where there is no memory for every pair
     if memory.shortage(LISTING * graph.num_dst * graph.num_src):
         what = f"the list of the {graph.num_edges:,} edges of {graph!r}"
@@ -46,35 +48,35 @@ def edge_index(graph: TokenGraph, device: torch.device) -> Tensor:
     return counting.edge_list(graph.rule, repr(graph), graph.shape4)
 
 
-def in_degree(graph: TokenGraph) -> Tensor:
+def in_degree(graph: Graph) -> Tensor:
     memory.check(f"the in-degrees of {graph!r}", 24 * math.prod(graph.shape4[:3]), TAKE_ROWS)
     if graph.listed_edges is not None:
         return torch.bincount(graph.listed_edges[1], minlength=graph.num_dst)
     return _squeezed(graph, counting.in_degree(graph.rule, repr(graph), graph.shape4))
 
 
-def num_edges(graph: TokenGraph) -> int:
+def num_edges(graph: Graph) -> int:
     listed = graph.listed_edges
     return int(graph.in_degree().sum()) if listed is None else listed.shape[1]
 
 
-def max_in_degree(graph: TokenGraph) -> int:
+def max_in_degree(graph: Graph) -> int:
     return int(graph.in_degree().max()) if graph.in_degree().numel() else 0
 
 
-def has_empty_rows(graph: TokenGraph) -> bool:
+def has_empty_rows(graph: Graph) -> bool:
     return bool((graph.in_degree() == 0).any())
 
 
-def is_full(graph: TokenGraph) -> bool:
-    return graph.has_edges_of(rules.everyone)
+def is_full(graph: Graph) -> bool:
+    return bool(graph.has_edges_of(rules.everyone))
 
 
-def is_causal(graph: TokenGraph) -> bool:
-    return graph.num_dst == graph.num_src and graph.has_edges_of(rules.causal)
+def is_causal(graph: Graph) -> bool:
+    return bool(graph.num_dst == graph.num_src and graph.has_edges_of(rules.causal))
 
 
-def _squeezed(graph: TokenGraph, per_head: Tensor) -> Tensor:
+def _squeezed(graph: Graph, per_head: Tensor) -> Tensor:
     """Without the leading axes that do not vary: [batch or 1, heads or 1, ...] in the form of ``mask()``."""
     if graph.batch is not None:
         return per_head

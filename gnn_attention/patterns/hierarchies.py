@@ -10,7 +10,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 
 __all__ = [
     "binary_partition",
@@ -180,7 +180,7 @@ def longnet(
             f"longnet needs a dilation for each segment length, got {len(steps)} dilations for {len(sizes)} segments"
         )
     shown = [text.listed(sizes, "segments"), text.listed(steps, "dilations"), *([] if heads is None else [f"heads={heads}"])]
-    rule = partial(_longnet if causal else _longnet_both, tuple(zip(sizes, steps, strict=True)), heads is not None)
+    rule = rules.past(partial(_longnet, tuple(zip(sizes, steps, strict=True)), heads is not None), causal)
     return TokenGraph.from_rule(rule, n, heads=heads, name=text.call("longnet", causal, n, *shown))
 
 
@@ -209,7 +209,8 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     """
     n = checks.size("n", n)
     block, level = checks.size("block", block, 1), checks.size("level", level)
-    rule = partial(_h_level if causal else _h_level_both, block * 2**level, block * 2**level // 2 if level else 0)
+    size = block * 2**level
+    rule = rules.past(partial(_h_level, size, size // 2 if level else 0), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("h_matrix_level", causal, n, block, level))
 
 
@@ -273,7 +274,7 @@ def _butterfly_factor(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor
     return (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
 
 
-def _longnet_both(pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _longnet(pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     edge = (dst < 0) & (src < 0)
     for w, r in pairs:
         offset = h % r if by_head else 0
@@ -281,17 +282,9 @@ def _longnet_both(pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, 
     return edge
 
 
-def _longnet(pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _longnet_both(pairs, by_head, b, h, dst, src) & (src <= dst)
-
-
-def _h_level_both(size: int, finer: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _h_level(size: int, finer: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     near = (dst // size - src // size).abs() <= 1
     return near & ((dst // finer - src // finer).abs() > 1) if finer else near
-
-
-def _h_level(size: int, finer: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _h_level_both(size, finer, b, h, dst, src) & (src <= dst)
 
 
 def _by_distance(attended: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

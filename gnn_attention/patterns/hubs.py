@@ -10,7 +10,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
 
@@ -26,7 +26,7 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     [1, 2, 2, 2, 2]
     """
     n = checks.size("n", n)
-    rule = partial(_sinks if causal else _sinks_both, checks.size("s", s))
+    rule = rules.past(partial(_sinks, checks.size("s", s)), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("sinks", causal, n, s))
 
 
@@ -47,7 +47,7 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     """
     n = checks.size("n", n)
     is_global, shown = _chosen(n, tokens)
-    rule = partial(_global if causal else _global_both, is_global)
+    rule = rules.past(partial(_global, is_global), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("global_tokens", causal, n, shown))
 
 
@@ -72,7 +72,7 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     """
     n, w = checks.size("n", n), checks.size("w", w)
     is_global, shown = _chosen(n, tokens)
-    rule = partial(_longformer if causal else _longformer_both, w, is_global)
+    rule = rules.past(partial(_longformer, w, is_global), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("longformer", causal, n, w, shown))
 
 
@@ -158,28 +158,16 @@ def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads:
 
 
 def _sinks(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src < s) & (src <= dst)
-
-
-def _sinks_both(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (src < s) & (dst >= 0)
 
 
-def _global_both(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _global(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     table = is_global.to(dst.device)
     return table[dst] | table[src]
 
 
-def _global(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _global_both(is_global, b, h, dst, src) & (src <= dst)
-
-
-def _longformer_both(w: int, is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ((dst - src).abs() < w) | _global_both(is_global, b, h, dst, src)
-
-
 def _longformer(w: int, is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _longformer_both(w, is_global, b, h, dst, src) & (src <= dst)
+    return ((dst - src).abs() < w) | _global(is_global, b, h, dst, src)
 
 
 def _etc(first: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

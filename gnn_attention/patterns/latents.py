@@ -40,7 +40,7 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
         raise ValueError(f"graph must be square, the same tokens on both sides, got {graph!r}")
     m = checks.size("m", m)
     inner = graph.rule if graph.num_dst else rules.everyone  # a graph of no tokens may be unable to answer
-    rule = partial(_memory if causal else _memory_both, m, inner)
+    rule = rules.past(partial(_memory, m, inner), causal)
     name = f"memory_tokens({graph.name}, {m}{'' if causal else ', causal=False'})"
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch, name=name)
 
@@ -146,12 +146,8 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     return reading, TokenGraph.from_rule(rules.everyone, m, name=f"perceiver({n}, {m})[1]")
 
 
-def _memory_both(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))
-
-
 def _memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _memory_both(m, inner, b, h, dst, src) & (src <= dst)
+    return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))
 
 
 def _tglobal(n: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after) if wrap else partial(_chunks, chunk, before, after)
     given = [f"{word}={value}" for word, value in (("before", before), ("after", after), ("wrap", wrap)) if value]
     name = text.call("chunked", causal, n, chunk, *given)
-    return TokenGraph.from_rule(partial(rules.and_, rule, rules.causal) if causal else rule, n, name=name)
+    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:

@@ -10,7 +10,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
 
 __all__ = [
@@ -58,7 +58,7 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     sizes = checks.sizes("lengths", lengths)
     owner = _owner(sizes)
     shown = text.listed(sizes, "lengths")
-    rule = partial(_same_document if causal else _same_document_both, owner)
+    rule = rules.past(partial(_same_document, owner), causal)
     return TokenGraph.from_rule(rule, len(owner), name=text.call("documents", causal, shown))
 
 
@@ -195,17 +195,13 @@ def _prefix(p: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (src < p) | (src <= dst)
 
 
-def _same_document_both(owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _same_document(owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     table = owner.to(dst.device)
     return table[dst] == table[src]
 
 
-def _same_document(owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _same_document_both(owner, b, h, dst, src) & (src <= dst)
-
-
 def _shared_prefix(prompt: int, owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & ((src < prompt) | _same_document_both(owner, b, h, dst, src))
+    return (src <= dst) & ((src < prompt) | _same_document(owner, b, h, dst, src))
 
 
 def _block_causal(block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

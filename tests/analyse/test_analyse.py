@@ -435,7 +435,7 @@ class TestLongOrDeep:
 
     @pytest.mark.slow
     def test_dense_and_deep(self):
-        """Half of the tokens all attend to each other, the others stand in a line: one more of them is attended to in every layer."""
+        """Half of the tokens all attend to each other, the others in a line: every layer reaches one more of them."""
         graph = TokenGraph.from_rule(lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048)
         assert analyse.layers_to_full_reach(graph) == 1025
         assert analyse.layers_to_full_reach([graph, local(2048, 0)]) == 2 * 1025 - 1

@@ -140,7 +140,11 @@ WRONG = [
     ("a.edges", "0 1_0\n", "got '1_0'"),
     ("a.edges", "0 ١\n", "a token is one of"),
     ("a.edges", f"0 {'9' * 5000}\n", "line 1: a token is one of"),
-    ("a.edges", "0 999999999999\n", r"its 2 labels are not 0 \.\. 1 \(there is no 1\); number the tokens so, or give their number"),
+    (
+        "a.edges",
+        "0 999999999999\n",
+        r"its 2 labels are not 0 \.\. 1 \(there is no 1\); number the tokens so, or give their number",
+    ),
     ("a.edges", "1 2\n", r"its 2 labels are not 0 \.\. 1 \(there is no 0\)"),
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
     ("a.edges", "# tokens 99999999999\n0 1\n", "it has 99,999,999,999 tokens, at most 16,777,216 are read"),

@@ -182,7 +182,11 @@ class TestGraph:
         drawn = [tuple(nearest(end, places) for end in both) for both in tapers(axes)]
         assert sorted(drawn) == sorted((s, d) for s, d in graph.edge_index.T.tolist() if s != d)
         assert not arrows(axes)
-        assert legend(figure) == ["thin end src, thick end dst: dst attends to src", "attends to itself", "does not attend to itself"]
+        assert legend(figure) == [
+            "thin end src, thick end dst: dst attends to src",
+            "attends to itself",
+            "does not attend to itself",
+        ]
         filled = {line.get_markerfacecolor(): len(line.get_xdata()) for line in axes.lines}
         assert filled == {"white": 62, "#222222": 2}
 

@@ -259,7 +259,7 @@ class TestGraphs:
             ("duo_attention(3, [1], 4)", "one graph, or one for each of the 2 heads"),
             ("per_sample(causal, causal)", "one graph, or one for each of the 2 heads"),
             ("file:nowhere.txt", "nowhere.txt: expected a file that ends in"),
-            ("chunked(4, 1)", "this may be chunked"),
+            ("chunked(4, 1)", "must have the 16 tokens of a window"),
         ],
     )
     def test_what_is_refused_before_any_training(self, graphs, match, trained, tmp_path):
