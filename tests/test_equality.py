@@ -35,9 +35,6 @@ NIGHT = settings(few(500), derandomize=False, database=None)
 HUNT = settings(few(200), phases=[Phase.generate], report_multiple_bugs=False)
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Example(Draw):
     """A draw composed by hypothesis: ``number`` is the seed of its numbers alone."""
@@ -151,9 +148,6 @@ def examples(draw, kind, *forms):
     return Example(draw(st.integers(0, 9)), composed, made)
 
 
-# -- the properties ---------------------------------------------------------------------------------------------------
-
-
 def usual():
     """The backends of a CPU that compile nothing."""
     return [backend for backend in BACKENDS.values() if not backend.compiled and backend.name != "varlen"]
@@ -218,8 +212,6 @@ def test_thousands_of_new_examples(kind):
     for examined in (calls(kind, usual()), layers(kind, [*usual(), None]), conversions(kind)):
         NIGHT(examined)()
 
-
-# -- they can fail ----------------------------------------------------------------------------------------------------
 
 SOUGHT = {"rows from the left": "rows", "decode rows aligned top-left": "rows", "duplicate edges counted twice": "list"}
 SOUGHT |= dict.fromkeys(["isolated receive", "b_V added to receivers without in-edges"], "isolated")

@@ -51,9 +51,6 @@ PRODUCTS = {"cartesian_product": cartesian_product, "strong_product": strong_pro
 each_product = pytest.mark.parametrize("multiply", PRODUCTS.values(), ids=PRODUCTS)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def from_pairs(pairs: list[tuple[int, int]], num_dst: int, num_src: int | None = None) -> TokenGraph:
     """Edges (src, dst) in the order given."""
     return TokenGraph.from_edges(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), num_dst, num_src)
@@ -74,7 +71,7 @@ def from_table(table: Tensor, heads: int | None = None, batch: int | None = None
 
 def listed(graph: TokenGraph) -> bool:
     """True if the graph carries its edges: then its rule asks no other rule."""
-    return graph._listed is not None
+    return graph.is_listed
 
 
 @st.composite
@@ -131,9 +128,6 @@ def block_diagonal(masks: list[Tensor]) -> Tensor:
 
 def eye(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.bool)
-
-
-# -- the operators of a graph -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gain", [0, 10**9], ids=["sparse", "dense"])
@@ -212,9 +206,6 @@ class TestOperators:
         assert g.T**j == (g**j).T
 
 
-# -- graphs of the same nodes -----------------------------------------------------------------------------------------
-
-
 class TestStacks:
     @given(st.data(), st.integers(1, 4))
     @fixed
@@ -265,9 +256,6 @@ class TestStacks:
         for h in range(2):
             alone = ga.attend(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1], g.select(head=h))
             assert_exact(out[:, h : h + 1], alone)
-
-
-# -- more tokens ------------------------------------------------------------------------------------------------------
 
 
 class TestDisjointSum:
@@ -376,9 +364,6 @@ class TestProducts:
         cube = reduce(cartesian_product, [edge] * 4)
         expected = [[(i ^ j).bit_count() == 1 for j in range(16)] for i in range(16)]
         assert cube.mask().tolist() == expected
-
-
-# -- other tokens -----------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -598,9 +583,6 @@ def any_member(mask: Tensor, rows: list[int], columns: list[int]) -> Tensor:
     return small
 
 
-# -- several hops -----------------------------------------------------------------------------------------------------
-
-
 class TestClosure:
     @given(st.data(), st.booleans())
     @fixed
@@ -698,9 +680,6 @@ class TestAncestry:
         assert torch.equal(whole[..., token, :], part[..., token, :]) == same
 
 
-# -- graphs that differ by head or by sample --------------------------------------------------------------------------
-
-
 CHANGES = {
     "closure": lambda g: closure(g, 2),
     "closure, reflexive": lambda g: closure(g, reflexive=True),
@@ -733,8 +712,6 @@ def test_each_head_and_sample_by_itself(change, heads, batch):
         assert changed.select(b, h) == change(g.select(b, h))
     assert len({tuple(pairs_of(change(g.select(b, h)))) for b, h in parts}) > 1
 
-
-# -- edges that are lists ---------------------------------------------------------------------------------------------
 
 A = from_pairs([(2, 0), (0, 1), (1, 1)], 3)
 B = from_pairs([(1, 0), (0, 0)], 2)
@@ -783,8 +760,6 @@ class TestEdgeOrder:
     def test_a_list_beside_a_rule_is_a_rule(self, change):
         assert not listed(change(from_pairs([(1, 0)], 5)))
 
-
-# -- what all results have in common ----------------------------------------------------------------------------------
 
 LISTED = disjoint_sum(from_pairs([(1, 0)], 2), from_pairs([(0, 2), (2, 2)], 3))
 
@@ -956,8 +931,6 @@ class TestLarge:
         assert extend(path, 1, "both", "none").num_edges == 3 * n - 1
         assert restrict(path, range(n // 2)).num_edges == n // 2 - 1
 
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
 
 HEADS = per_head(patterns.causal(3), patterns.full(3))
 MORE = per_head(*[patterns.causal(3)] * 3)

@@ -225,8 +225,6 @@ class TestTerminal:
         assert failed == []
 
 
-# -- the commands -----------------------------------------------------------------------------------------------------
-
 TEXT = Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
 SMALL = ["--steps", "2", "--batch", "2", "--length", "16", "--pieces", "260"]
 LONG = {

@@ -58,9 +58,6 @@ def tables(draw: st.DrawFn) -> Tensor:
     return torch.tensor(cells, dtype=torch.bool).reshape(num_dst, num_src)
 
 
-# -- masks ------------------------------------------------------------------------------------------------------------
-
-
 class TestMasks:
     @fixed
     @given(tables())
@@ -276,9 +273,6 @@ class TestMultiheadAttention:
         assert_exact(self.update(heads, x, convert.from_mask(~mask, "masked")), theirs)
 
 
-# -- edge lists -------------------------------------------------------------------------------------------------------
-
-
 class TestEdgeIndex:
     edges = torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]])
 
@@ -308,9 +302,6 @@ class TestEdgeIndex:
         graph = convert.from_edge_index(EdgeIndex(self.edges, sparse_size=(5, 4)), 4, 5)
         assert type(graph.edge_index) is Tensor
         assert torch.equal(graph.edge_index, self.edges)
-
-
-# -- networkx ---------------------------------------------------------------------------------------------------------
 
 
 class TestNetworkx:
@@ -411,9 +402,6 @@ class TestNetworkx:
         network = convert.to_networkx(patterns.tree([-1, 0, 0, 1]))
         assert nx.descendants(network, 1) == {3}
         assert nx.ancestors(network, 3) == {0, 1}
-
-
-# -- torch_geometric --------------------------------------------------------------------------------------------------
 
 
 class TestPyG:
@@ -551,9 +539,6 @@ class TestPyG:
             convert.to_pyg(graph, kind)
         with pytest.raises(ValueError, match="differs by head"):
             convert.to_networkx(graph)
-
-
-# -- FlexAttention ----------------------------------------------------------------------------------------------------
 
 
 def tiles_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:

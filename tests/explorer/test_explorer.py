@@ -37,9 +37,6 @@ def page() -> explorer.Page:
     return explorer.page(TEXT, graph="window(n, 3)")
 
 
-# -- data and masks ---------------------------------------------------------------------------------------------------
-
-
 class TestData:
     def test_a_tensor_comes_back_exactly(self) -> None:
         """In the smallest dtype that holds it: what comes back equals what went in."""
@@ -131,8 +128,6 @@ class TestData:
         with pytest.raises(ValueError, match=r"standard heads without biases; differs in \['unembedding.bias'\]"):
             explorer.page("a", (model, vocabulary))
 
-
-# -- the page as a file -----------------------------------------------------------------------------------------------
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -278,9 +273,6 @@ class TestFile:
         root = Path(explorer.__file__).parents[2]
         wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
         assert "gnn_attention/explorer/web" in wheel["exclude"]
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 class TestCommand:

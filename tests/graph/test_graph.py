@@ -36,9 +36,6 @@ fixed = settings(derandomize=True, deadline=None, max_examples=60)
 Edge = tuple[int, int]
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def listed(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
     """An explicit graph, edges in the order given."""
     return TokenGraph.from_edges(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(), num_dst, num_src)
@@ -152,9 +149,6 @@ def expressions() -> dict[str, TokenGraph]:
         "edge index": convert.from_edge_index(torch.tensor([[4, 0], [1, 2]]), 3, 5),
         "pyg": convert.from_pyg(torch.eye(3).roll(1, 0).to_sparse()),
     }
-
-
-# -- contract ---------------------------------------------------------------------------------------------------------
 
 
 class TestContract:
@@ -470,9 +464,6 @@ class TestRefusals:
         assert graph.num_edges == 10
 
 
-# -- algebra ----------------------------------------------------------------------------------------------------------
-
-
 class TestAlgebra:
     @fixed
     @given(groups(2))
@@ -728,9 +719,6 @@ class TestRows:
             torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), graph, score_mod=mod, backend=backend
         )
         assert seen == set(product(range(5), (2, 3)))
-
-
-# -- an object that never changes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "graph"), expressions().items(), ids=expressions())

@@ -18,8 +18,6 @@ FLAGS = TABLE % 2 == 0
 N = len(TABLE)
 
 
-# -- random rules -----------------------------------------------------------------------------------------------------
-
 NUMBERS = {
     "plus": lambda a, b: a + b,
     "minus": lambda a, b: a - b,
@@ -117,8 +115,6 @@ EVERYWHERE = [
     for left in range(0, N, size)
 ]
 
-
-# -- where torch's numbers end ----------------------------------------------------------------------------------------
 
 BYTES = torch.tensor([0, 3, 5, 250, 255, 7, 130, 200, 1, 1, 90, 100, 254, 2, 128, 127], dtype=torch.uint8)
 FEWER = torch.tensor([2**31 - 1, -(2**31), 5, 0, 7, -1, 2**30, 3, 9, 2**31 - 2, 1, 1, 6, -9, 4, 2], dtype=torch.int32)

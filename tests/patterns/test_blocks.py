@@ -132,9 +132,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("top", [1, 2, 4])
 def test_attention_gym_selects_the_same_tiles(top):
     """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as the BlockMask that it runs."""

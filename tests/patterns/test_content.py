@@ -237,9 +237,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 class TestHuggingFace:
     @pytest.mark.parametrize("rounds", [1, 3])
     def test_reformer_hashes_to_the_same_buckets(self, rounds):

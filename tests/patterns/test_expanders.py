@@ -235,7 +235,7 @@ class TestExpander:
             assert patterns.expander(60, 3, method=method, seed=5) == whole & patterns.strict_causal(60)
 
     def test_an_exphormer_is_a_union(self):
-        """A given graph, an expander and a virtual token that all attend to and that attends to all: any two are two steps apart."""
+        """A given graph, an expander and a global token: any two tokens are two steps apart."""
         path = patterns.window(41, 2, causal=False)
         graph = path | patterns.expander(41, 2, causal=False) | patterns.global_tokens(41, [40], causal=False)
         assert (graph**2).is_full()

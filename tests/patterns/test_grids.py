@@ -209,9 +209,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 class TestAttentionGym:
     @pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (1, 7)])
     def test_natten(self, kernel):

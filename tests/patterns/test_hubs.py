@@ -155,9 +155,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 class TestAttentionGym:
     @pytest.mark.parametrize("radius", [0, 1, 4])
     @pytest.mark.parametrize("tokens", [[], [0], [3, 9]])

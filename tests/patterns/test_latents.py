@@ -125,9 +125,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 def unblocked(blocked, n):
     """[blocks, size, 3 size] as they keep it, each block's keys with both neighbours, back to [n, n]."""
     blocks, size, _ = blocked.shape

@@ -91,9 +91,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 class TestAttentionGym:
     @pytest.mark.parametrize("w", [0, 1, 5])
     def test_sliding_window(self, w):

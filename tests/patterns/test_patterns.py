@@ -49,9 +49,6 @@ def reach(mask):
         heard = further
 
 
-# -- theorems, each of every row ----------------------------------------------------------------------------------------
-
-
 def layers_are_claimed_where_a_size_is_square(row):
     square = [n for n in row.sizes if len(set(row.nodes(n))) == 1]
     assert (row.layers is not None) == bool(square)
@@ -338,9 +335,6 @@ class TestRefusals:
         ):
             with pytest.raises(TypeError, match=f"{argument} must be"):
                 build(wrong)
-
-
-# -- elsewhere --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class TestHeads:
         assert torch.equal(mask.any(0), patterns.sparse_strided(17, 4, causal=False).mask())
 
     def test_fixed_heads_share_out_the_chunk(self):
-        """Three heads of two tokens cover a chunk of six: together they attend to everything, and only the own chunk in common."""
+        """Three heads of two tokens cover a chunk of six; they have only the own chunk in common."""
         mask = patterns.sparse_fixed(24, 6, 2, heads=3).mask()
         assert torch.equal(mask.any(0), patterns.causal(24).mask())
         assert torch.equal(mask.all(0), patterns.chunked(24, 6).mask())

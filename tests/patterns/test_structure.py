@@ -196,9 +196,6 @@ class TestRefusals:
         )
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-
-
 class TestTorchGeometric:
     def test_self_loops(self):
         """``add_self_loops`` appends them in order, as here; it does not ask whether they are there."""
