@@ -81,7 +81,9 @@ def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None
     wanted = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
     tiny.backend = None
     assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), wanted)
-    with pytest.raises(NotImplementedError, match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once"):
+    with pytest.raises(
+        NotImplementedError, match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once"
+    ):
         tiny.proceed(tokens[None], KeyValueCache(graph, 2))
 
 
