@@ -32,7 +32,8 @@ class FactoredMatrix:
         """ValueError for factors that do not meet."""
         left, right = self.left.shape, self.right.shape
         if len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2:-1].numel():
-            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {list(left)} and {list(right)}")
+            got = f"{list(left)} and {list(right)}"
+            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {got}")
 
     @property
     def shape(self) -> torch.Size:
@@ -48,7 +49,7 @@ class FactoredMatrix:
         """The product itself."""
         return self.left @ self.right
 
-    def svd(self) -> tuple[Float[Tensor, "*heads m r"], Float[Tensor, "*heads r"], Float[Tensor, "*heads r n"]]:
+    def svd(self) -> tuple[Tensor, Tensor, Tensor]:
         """Thin singular value decomposition ``U, S, Vh`` from two QR decompositions: O((m + n) r^2)."""
         q_left, r_left = torch.linalg.qr(self.left)
         q_right, r_right = torch.linalg.qr(self.right.mT)

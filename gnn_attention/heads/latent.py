@@ -60,12 +60,14 @@ class LatentHeads(nn.Module):
         """By default ``value_dim`` is ``content_dim``. ValueError for an odd ``rotary_dim``."""
         super().__init__()
         sizes = {"width": width, "num_heads": num_heads, "content_dim": content_dim, "rotary_dim": rotary_dim}
-        width, num_heads, content_dim, rotary_dim = (checks.size(name, value, 1) for name, value in sizes.items())
+        checked = (checks.size(name, value, 1) for name, value in sizes.items())
+        width, num_heads, content_dim, rotary_dim = checked
         latent_dim = checks.size("latent_dim", latent_dim, 1)
         value_dim = content_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
         source = width if query_dim is None else checks.size("query_dim", query_dim, 1)
         if rotary is not None and not isinstance(rotary, Rotary):
-            raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {type(rotary).__name__}")
+            kind = type(rotary).__name__
+            raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {kind}")
         if rotary_dim % 2:
             raise ValueError(f"rotary turns pairs of channels: rotary_dim must be even, got {rotary_dim}")
         self.W_DQ = None if query_dim is None else nn.Parameter(torch.empty(width, source))
@@ -81,7 +83,8 @@ class LatentHeads(nn.Module):
         self.b_KR: nn.Parameter | None
         self.b_O: nn.Parameter | None
         for name, size in (("b_DQ", query_dim), ("b_DKV", latent_dim), ("b_KR", rotary_dim), ("b_O", width)):
-            self.register_parameter(name, nn.Parameter(torch.zeros(size)) if bias and size is not None else None)
+            zeros = None if not bias or size is None else nn.Parameter(torch.zeros(size))
+            self.register_parameter(name, zeros)
         self.q_norm = None if query_dim is None else nn.RMSNorm(source, eps=eps)
         self.kv_norm = nn.RMSNorm(latent_dim, eps=eps)
         self.rotary = Rotary() if rotary is None else rotary
@@ -141,7 +144,8 @@ class LatentHeads(nn.Module):
         arrays.check_states(x, self.width, self.W_O.dtype)
         u = x if self.W_DQ is None else _normed(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
         pattern = torch.einsum("bti,hic->bhtc", u, self.W_UQ) @ self.W_UK.mT
-        return torch.cat([pattern, self._turned(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)], dim=-1)
+        turned = self._turned(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
+        return torch.cat([pattern, turned], dim=-1)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
@@ -165,7 +169,8 @@ class LatentHeads(nn.Module):
         return _normed(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
 
     def _turned(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
+        positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+        return self.rotary.turn(x, positions)
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
         """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``,
@@ -186,7 +191,8 @@ class LatentHeads(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes."""
-        return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}, latent_dim={self.latent_dim}"
+        sizes = f"num_heads={self.num_heads}, head_dim={self.head_dim}, latent_dim={self.latent_dim}"
+        return f"{self.width}, {sizes}"
 
 
 def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:

@@ -40,11 +40,17 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
     cls_to_become = StandardHeads
 
     def __init__(
-        self, num_heads: int, head_dim: int, value_dim: int | None = None, num_kv_heads: int | None = None, bias: bool = False
+        self,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
     ) -> None:
         """Raises as :class:`StandardHeads` does; both widths are left open."""
         super().__init__(1, num_heads, head_dim, value_dim, num_kv_heads, bias)
-        self._sizes = {name: tuple(part.shape) for name, part in self.named_parameters(recurse=False) if name in WIDE}
+        parameters = self.named_parameters(recurse=False)
+        self._sizes = {name: tuple(part.shape) for name, part in parameters if name in WIDE}
         for name in self._sizes:
             self.register_parameter(name, UninitializedParameter())  # type: ignore[arg-type]
 
@@ -65,7 +71,8 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         for name, sizes in self._sizes.items():
             own = source_width if name in OF_SENDERS else width
             if isinstance(part := self._parameters[name], UninitializedParameter):
-                part.materialize(tuple(own if axis == WIDE[name] else size for axis, size in enumerate(sizes)))
+                shape = (own if axis == WIDE[name] else size for axis, size in enumerate(sizes))
+                part.materialize(tuple(shape))
         del self._sizes
         if not loaded:
             self.reset_parameters()

@@ -72,7 +72,7 @@ class _ModelSpaceHeads(nn.Module):
         """The update before ``b_O``."""
         return z.sum(-3).to(next(self.parameters()).dtype)
 
-    def patterns(self, x: Float[Tensor, "batch tokens own_width"]) -> Float[Tensor, "batch heads tokens other_width"]:
+    def patterns(self, x: Float[Tensor, "batch tokens own"]) -> Float[Tensor, "batch heads tokens other"]:
         """``P = x W_P`` (``x W_P^T`` on the sender's side), to be compared with states (S0.6)."""
         return self._pattern_of(x)[..., : self._pattern_width()]
 
@@ -182,12 +182,19 @@ class MergedHeads(_ModelSpaceHeads):
 
     >>> standard = StandardHeads(8, 2, bias=True).double()
     >>> merged = MergedHeads.of(standard)
-    >>> torch.allclose(merged.W_P, standard.pattern_matrix().full(), rtol=0, atol=1e-12), merged.scale == standard.scale
-    (True, True)
+    >>> merged.scale == standard.scale
+    True
+    >>> torch.allclose(merged.W_P, standard.pattern_matrix().full(), rtol=0, atol=1e-12)
+    True
     """
 
     def __init__(
-        self, width: int, num_heads: int, head_dim: int, source_width: int | None = None, side: str = "receiver"
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        source_width: int | None = None,
+        side: str = "receiver",
     ) -> None:
         """Bias-free, drawn from N(0, 1 / rows)."""
         super().__init__()
@@ -278,8 +285,8 @@ def _check_mergeable(heads: StandardHeads, form: str) -> None:
     for reason, present in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
         if present is not None:
             raise ValueError(
-                f"{form} cannot hold {reason}: it acts between W_Q and W_K, so their product is no single matrix; "
-                "for rotary heads see StandardHeads.pattern_matrix(distance)"
+                f"{form} cannot hold {reason}: it acts between W_Q and W_K, so their product is no single "
+                "matrix; for rotary heads see StandardHeads.pattern_matrix(distance)"
             )
     if heads.W_O is None:
         raise ValueError(f"{form} needs W_O: without it there are values but no messages")

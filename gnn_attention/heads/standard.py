@@ -45,7 +45,7 @@ class StandardHeads(nn.Module):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """ValueError for a ``width`` no multiple of ``num_heads`` (give ``head_dim``), or for uneven groups."""
+        """ValueError for a ``width`` no multiple of ``num_heads`` (give ``head_dim``), or uneven groups."""
         super().__init__()
         sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -122,7 +122,8 @@ class StandardHeads(nn.Module):
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
         """Keys ``x W_K + b_K`` and values ``x W_V + b_V`` of the senders."""
-        return self._turned(arrays.project(x, self.W_K, self.b_K), self.k_norm, positions), arrays.project(x, self.W_V, self.b_V)
+        keys = self._turned(arrays.project(x, self.W_K, self.b_K), self.k_norm, positions)
+        return keys, arrays.project(x, self.W_V, self.b_V)
 
     def collect(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
@@ -130,7 +131,7 @@ class StandardHeads(nn.Module):
             return z.transpose(-3, -2).flatten(-2)
         return arrays.plus_bias(self.sum_of_heads(z), self.b_O)
 
-    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
         """``sum_h z_h W_O_h``: the update before ``b_O``."""
         assert self.W_O is not None
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
@@ -140,7 +141,8 @@ class StandardHeads(nn.Module):
         x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
         if self.rotary is None:
             return x
-        return self.rotary.turn(x, torch.arange(x.shape[-2], device=x.device) if positions is None else positions)
+        positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+        return self.rotary.turn(x, positions)
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
         """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, kept factored; biases are not
@@ -155,7 +157,8 @@ class StandardHeads(nn.Module):
         right = arrays.grouped(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                raise ValueError("rotary heads have a pattern matrix for each distance: give distance = dst - src")
+                advice = "give distance = dst - src"
+                raise ValueError(f"rotary heads have a pattern matrix for each distance: {advice}")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -206,11 +209,16 @@ class StandardHeads(nn.Module):
         )
         arrays.check_fit(q, k, v)
         with torch.device("meta"):  # no random numbers are drawn
-            result = cls(q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0], False, k.shape[1], rotary)
+            sizes = q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0]
+            result = cls(*sizes, False, k.shape[1], rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-        result.W_O = None if W_O is None else nn.Parameter(arrays.output_matrix(W_O, q.shape[0], v.shape[2], q.shape[1], layout))
+        result.W_O = None
+        if W_O is not None:
+            W_O = arrays.output_matrix(W_O, q.shape[0], v.shape[2], q.shape[1], layout)
+            result.W_O = nn.Parameter(W_O)
         for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
-            result.register_parameter(name, arrays.bias_parameter(name, array, (like.shape[0], like.shape[2])))
+            bias = arrays.bias_parameter(name, array, (like.shape[0], like.shape[2]))
+            result.register_parameter(name, bias)
         result.register_parameter("b_O", arrays.output_bias(b_O, result.W_O))
         arrays.check_one_dtype(**dict(result.named_parameters()))
         return result
@@ -239,7 +247,8 @@ class StandardHeads(nn.Module):
         packed = attention.in_proj_bias
         b_Q, b_K, b_V = (None, None, None) if packed is None else packed.detach().chunk(3)
         out, n = attention.out_proj, attention.num_heads
-        return cls.from_arrays(W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias, layout="column", num_heads=n)
+        tensors = W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias
+        return cls.from_arrays(*tensors, layout="column", num_heads=n)
 
 
 def _checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:

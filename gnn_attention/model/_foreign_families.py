@@ -9,7 +9,7 @@ be it into ``W_Q`` and ``b_Q`` or into the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -94,12 +94,13 @@ def _gpt2(found: Found) -> StandardHeads:
     return _heads((q, k, v, _projection(attention, "c_proj")), attention.head_dim, attention.scaling, None)
 
 
-def _heads(projections: tuple[_Projection, ...], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
+def _heads(projections: Iterable[Any], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
     """Heads of copies, with the part of ``scale`` that is not ``1 / sqrt(head_dim)`` in the queries."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V), (W_O, b_O) = projections
     W_Q, b_Q = _times(W_Q, scale * math.sqrt(head_dim)), _times(b_Q, scale * math.sqrt(head_dim))
     sizes = {"num_heads": len(W_Q) // head_dim, "num_kv_heads": len(W_K) // head_dim}
-    return StandardHeads.from_arrays(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, layout="column", rotary=rotary, **sizes)
+    tensors = W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O
+    return StandardHeads.from_arrays(*tensors, layout="column", rotary=rotary, **sizes)
 
 
 def _projection(attention: Any, path: str) -> _Projection:
@@ -110,15 +111,17 @@ def _projection(attention: Any, path: str) -> _Projection:
         return _Projection(layer.weight.T, layer.bias)
     if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
         raise ValueError(
-            f"{path} of {type(attention).__name__} must be a plain nn.Linear, whose weight is all it does, got "
-            f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
+            f"{path} of {type(attention).__name__} must be a plain nn.Linear, whose weight is all it "
+            f"does, got {kind.__module__}.{kind.__name__}; merge adapters into the weights or "
+            "dequantise them first"
         )
     return _Projection(layer.weight, layer.bias)
 
 
 def _split(packed: _Projection, parts: int) -> list[_Projection]:
     biases = [None] * parts if packed.bias is None else packed.bias.chunk(parts)
-    return [_Projection(weight, bias) for weight, bias in zip(packed.weight.chunk(parts), biases, strict=True)]
+    pairs = zip(packed.weight.chunk(parts), biases, strict=True)
+    return [_Projection(weight, bias) for weight, bias in pairs]
 
 
 def _times(tensor: Any, factor: float) -> Any:
@@ -183,7 +186,8 @@ def _latent(found: Found) -> LatentHeads:
     factor = attention.scaling * math.sqrt(attention.qk_head_dim)
     has_query_latent = attention.q_lora_rank is not None
     tensors = _latent_keys(attention) | _latent_queries(attention, has_query_latent)
-    tensors["W_UQ"], tensors["W_QR"] = _times(tensors["W_UQ"], factor), _times(tensors["W_QR"], factor * stretch)
+    tensors["W_UQ"] = _times(tensors["W_UQ"], factor)
+    tensors["W_QR"] = _times(tensors["W_QR"], factor * stretch)
     with torch.device("meta"):  # no random numbers are drawn
         heads = LatentHeads(
             attention.hidden_size,
@@ -218,7 +222,8 @@ def _latent_keys(attention: Any) -> dict[str, Any]:
     sizes = [attention.kv_lora_rank, attention.qk_rope_head_dim]
     W_DKV, W_KR = torch.split(down.T, sizes, dim=-1)
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, sizes)
-    W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), [attention.qk_nope_head_dim, attention.v_head_dim], dim=-1)
+    sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
+    W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
     named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR}
     named |= {"W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
     return named | {
@@ -240,12 +245,13 @@ _LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
 _QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)
 _GEMMA3 = _Layout(_LLAMA.names, rotary=True, norm_offset=1.0)
 _OPT = _Layout(("q_proj", "k_proj", "v_proj", "out_proj"))
-_BERT = _Layout(("self.query", "self.key", "self.value", "output.dense"), "self.attention_head_size", "self.scaling")
+_BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
+_BERT = _Layout(_BERT_NAMES, "self.attention_head_size", "self.scaling")
 _VIT = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"))
 _T5 = _Layout(("q", "k", "v", "o"), "key_value_proj_dim")
 
 FAMILIES: Mapping[str, Family] = {
-    "MultiheadAttention": Family("torch.nn.MultiheadAttention", lambda found: StandardHeads.from_mha(found.attention)),
+    "MultiheadAttention": Family("torch.nn.MultiheadAttention", _of_torch),
     "GPT2Attention": Family("GPT-2", _gpt2),
     "OPTAttention": Family("OPT", partial(_separate, _OPT)),
     "BertAttention": Family("BERT", partial(_separate, _BERT)),

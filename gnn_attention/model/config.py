@@ -34,15 +34,18 @@ class Config:
 def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
     """ValueError for the vocabulary of another model."""
     if len(vocabulary) != config.vocabulary_size:
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {config.vocabulary_size}, the model's")
+        expected = f"{config.vocabulary_size}, the model's"
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {expected}")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
     """ValueError for a config that the tensors cannot have, before a model of that size is made."""
     if config.num_layers > len(tensors):
-        raise ValueError(f"its config says {config.num_layers:.3g} layers, and it holds {len(tensors)} tensors")
+        layers = f"{config.num_layers:.3g} layers"
+        raise ValueError(f"its config says {layers}, and it holds {len(tensors)} tensors")
     if max(asdict(config).values()) >= 2**31:
         raise ValueError("its config has a size of 2**31 or more")
     other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
     if other is not None:
-        raise ValueError(f"its tensor {other[:80]!r} is {tensors[other].dtype}, expected floating point numbers")
+        dtype = tensors[other].dtype
+        raise ValueError(f"its tensor {other[:80]!r} is {dtype}, expected floating point numbers")

@@ -27,12 +27,13 @@ from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["heads_of", "layer_of", "score_mod_of"]
 
+AnyHeads = StandardHeads | LatentHeads
 PARTS = ("encoder", "decoder", "self", "cross")
 # what families call their cross-attention
 CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")
 
 
-def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> StandardHeads | LatentHeads:
+def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> AnyHeads:
     """The attention weights of one layer as heads, copied: training either side leaves the other alone.
 
     :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`. With the rotary
@@ -85,7 +86,10 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
 
 
 def layer_of(
-    model: nn.Module, layer: int | None = None, part: str | None = None, backend: str | Backend | None = "auto"
+    model: nn.Module,
+    layer: int | None = None,
+    part: str | None = None,
+    backend: str | Backend | None = "auto",
 ) -> MessagePassingAttention:
     """The attention of that layer, :func:`heads_of` with :func:`score_mod_of`, ready for any graph; without
     dropout.
@@ -142,7 +146,8 @@ def _places(model: nn.Module) -> Iterator[_Place]:
         if family is None:
             continue
         pieces = name.split(".")
-        part = "cross" if pieces[-1] in CROSS else next((piece for piece in pieces if piece in PARTS[:2]), "self")
+        stack = next((piece for piece in pieces if piece in PARTS[:2]), "self")
+        part = "cross" if pieces[-1] in CROSS else stack
         depth = _depth_of_list(model, pieces)
         if depth is None:  # in no list of layers: counted as they come
             yield _Place(part, "", strays, family, module)
@@ -167,7 +172,8 @@ def _part(places: list[_Place], part: str | None) -> str:
         return checks.choice("part", part, there)
     alone = [other for other in there if other != "cross"] or there
     if len(alone) > 1:
-        raise ValueError(f"the model attends in several parts: give part, one of {', '.join(map(repr, there))}")
+        known = ", ".join(map(repr, there))
+        raise ValueError(f"the model attends in several parts: give part, one of {known}")
     return alone[0]
 
 
@@ -175,8 +181,8 @@ def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
     stacks = list(dict.fromkeys(place.stack for place in places))
     if len(stacks) > 1:
         raise ValueError(
-            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the one you mean, "
-            f"such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
+            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the one "
+            f"you mean, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
         )
     return sorted(places, key=lambda place: place.number)
 
@@ -204,11 +210,13 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _unknown(model: nn.Module) -> str:
-    kinds = {type(module).__name__ for module in model.modules() if "attention" in type(module).__name__.lower()}
-    seen = f"; its attention is of the kind {', '.join(sorted(kinds))}" if kinds else ", which seems to have no attention"
+    names = {type(module).__name__ for module in model.modules()}
+    kinds = ", ".join(sorted(name for name in names if "attention" in name.lower()))
+    seen = f"; its attention is of the kind {kinds}" if kinds else ", which seems to have no attention"
     known = ", ".join(family.name for family in FAMILIES.values())
     name = type(model).__name__
-    return f"{name} is of no known family{seen}. Known: {known}. StandardHeads.from_arrays takes the arrays of any other"
+    advice = "StandardHeads.from_arrays takes the arrays of any other"
+    return f"{name} is of no known family{seen}. Known: {known}. {advice}"
 
 
 def _read(family: Family, read: Any, found: Found) -> Any:

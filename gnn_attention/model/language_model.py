@@ -39,6 +39,8 @@ from gnn_attention.model.config import Config, check_tensors, check_vocabulary
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.score_mods import RelativeBias
 
+Logits = Float[Tensor, "batch tokens vocabulary"]
+States = Float[Tensor, "batch tokens width"]
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
 
 
@@ -64,24 +66,25 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.width)
         self.attention = MessagePassingAttention(heads, position, backend=backend)
         self.mlp_norm = nn.RMSNorm(config.width)
-        self.mlp = nn.Sequential(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
+        up, down = nn.Linear(config.width, config.mlp_width), nn.Linear(config.mlp_width, config.width)
+        self.mlp = nn.Sequential(up, nn.GELU(), down)
 
-    def communicate(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+    def communicate(self, state: States, graph: TokenGraph) -> States:
         """The update of attention along ``graph``."""
         update: Tensor = self.attention(self.attention_norm(state), graph)
         return update
 
-    def compute(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    def compute(self, state: States) -> States:
         """The update of the MLP, for each token alone."""
         update: Tensor = self.mlp(self.mlp_norm(state))
         return update
 
-    def forward(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, state: States, graph: TokenGraph) -> States:
         """The state after both updates."""
         state = state + self.communicate(state, graph)
         return state + self.compute(state)
 
-    def listen(self, state: Float[Tensor, "batch tokens width"], graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
+    def listen(self, state: States, graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
         """The weight of every edge in every head, in the order of ``graph.edge_index``."""
         _, (_, found) = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
         weights: Tensor = found
@@ -145,7 +148,7 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.unembedding(self.norm(state))
         return logits
 
-    def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Float[Tensor, "batch tokens vocabulary"]:
+    def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Logits:
         """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed
         for them alone.
 
@@ -161,14 +164,16 @@ class LanguageModel(nn.Module):
         True
         """
         if not hasattr(cache, "all_or_nothing"):
-            raise TypeError(f"cache must be a KeyValueCache(graph, model.config.num_layers), got {quoted(cache)}")
+            expected = "a KeyValueCache(graph, model.config.num_layers)"
+            raise TypeError(f"cache must be {expected}, got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            raise ValueError(f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}")
+            expected = f"{len(self.blocks)} layers, one for each block"
+            raise ValueError(f"cache must have {expected}, got {cache.layers}")
         if not self.can_proceed():
             raise NotImplementedError(
-                "the message-passing path (backend=None) and hooks on blocks or attention layers need all tokens at once: "
-                "use backend='auto' and remove the hooks, or call the model without a cache"
+                "the message-passing path (backend=None) and hooks on blocks or attention layers need all "
+                "tokens at once: use backend='auto' and remove the hooks, or call the model without a cache"
             )
         state = self.embedding(tokens)
         with cache.all_or_nothing():
@@ -185,9 +190,7 @@ class LanguageModel(nn.Module):
         passed_by: list[nn.Module] = [*self._blocks, *self.layers]
         return not any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
 
-    def states(
-        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
-    ) -> list[Float[Tensor, "batch tokens width"]]:
+    def states(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None) -> list[States]:
         """The ``2 * num_layers + 1`` states of every token: embedded, then after each communication and
         computation.
 
@@ -218,7 +221,8 @@ class LanguageModel(nn.Module):
             got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
             raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
-            raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; tokens[None] is a batch of one")
+            found = f"shape {list(tokens.shape)}; tokens[None] is a batch of one"
+            raise ValueError(f"tokens must be [B, T], got {found}")
         self._check_range(tokens)
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
 
@@ -268,7 +272,8 @@ def generate(
         else:
             logits = model.proceed(new[None], cache)[0, -1]
         if temperature:
-            new = torch.multinomial((logits / temperature).softmax(-1).cpu(), 1, generator=generator).to(tokens.device)
+            probabilities = (logits / temperature).softmax(-1).cpu()
+            new = torch.multinomial(probabilities, 1, generator=generator).to(tokens.device)
         else:
             new = logits.argmax(-1, keepdim=True)
         tokens = torch.cat([tokens, new])
@@ -290,7 +295,12 @@ def _graph_and_cache(
     return graph, cache
 
 
-def save(path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
+def save(
+    path: str | os.PathLike[str],
+    model: LanguageModel,
+    vocabulary: BytePair,
+    metadata: Mapping[str, Any],
+) -> None:
     """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to
     one safetensors file.
 
@@ -312,7 +322,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
     """
     tensors, texts = weights.load(path)
     try:
-        vocabulary, config = BytePair.from_json(texts.pop("vocabulary")), Config(**json_files.parsed(texts.pop("config")))
+        vocabulary = BytePair.from_json(texts.pop("vocabulary"))
+        config = Config(**json_files.parsed(texts.pop("config")))
         check_vocabulary(vocabulary, config)
         check_tensors(tensors, config)
         with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
@@ -356,7 +367,7 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head attends to the token before its own: mean weight of ``dst - 1 -> dst``, ``[layers,
+    """How strongly each head attends to the token before its own: mean weight of that edge, ``[layers,
     heads]``.
 
     On ``samples`` random sequences of ``length`` tokens; token 0, which has none before it, is left out.
@@ -372,7 +383,13 @@ def _random_tokens(model: LanguageModel, length: int, seed: int, samples: int) -
 
 
 @torch.no_grad()
-def _mean_weight(model: LanguageModel, tokens: Tensor, graph: TokenGraph | None, distance: int, start: int) -> Tensor:
+def _mean_weight(
+    model: LanguageModel,
+    tokens: Tensor,
+    graph: TokenGraph | None,
+    distance: int,
+    start: int,
+) -> Tensor:
     """The mean over receivers from ``start`` on of the weight of their edge from ``distance`` before."""
     graph = patterns.causal(tokens.shape[1]) if graph is None else graph
     src, dst = graph.edge_index

