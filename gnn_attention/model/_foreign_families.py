@@ -241,6 +241,10 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
+def _of_torch(found: Found) -> StandardHeads:
+    return StandardHeads.from_mha(found.attention)
+
+
 _LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
 _QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)
 _GEMMA3 = _Layout(_LLAMA.names, rotary=True, norm_offset=1.0)

@@ -181,8 +181,8 @@ def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
     stacks = list(dict.fromkeys(place.stack for place in places))
     if len(stacks) > 1:
         raise ValueError(
-            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the one "
-            f"you mean, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
+            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the "
+            f"one you mean, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
         )
     return sorted(places, key=lambda place: place.number)
 
@@ -225,6 +225,6 @@ def _read(family: Family, read: Any, found: Found) -> Any:
         return read(found)
     except AttributeError as error:
         kind = type(found.attention)
-        raise NotImplementedError(
-            f"{family.name}: {kind.__module__}.{kind.__name__} is built otherwise than transformers 5.23 has it: {error}"
-        ) from error
+        name = f"{family.name}: {kind.__module__}.{kind.__name__}"
+        message = f"{name} is built otherwise than transformers 5.23 has it: {error}"
+        raise NotImplementedError(message) from error
