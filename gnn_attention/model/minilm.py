@@ -11,8 +11,11 @@ full graph the embeddings are those of transformers; on another graph the same w
 
 >>> from gnn_attention import minilm, patterns  # doctest: +SKIP
 >>> encoder = minilm.load()  # doctest: +SKIP
->>> texts = ["Attention is message passing.", "Nodes of a graph exchange messages."]  # doctest: +SKIP
->>> texts.append("He fried an egg.")  # doctest: +SKIP
+>>> texts = [  # doctest: +SKIP
+...     "Attention is message passing.",
+...     "Nodes of a graph exchange messages.",
+...     "He fried an egg.",
+... ]
 >>> meant = encoder.embed(texts)  # doctest: +SKIP
 >>> bool(meant[0] @ meant[1] > 0.3), bool(meant[0] @ meant[2] < 0.1)  # doctest: +SKIP
 (True, True)
