@@ -215,7 +215,7 @@ def at_positions(call: Call, part: Subgraph) -> Call:
         return call
     if call.score_mod is not None:
         call = replace(call, score_mod=_ScoreModAtPositions(call.score_mod, part.dst_at, part.src_at))
-    values = {field.name: getattr(call, field.name) for field in fields(call)}
+    values = {field.name: getattr(call, field.name) for field in fields(call) if field.init}
     return _CallAtPositions(**values, dst_at=part.dst_at, src_at=part.src_at)
 
 

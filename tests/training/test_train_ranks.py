@@ -271,7 +271,7 @@ def test_gradients_of_several_meshes_have_one_norm() -> None:
     [
         ({"data": "zero"}, "data must be one of 'ddp', 'fsdp', got 'zero'"),
         ({"tokens": 0}, "tokens must be at least 1, got 0"),
-        ({"data": "ddp", "heads": 2}, "data 'ddp' keeps whole weights on every rank, but heads > 1 shares them out"),
+        ({"data": "ddp", "heads": 2}, "data 'ddp' is whole weights on every rank, but heads > 1 shards them"),
     ],
 )
 def test_wrong_layouts(options: dict[str, Any], message: str) -> None:
