@@ -36,13 +36,13 @@ def operator(
         return (transformed if torch._C._are_functorch_transforms_active() else registered)(*arguments)
 
     # a vmap inside a grad leaves the grad to be done
-    mapped = _mapped(call, schema.split("->")[0].count("Tensor "))
+    mapped = _vmap_rule(call, schema.split("->")[0].count("Tensor "))
     torch.library.register_vmap(full, mapped)
-    transformed = _transformed(registered, backward, keep, mapped)
+    transformed = _functorch_op(registered, backward, keep, mapped)
     return call
 
 
-def _transformed(
+def _functorch_op(
     registered: Callable[..., Any], backward: Callable[..., Any], keep: Callable[..., None], mapped: Callable[..., Any]
 ) -> Callable[..., Any]:
     """For ``torch.func.grad``, which takes an ``autograd.Function`` but no registered derivative."""
@@ -57,7 +57,7 @@ def _transformed(
     return apply
 
 
-def _mapped(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+def _vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
     """The rule of ``torch.vmap``: the mapped axis joins the samples of the first ``count`` arguments."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -65,11 +65,11 @@ def _mapped(call: Callable[..., Any], count: int) -> Callable[..., Any]:
         moved = (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs)
         result = call(*(x.flatten(0, 1) for x in moved), *arguments[count:])
         if isinstance(result, Tensor):
-            return _parted(result, info.batch_size), 0
-        return tuple(_parted(x, info.batch_size) for x in result), (0,) * len(result)
+            return _split_samples(result, info.batch_size), 0
+        return tuple(_split_samples(x, info.batch_size) for x in result), (0,) * len(result)
 
     return rule
 
 
-def _parted(x: Tensor, count: int) -> Tensor:
+def _split_samples(x: Tensor, count: int) -> Tensor:
     return x.view(count, x.shape[0] // count, *x.shape[1:])

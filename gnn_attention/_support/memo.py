@@ -18,7 +18,7 @@ _NUMBERS = itertools.count()
 
 
 class Sealed:
-    """A dataclass that nobody can change once it was made, with the errors of a frozen one, and a memory of
+    """A dataclass that cannot change once it is made, with the errors of a frozen one, and a memo of
     its own.
 
     It is not frozen: of those, Dynamo reads every field, the memory too, and before torch 2.12 takes none for

@@ -49,11 +49,11 @@ def prepare() -> None:
 
 def finish() -> bool:
     """Flush; False if the reader of stdout, a pager for example, is gone. What comes later leads nowhere."""
-    _flushed(sys.stderr)
-    return _flushed(sys.stdout)
+    _flush(sys.stderr)
+    return _flush(sys.stdout)
 
 
-def _flushed(stream: TextIO) -> bool:
+def _flush(stream: TextIO) -> bool:
     try:
         stream.flush()
     except BrokenPipeError:

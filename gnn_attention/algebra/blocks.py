@@ -46,7 +46,7 @@ def blow_up(g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable
     name = _operands.name("blow_up", (g,), _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes"))
     num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
     if g.listed_edges is not None:
-        return TokenGraph.from_edges(_blown_up(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name)
+        return TokenGraph.from_edges(_block_edges(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name)
     blocks = [torch.arange(len(sizes), device="cpu").repeat_interleave(sizes) for sizes in (of_dst, of_src)]
     return TokenGraph.from_rule(partial(gathered, g.rule, *blocks), num_dst, num_src, **varies, name=name)
 
@@ -77,7 +77,7 @@ def quotient(g: TokenGraph, groups: int | Iterable[int], src_groups: int | Itera
     senders = "groups" if src_groups is None else "src_groups"
     of_dst, of_src = _owners("groups", own, g.num_dst), _owners(senders, others, g.num_src)
     name = _operands.name("quotient", (g,), _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups"))
-    return each_alone(lambda plain: _grouped(plain, of_dst, of_src), g, name)
+    return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
 Given = int | list[int]  # one number for all tokens, or one for each
@@ -86,15 +86,15 @@ Given = int | list[int]  # one number for all tokens, or one for each
 def _both_sides(function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int = 0) -> tuple[Given, Given]:
     """What was given for receivers and senders, the same for both where nothing else is said."""
     _operands.from_zero(function, g)
-    numbers = _given(word, own, smallest)
+    numbers = _numbers(word, own, smallest)
     if others is not None:
-        return numbers, _given(f"src_{word}", others, smallest)
+        return numbers, _numbers(f"src_{word}", others, smallest)
     if g.num_dst != g.num_src and isinstance(numbers, list):
         raise ValueError(f"{function} of {g!r} needs src_{word} too: it has other senders than receivers")
     return numbers, numbers
 
 
-def _given(word: str, value: object, smallest: int) -> Given:
+def _numbers(word: str, value: object, smallest: int) -> Given:
     value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, str) or not isinstance(value, Iterable):
         return checks.size(word, value, smallest)
@@ -124,7 +124,7 @@ def _owners(word: str, value: Given, count: int) -> Tensor:
     return _for_each(word, value, count)
 
 
-def _blown_up(edges: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
+def _block_edges(edges: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
     src, dst = edges
     pairs = of_dst[dst] * of_src[src]
     edge = torch.arange(len(pairs), device="cpu").repeat_interleave(pairs)
@@ -133,7 +133,7 @@ def _blown_up(edges: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
     return torch.stack([first_src[src][edge] + inside % width, first_dst[dst][edge] + inside // width])
 
 
-def _grouped(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:
+def _quotient_of(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:
     num_dst, num_src = (int(owner.max()) + 1 if len(owner) else 0 for owner in (of_dst, of_src))
     width = max(num_src, 1)
     found = [torch.zeros(0, dtype=torch.int64, device="cpu")]

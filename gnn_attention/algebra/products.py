@@ -110,7 +110,7 @@ def tensor_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     ... )
     True
     """
-    sizes = _checked("tensor_product", g1, g2)
+    sizes = _common_sizes("tensor_product", g1, g2)
     num_dst, num_src = g1.num_dst * g2.num_dst, g1.num_src * g2.num_src
     name = _operands.name("tensor_product", (g1, g2))
     lists = _operands.edge_lists((g1, g2))
@@ -171,7 +171,7 @@ def block_edges(parts: Sequence[Part]) -> Tensor:
     return torch.cat(lists, dim=1)
 
 
-def _checked(function: str, g1: TokenGraph, g2: TokenGraph) -> dict[str, int | None]:
+def _common_sizes(function: str, g1: TokenGraph, g2: TokenGraph) -> dict[str, int | None]:
     sizes = _operands.varies(function, g1, g2)
     _operands.from_zero(function, g1, g2)
     return sizes
@@ -181,7 +181,7 @@ def _square_product(
     function: str, g1: TokenGraph, g2: TokenGraph, rule: Callable[..., Tensor], join: Callable[..., Tensor]
 ) -> TokenGraph:
     """A product that compares tokens of the two sides with each other."""
-    sizes = _checked(function, g1, g2)
+    sizes = _common_sizes(function, g1, g2)
     for graph in (g1, g2):
         _operands.same_tokens(function, graph, "tensor_product takes bipartite graphs")
     n, name = g1.num_dst * g2.num_dst, _operands.name(function, (g1, g2))

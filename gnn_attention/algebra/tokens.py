@@ -97,7 +97,7 @@ def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causa
 
     >>> from gnn_attention import patterns
     >>> print(extend(patterns.window(3, 1), 2, "heard", "self"))
-    extend(window(3, 1), 2, 'attended to', 'self'): mask[dst, src] and in-edges
+    extend(window(3, 1), 2, 'heard', 'self'): mask[dst, src] and in-edges
     0 ■ · · ■ ■   0 <- 0 3 4
     1 · ■ · ■ ■   1 <- 1 3 4
     2 · · ■ ■ ■   2 <- 2 3 4

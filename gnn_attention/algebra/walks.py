@@ -46,7 +46,7 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     _operands.same_tokens("closure", g, "only their walks can be longer than a hop")
     most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
-    return each_alone(lambda plain: _closed(plain, most, reflexive), g, _operands.name("closure", (g,), *shown))
+    return each_alone(lambda plain: _closure_of(plain, most, reflexive), g, _operands.name("closure", (g,), *shown))
 
 
 @not_compiled
@@ -84,13 +84,13 @@ def _of_receivers(inner: Rule, receives: Tensor, b: Tensor, h: Tensor, dst: Tens
     return receives.to(dst.device)[dst] & evaluate(inner, b, h, dst, src)
 
 
-def _closed(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
+def _closure_of(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
     if reflexive:
-        return _within(g, hops)
-    return g @ _within(g, hops - 1) if hops else g**0 - g**0
+        return _walks_up_to(g, hops)
+    return g @ _walks_up_to(g, hops - 1) if hops else g**0 - g**0
 
 
-def _within(g: TokenGraph, hops: int) -> TokenGraph:
+def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:
     """Walks of 0 to ``hops`` hops: ``(g ** 0 | g) ** hops`` by squaring, until nothing is added."""
     result, power = g**0, g**0 | g**1
     while hops:

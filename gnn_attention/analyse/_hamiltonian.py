@@ -45,7 +45,7 @@ def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
         token = int((~backwards).nonzero()[0])
         return Answer(False, why=f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order")
     obstacle = _obstacle(graph, src, dst)
-    return Answer(False, why=obstacle) if obstacle else _searched(graph, src[src != dst], dst[src != dst], budget)
+    return Answer(False, why=obstacle) if obstacle else _search(graph, src[src != dst], dst[src != dst], budget)
 
 
 def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
@@ -78,7 +78,7 @@ def _branching(part: Tensor, src: Tensor, dst: Tensor) -> str:
     return f"no path passes all {count} strong components, and none can return to one that it has left"
 
 
-def _searched(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answer:
+def _search(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answer:
     if len(src) > MOST_SEARCHED:
         return Answer(None, why=f"not searched, there are more than {MOST_SEARCHED} edges")
     search = _Search.along(src.tolist(), dst.tolist(), graph.num_dst, budget)

@@ -85,7 +85,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
             raise TypeError(f"{word} must be a TokenGraph, got {type(graph).__name__}; gnn_attention.convert makes one of a mask")
     names, sizes = (first.name, second.name), _about_sizes(first, second)
     if sizes is not None:
-        first, second = _shared(first, second)
+        first, second = _common_part(first, second)
     less, more = first - second, second - first
     common = (first & second).num_edges
     differing, example, side, remarks = _details(first, second, less, more)
@@ -100,13 +100,13 @@ def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src >= dst
 
 
-def _moved(inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _shift_senders(inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Every edge with its sender ``step`` tokens later, where there is one."""
     before = (src - step).clamp(0, max(num_src - 1, 0))
     return inner(b, h, dst, before) & (src - step >= 0) & (src - step < num_src)
 
 
-def _reversed(inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _reverse(inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Both sides counted from the end."""
     return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
 
@@ -127,7 +127,7 @@ def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
     return f"they differ in {'; '.join(words)}; compared is what both have, from the first of each on" if words else None
 
 
-def _shared(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
+def _common_part(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
     """Both graphs cut to the first receivers, senders, heads and samples that they share."""
     num_dst, num_src = min(first.num_dst, second.num_dst), min(first.num_src, second.num_src)
     fewest = {
@@ -189,31 +189,31 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
     """Whether the second graph is the first changed in a usual way, with the sentence that says so."""
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        moved = _with(first, partial(_moved, first.rule, first.num_src, step))
+        moved = _graph_like(first, partial(_shift_senders, first.rule, first.num_src, step))
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
     if (first.num_dst, first.dst_offset) == (first.num_src, first.src_offset):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
-        backwards = _with(first, partial(_reversed, first.rule, first.num_dst, first.num_src))
+        backwards = _graph_like(first, partial(_reverse, first.rule, first.num_dst, first.num_src))
         yield second == backwards, "the second is the first with the tokens in reverse order"
         for rule, words in ((rules.causal, "src <= dst"), (_anti_causal, "src >= dst")):
-            half = _with(first, rule)
+            half = _graph_like(first, rule)
             yield second == first & half, f"the second is the first with the edges {words} alone"
             yield first == second & half, f"the first is the second with the edges {words} alone"
 
 
-def _with(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
+def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
 def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
-    if any((graph - _with(graph, _self)).num_edges for graph in (less, more)):
+    if any((graph - _graph_like(graph, _self)).num_edges for graph in (less, more)):
         return []
     lacking = [(word, graph.num_edges) for word, graph in (("second", less), ("first", more)) if graph.num_edges]
     return [f"they differ in self loops alone: the {word} lacks {count}" for word, count in lacking]
 
 
 def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
-    causal = [not (graph - _with(graph, rules.causal)).num_edges for graph in (first, second)]
+    causal = [not (graph - _graph_like(graph, rules.causal)).num_edges for graph in (first, second)]
     if causal[0] == causal[1] or (first.num_dst, first.dst_offset) != (first.num_src, first.src_offset):
         return []
     one, other = ("first", "second") if causal[0] else ("second", "first")

@@ -27,7 +27,7 @@ class YunConditions:
     ``self_loops``: every token attends to itself in every layer, else ``no_self_loop`` is a (layer, token)
     without. ``hamiltonian_path``: there is a path through all tokens along edges of any layer, ``path`` is
     one; None if none was found within the budget, and ``obstacle`` says why there is none or what was tried.
-    ``full_reach``: after some number of layers every token has received from everyone, else ``missing_pair`` is a
+    ``full_reach``: after some number of layers every token has received from every other, else ``missing_pair`` is a
     (src, dst) that never happens; ``layers`` is the least number, None above 8192 tokens.
     """
 
@@ -123,7 +123,7 @@ def _missing_self_loop(stacked: list[TokenGraph]) -> tuple[int, int] | None:
 
 
 def _missing_pair(union: TokenGraph) -> tuple[int, int] | None:
-    """A pair (src, dst) without a way from src to dst, None if everyone reaches everyone.
+    """A pair (src, dst) without a way from src to dst, None if every token reaches every other.
 
     With the residual stream it takes one cycle of the layers to use an edge of any layer, so that the union
     decides.

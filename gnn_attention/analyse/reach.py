@@ -90,7 +90,7 @@ def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layer
         if origin[dst] >= 0 or src == dst:
             break
         origin[new], since[new] = heard_from, layer
-    return _traced_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
+    return _path_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
 
 
 def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | None:
@@ -139,7 +139,7 @@ def layers_to_full_reach(graphs: TokenGraph | Sequence[TokenGraph], target: Toke
     (33, None)
     """
     stacked = stack(graphs)
-    return layers_until(stacked, _wanted("layers_to_full_reach", stacked, target))
+    return layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
 
 
 def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> TokenGraph:
@@ -153,7 +153,7 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     [[0, 2], [1, 2], [0, 3], [1, 3]]
     """
     stacked = stack(graphs)
-    wanted = _wanted("never_hears", stacked, target)
+    wanted = _target_bits("never_hears", stacked, target)
     dst, src = unpacked(wanted & ~reached_in_the_end(stacked), stacked[0].num_src).nonzero(as_tuple=True)
     names = ", ".join(text.bracketed(graph.name) for graph in stacked)
     return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
@@ -192,7 +192,7 @@ def _rule_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
     return (new for new, _ in spread(walks, src, stacked[0].num_dst))
 
 
-def _traced_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
+def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
     """The holders of the information, from ``dst`` back to where it came from, in the order of the layers."""
     path = [dst]
     while (before := int(origin[dst])) >= 0:
@@ -201,7 +201,7 @@ def _traced_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
     return path[::-1]
 
 
-def _wanted(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
+def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
     check_all_pairs(what, stacked[0], "take single tokens with receptive_field, layers_between or eccentricity")
     target = _admissible(stacked) if target is None else target
     if stack(target)[0].frame != stacked[0].frame:

@@ -42,7 +42,7 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
         raise ValueError(f"spectral_gap needs at least two tokens, got {graph!r}")
     if bool(components(graph).any()):
         return 0.0
-    matrix = _normalised(graph)
+    matrix = _normalise(graph)
     if graph.num_dst <= LARGEST_DENSE:
         values = torch.linalg.eigvalsh(matrix.dense())
         largest = float(values[:-1].abs().max() if absolute else values[-2])
@@ -69,7 +69,7 @@ class _Symmetric:
         return result
 
 
-def _normalised(graph: TokenGraph) -> _Symmetric:
+def _normalise(graph: TokenGraph) -> _Symmetric:
     """``D^-1/2 A D^-1/2``; its first eigenvector holds the square roots of the degrees."""
     tokens, (src, dst) = graph.num_dst, edges_of(graph)
     key = torch.unique(torch.cat([dst * tokens + src, src * tokens + dst]))

@@ -59,12 +59,12 @@ class Summary:
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("no in-edges", _some(self.num_isolated_dst, self.isolated_dst)),
-            ("no out-edges", _some(self.num_isolated_src, self.isolated_src)),
+            ("no in-edges", _examples(self.num_isolated_dst, self.isolated_dst)),
+            ("no out-edges", _examples(self.num_isolated_src, self.isolated_src)),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
-            rows += [(word, _answer(getattr(self, word))) for word in ("symmetric", "causal", "acyclic")]
+            rows += [(word, _yes_or_no(getattr(self, word))) for word in ("symmetric", "causal", "acyclic")]
         return "\n".join([self.name, *(f"  {word:<16}{text}" for word, text in rows)])
 
 
@@ -127,8 +127,8 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     """
     stack(graph)
     src, dst = edges_of(graph)
-    joined = _joined(src, dst, graph.num_dst)
-    return _numbered(_strongly_joined(graph, src, dst, joined) if strong else joined)
+    joined = _component_leaders(src, dst, graph.num_dst)
+    return _renumber(_strong_leaders(graph, src, dst, joined) if strong else joined)
 
 
 def _degrees(degree: Tensor) -> Degrees:
@@ -137,18 +137,18 @@ def _degrees(degree: Tensor) -> Degrees:
     return Degrees(int(degree.min()), float(degree.double().mean()), int(degree.max()))
 
 
-def _some(count: int, examples: tuple[int, ...]) -> str:
+def _examples(count: int, examples: tuple[int, ...]) -> str:
     dots = ", ..." if count > len(examples) else ""
     return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
 
 
-def _answer(holds: bool | None) -> str:
+def _yes_or_no(holds: bool | None) -> str:
     return {True: "yes", False: "no", None: "not worked out"}[holds]
 
 
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
-    loops, past = (_like(graph, rule) for rule in (_self, rules.causal))
+    loops, past = (_graph_like(graph, rule) for rule in (_self, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
@@ -157,7 +157,7 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     return num_loops, both_ways == graph.num_edges, causal, acyclic
 
 
-def _like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
+def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
@@ -171,7 +171,7 @@ def _without_cycles(graph: TokenGraph) -> bool | None:
     return bool((components(graph, strong=True).diff() > 0).all())
 
 
-def _joined(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
+def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
     """For each token the least of those that it is joined to by edges of either direction.
 
     Each round hooks the leader of every token to the least leader among its neighbours, then halves all the
@@ -189,9 +189,9 @@ def _joined(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
             leader = leader[leader]
 
 
-def _strongly_joined(graph: TokenGraph, src: Tensor, dst: Tensor, joined: Tensor) -> Tensor:
+def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor, joined: Tensor) -> Tensor:
     mutual = graph.T.rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
-    leader = _joined(src[mutual], dst[mutual], graph.num_dst)
+    leader = _component_leaders(src[mutual], dst[mutual], graph.num_dst)
     src, dst = leader[src], leader[dst]
     if not bool((src > dst).any()) or not bool((src < dst).any()):
         return leader  # one-sided: nothing else comes back
@@ -238,6 +238,6 @@ def _close(token: int, open_tokens: list[int], leader: list[int]) -> None:
     del open_tokens[start:]
 
 
-def _numbered(leader: Tensor) -> Tensor:
+def _renumber(leader: Tensor) -> Tensor:
     number: Tensor = torch.unique(leader, return_inverse=True)[1]
     return number

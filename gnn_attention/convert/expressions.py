@@ -83,7 +83,7 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
     if not isinstance(graph, TokenGraph):
         several = isinstance(graph, tuple) and graph
         hint = "one of its graphs, by [0]" if several else "a graph such as 'window(64, 8)'"
-        raise ValueError(f"{_shortened(text)!r} is {_kind(graph)}, expected {hint}")
+        raise ValueError(f"{_shorten(text)!r} is {_kind(graph)}, expected {hint}")
     return graph
 
 
@@ -169,7 +169,7 @@ class _Reader:
             return self.n
         if self.n is not None:
             return self.attempt(node, self.builder(node, node.id))
-        word = _shortened(node.id)
+        word = _shorten(node.id)
         return self.refuse(node, f"{word!r} is only a name, a builder is called: '{word}(...)'")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
@@ -243,14 +243,14 @@ class _Reader:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-                return self.refuse(node, f"a graph has no method {_shortened(name)!r} here; there are .T, {_methods()}")
+                return self.refuse(node, f"a graph has no method {_shorten(name)!r} here; there are .T, {_methods()}")
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
             near = difflib.get_close_matches(name, FUNCTIONS, 1)
             hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
-            self.refuse(node, f"there is no builder {_shortened(name)!r}; {hint}")
+            self.refuse(node, f"there is no builder {_shorten(name)!r}; {hint}")
         return FUNCTIONS[name]
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
@@ -288,7 +288,7 @@ class _Reader:
     def at(self, node: ast.expr, reason: str) -> str:
         place = ast.get_source_segment(self.text, node) or self.text
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
-        return f"column {column}, {_shortened(place)!r}: {_shortened(reason, 600)}"
+        return f"column {column}, {_shorten(place)!r}: {_shorten(reason, 600)}"
 
 
 def _one_line(text: object) -> str:
@@ -310,13 +310,11 @@ def _syntax_tree(text: str) -> ast.expr:
         place = text[column - 1 : column + 20] or "the end"
         raise ValueError(f"column {column}, {place!r}: not an expression ({error.msg}); {ALLOWED}") from None
     except UnicodeEncodeError:
-        raise ValueError(f"column 1, {_shortened(ascii(text))}: not an expression (half a character); {ALLOWED}") from None
+        raise ValueError(f"column 1, {_shorten(ascii(text))}: not an expression (half a character); {ALLOWED}") from None
     except ValueError as error:  # a null byte, before Python 3.11.4
-        raise ValueError(f"column 1, {_shortened(text)!r}: not an expression ({error}); {ALLOWED}") from None
+        raise ValueError(f"column 1, {_shorten(text)!r}: not an expression ({error}); {ALLOWED}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(
-            f"column 1, {_shortened(text)!r}: more than {DEEPEST} brackets and operators inside one another"
-        ) from None
+        raise ValueError(f"column 1, {_shorten(text)!r}: more than {DEEPEST} brackets and operators inside one another") from None
 
 
 def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
@@ -357,5 +355,5 @@ def _kind(value: object) -> str:
     )
 
 
-def _shortened(text: str, longest: int = 40) -> str:
+def _shorten(text: str, longest: int = 40) -> str:
     return text if len(text) <= longest else f"{text[: longest - 4]} ..."

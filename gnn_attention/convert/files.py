@@ -1,11 +1,10 @@
 """Graphs in files: edge lists, adjacency lists and GraphML. An edge from u to v is a message from u to v.
 
-===========================  ===========================================================================================
-``.edges``, ``.edgelist``    a line for each edge, ``src dst``; further words of a line (weights, ...) are not
-read
-``.adjlist``                 a line for each sender, ``src dst dst ...``; a token alone on its line sends to nobody
-``.graphml``                 GraphML; an undirected edge is a message in both directions
-===========================  ===========================================================================================
+=========================  ==================================================================================
+``.edges``, ``.edgelist``  a line for each edge, ``src dst``; further words (weights, ...) are not read
+``.adjlist``               a line for each sender, ``src dst dst ...``; a token alone has no out-edges
+``.graphml``               GraphML; an undirected edge is a message in both directions
+=========================  ==================================================================================
 
 Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` in a line is a remark. The two
 lists are networkx's, where its readers are: they say nothing of direction, so an undirected graph has to be

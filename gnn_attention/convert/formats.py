@@ -89,7 +89,7 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
             shown = ", ".join(map(repr, list(graph.nodes)[:3]))
             raise ValueError(f"order is needed for nodes that are not labelled 0 .. {len(graph) - 1} (got {shown}, ...)")
         order = range(len(graph))
-    order = _listed_nodes(order)
+    order = _node_list(order)
     position = {node: i for i, node in enumerate(order)}
     if len(position) != len(order) or set(position) != set(graph.nodes):
         wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
@@ -152,17 +152,17 @@ def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, 
         if edge_index is None:
             return from_pyg(adj_t, num_dst, num_src, coalesce)
         count = _known_nodes(data)
-        num_dst, num_src = _agreed("num_dst", num_dst, count), _agreed("num_src", num_src, count)
+        num_dst, num_src = _agree("num_dst", num_dst, count), _agree("num_src", num_src, count)
         return from_pyg(edge_index, num_dst, num_src, coalesce)
     if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):
         known_src, known_dst = data.sparse_size()
-        num_dst, num_src = _agreed("num_dst", num_dst, known_dst), _agreed("num_src", num_src, known_src)
+        num_dst, num_src = _agree("num_dst", num_dst, known_dst), _agree("num_src", num_src, known_src)
         return _with_sizes(data.as_tensor(), num_dst, num_src, coalesce)
     if hasattr(data, "to_torch_sparse_coo_tensor"):
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout != torch.strided:
         edges = _adjacency_edges(data)
-        num_dst, num_src = _agreed("num_dst", num_dst, data.shape[0]), _agreed("num_src", num_src, data.shape[1])
+        num_dst, num_src = _agree("num_dst", num_dst, data.shape[0]), _agree("num_src", num_src, data.shape[1])
         return _with_sizes(edges, num_dst, num_src, coalesce)
     if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
         return _with_sizes(data, num_dst, num_dst if num_src is None else num_src, coalesce)
@@ -200,7 +200,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
 
 
-def _listed_nodes(order: Any) -> list[Hashable]:
+def _node_list(order: Any) -> list[Hashable]:
     try:
         nodes = list(order)
         hash(tuple(nodes))
@@ -265,7 +265,7 @@ def _known_nodes(data: Any) -> int | None:
     return data.num_nodes if said else None
 
 
-def _agreed(name: str, given: int | None, known: int | None) -> int | None:
+def _agree(name: str, given: int | None, known: int | None) -> int | None:
     if given is not None and known is not None and given != known:
         raise ValueError(f"{name}={given} contradicts the object, which has {known}; leave {name} out or mend the object")
     return known if given is None else given

@@ -2,7 +2,7 @@
 plot of ``compare``.
 
 matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global
-setting is read for longer than the drawing or changed, and a figure that nobody holds is gone.
+setting is read for longer than the drawing or changed, and a figure without references is freed.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def layers(
     stack = _stack("layers", graphs, layers)
     names, _ = _names(stack[0], labels, None)
     last = _token(stack[0], token)
-    reached = _reached(stack, last, residual)
+    reached = _reach_by_row(stack, last, residual)
     made, axes = _axes.of(ax, 9.0, 1.9 + 0.85 * min(len(stack), 8))
     for level, each in enumerate(stack):
         _node_layouts.between(axes, Drawn.of(each), level, reached[level], reached[level + 1], residual)
@@ -294,7 +294,7 @@ def _token(graph: TokenGraph, token: int | None) -> int:
     return token
 
 
-def _reached(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
+def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
     rows = []
     for level in range(len(stack) + 1):

@@ -29,7 +29,7 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
         memory.check(f"mask() of {graph!r}", math.prod(graph.shape4), instead)
     if graph.listed_edges is not None:
         return edge_list.mask(graph.listed_edges.to(device), graph.num_dst, graph.num_src)
-    return _squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
+    return _squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
 
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
@@ -52,7 +52,7 @@ def in_degree(graph: Graph) -> Tensor:
     memory.check(f"the in-degrees of {graph!r}", 24 * math.prod(graph.shape4[:3]), TAKE_ROWS)
     if graph.listed_edges is not None:
         return torch.bincount(graph.listed_edges[1], minlength=graph.num_dst)
-    return _squeezed(graph, counting.in_degree(graph.rule, repr(graph), graph.shape4))
+    return _squeeze(graph, counting.in_degree(graph.rule, repr(graph), graph.shape4))
 
 
 def num_edges(graph: Graph) -> int:
@@ -76,7 +76,7 @@ def is_causal(graph: Graph) -> bool:
     return bool(graph.num_dst == graph.num_src and graph.has_edges_of(rules.causal))
 
 
-def _squeezed(graph: Graph, per_head: Tensor) -> Tensor:
+def _squeeze(graph: Graph, per_head: Tensor) -> Tensor:
     """Without the leading axes that do not vary: [batch or 1, heads or 1, ...] in the form of ``mask()``."""
     if graph.batch is not None:
         return per_head

@@ -126,10 +126,10 @@ def _runs(graph: TokenGraph, block: int) -> Runs:
     parts = list(_listed_runs(graph, block) if graph.listed_edges is not None else _rule_runs(graph, block))
     nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
     row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
-    return _merged(row, first, stop, full.bool())
+    return _merge(row, first, stop, full.bool())
 
 
-def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
+def _merge(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
     width = int(stop.max()) + 1 if len(stop) else 1
     order = (row * width + first).argsort()
     row, first, stop, full = row[order], first[order], stop[order], full[order]
@@ -139,7 +139,7 @@ def _merged(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
     return row[starts], first[starts], stop[ends], full[starts]
 
 
-def _singles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Runs:
+def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Runs:
     some = edges > 0
     return row[some], column[some], column[some] + 1, (edges == area)[some]
 
@@ -150,7 +150,7 @@ def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
     row, column = tile // columns, tile % columns
     height, width = ((size - line * block).clamp(max=block) for size, line in ((graph.num_dst, row), (graph.num_src, column)))
-    yield _singles(row, column, edges, height * width)
+    yield _single_tiles(row, column, edges, height * width)
 
 
 def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
@@ -161,18 +161,18 @@ def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
         if piece.kind in (FULL, DST):
             yield from _whole_width(graph.rule, piece, corner, block)
         elif piece.kind == SRC:
-            yield from _rows_alike(graph.rule, piece, corner, block)
+            yield from _equal_rows(graph.rule, piece, corner, block)
         elif piece.kind == DIFFERENCE:
             yield from _diagonals(graph.rule, piece, corner, block)
-            yield _visited(graph.rule, _border(boxes, block), rows, block)
+            yield _visit_tiles(graph.rule, _border(boxes, block), rows, block)
         else:
-            yield _visited(graph.rule, boxes, rows, block)
+            yield _visit_tiles(graph.rule, boxes, rows, block)
 
 
-def _visited(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
+def _visit_tiles(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
     number = torch.arange(len(boxes), device="cpu")
     edges = counting.edges_of_each(rule, replace(boxes, owner=number), len(boxes))
-    return _singles(boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width)
+    return _single_tiles(boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width)
 
 
 def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
@@ -188,7 +188,7 @@ def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block:
     yield tuple(column[some] for column in (corner[0][box] + row, left, left + across[box], every))  # type: ignore[misc]
 
 
-def _rows_alike(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
+def _equal_rows(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
     """Boxes all of whose rows of tiles are alike."""
     boxes = piece.boxes
     down, across = -(-boxes.height // block), -(-boxes.width // block)
@@ -196,7 +196,7 @@ def _rows_alike(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: 
     box, column = ragged(across)
     some, every = _some_and_every(edge, (across.cumsum(0) - across)[owner] + number // block, len(box))
     first = corner[1][box] + column
-    top, first, stop, full = _merged(box[some], first[some], first[some] + 1, every[some])
+    top, first, stop, full = _merge(box[some], first[some], first[some] + 1, every[some])
     run, row = ragged(down[top])
     yield corner[0][top][run] + row, first[run], stop[run], full[run]
 
@@ -220,7 +220,7 @@ def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: i
     first = (length.cumsum(0) - length + boxes.width)[box] + (diagonal - 1) * block
     edges = before[first + 2 * block - 1] - before[first]
     some, every = edges > 0, edges == 2 * block - 1
-    owner, start, stop, full = _merged(box[some], diagonal[some], diagonal[some] + 1, every[some])
+    owner, start, stop, full = _merge(box[some], diagonal[some], diagonal[some] + 1, every[some])
     top = start.clamp(min=0)
     run, row = ragged((torch.minimum(stop - 1 + across[owner], down[owner]) - top).clamp(min=0))
     row = row + top[run]

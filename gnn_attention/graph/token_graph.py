@@ -1,15 +1,13 @@
-"""The token graph: who may attend to which.
+"""The token graph: which token may attend to which.
 
 Words used everywhere in this library:
 
-========================  ==============================================================================================
-token = node              ``src`` is the sender, ``dst`` the receiver; the edge ``src -> dst`` lets dst attend to src
-``edge_index``            int64 ``[2, E]``; row 0 holds src, row 1 dst (torch_geometric's ``source_to_target``)
-``mask[dst, src]``        True = edge = attend (SDPA's convention): PyG's ``adj_t``, the transpose of
-networkx's adjacency
-rule                      ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``, written with broadcasting
-                          operators only
-========================  ==============================================================================================
+======================  =====================================================================================
+token = node            ``src`` is the sender, ``dst`` the receiver; ``src -> dst`` lets dst attend to src
+``edge_index``          int64 ``[2, E]``; row 0 holds src, row 1 dst (PyG's ``source_to_target``)
+``mask[dst, src]``      True = edge = attend (SDPA): PyG's ``adj_t``, the transpose of networkx's adjacency
+rule                    ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``
+======================  =====================================================================================
 
 A graph is a *set* of edges. It is a rule plus sizes and may also carry its edges as a list; nothing is
 materialised before it is needed, and what was materialised is cached, because a graph never changes.
@@ -400,6 +398,3 @@ class TokenGraph(Sealed):
 
     # old names, for callers outside this package
     _of_distinct, _shape, has_deaf_rows = from_distinct_edges, shape4, has_empty_rows
-
-    def _frame(self) -> tuple[object, ...]:
-        return self.frame

@@ -291,7 +291,7 @@ class Known:
         self.thing = thing
         if isinstance(thing, TokenGraph):
             found = None if thing._listed is not None else recipe(thing.rule)
-            self.key: Hashable = id(thing) if found is None else (found, thing._frame())
+            self.key: Hashable = id(thing) if found is None else (found, thing.frame)
         else:
             self.key = recipe(thing) or id(thing)
 

@@ -8,16 +8,16 @@ of tokens at once.
 
 Where a builder stands:
 
-==================  ====================================================================================================
-``basic``           everyone, the past, another sequence          ``sequences``    prefixes, packing, orders of generation
-``local``           windows and chunks on a line                  ``streaming``    sinks and a window, mixes of heads
-``grids``           neighbourhoods in images and videos           ``trees``        ancestors, documents and their sections
-``strided``         the factorised sets of sparse transformers    ``decoding``     drafts, block diffusion, media
-``hubs``            tokens that all attend to                          ``structure``    of a given graph: hops, time, types
-``latents``         extra nodes that are no tokens                ``content``      of given data: top-k, hashing, routing
-``hierarchies``     logarithmic reach                             ``blocks``       of given data, by blocks: MoBA, NSA
-``expanders``       random and expander graphs
-==================  ====================================================================================================
+===============  ==================================  =============  =============================
+``basic``        all tokens, past, another sequence  ``sequences``  prefixes, packing, orders
+``local``        windows and chunks on a line        ``streaming``  sinks and a window
+``grids``        neighbourhoods in images, videos    ``trees``      ancestors, documents
+``strided``      sets of sparse transformers         ``decoding``   drafts, block diffusion, media
+``hubs``         tokens that all attend to           ``structure``  of a graph: hops, time, types
+``latents``      extra nodes that are no tokens      ``content``    of data: top-k, hashing
+``hierarchies``  logarithmic reach                   ``blocks``     of data, by blocks: MoBA, NSA
+``expanders``    random and expander graphs
+===============  ==================================  =============  =============================
 """
 
 from gnn_attention.patterns import (

@@ -1,4 +1,4 @@
-"""The simplest graphs: everyone, oneself, the past, the future, everyone else, another sequence."""
+"""The simplest graphs: all tokens, the token itself, the past, the future, all others, another sequence."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """
     queries, keys = _queries_and_keys(q, k)
     logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
-    graph = block_top_k(_as_given(logits, q), block, checks.size("top", top, 1))
-    return _renamed(graph, f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
+    graph = block_top_k(_with_axes_of(logits, q), block, checks.size("top", top, 1))
+    return _rename(graph, f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
 
 
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
@@ -98,8 +98,8 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     """
     queries, keys = _queries_and_keys(q, k)
     bounds = _page_bounds(queries, keys, checks.size("page", page, 1))
-    graph = block_top_k(_as_given(bounds, q), page, checks.size("top", top), local=0)
-    return _renamed(graph, f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
+    graph = block_top_k(_with_axes_of(bounds, q), page, checks.size("top", top), local=0)
+    return _rename(graph, f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
 
 
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
@@ -158,7 +158,7 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    table, sizes, named = _blocks_named("order", order, n, block)
+    table, sizes, named = _block_table("order", order, n, block)
     rule = partial(_own_or_sorted, _data.own_axes(table, sizes), block)
     name = text.call("sorted_blocks", causal, n, named, block)
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name, **sizes)
@@ -179,7 +179,7 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     2 ■ ■ · ·   2 <- 0 1
     3 ■ ■ · ·   3 <- 0 1
     """
-    table, sizes, named = _blocks_named("permutation", permutation, n, block)
+    table, sizes, named = _block_table("permutation", permutation, n, block)
     if not torch.equal(table.sort(dim=-1).values, torch.arange(table.shape[-1], device="cpu").expand(table.shape)):
         raise ValueError(f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}")
     rule = partial(_permuted, _data.own_axes(table, sizes), block)
@@ -214,11 +214,11 @@ def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return queries, keys
 
 
-def _as_given(values: Tensor, data: Tensor) -> Tensor:
+def _with_axes_of(values: Tensor, data: Tensor) -> Tensor:
     return values[(0,) * (4 - data.dim())]
 
 
-def _renamed(graph: TokenGraph, name: str) -> TokenGraph:
+def _rename(graph: TokenGraph, name: str) -> TokenGraph:
     return TokenGraph.from_rule(graph.rule, graph.num_dst, heads=graph.heads, batch=graph.batch, name=name)
 
 
@@ -244,7 +244,7 @@ def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     return bounds.scatter(-1, place, own)
 
 
-def _blocks_named(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes, str]:
+def _block_table(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes, str]:
     """A block for each block: ``[batch, heads, blocks]``, sizes, and the data in a graph's name."""
     table, sizes = _data.whole_numbers(name, data, "blocks")
     blocks = -(-checks.size("n", n) // checks.size("block", block, 1))

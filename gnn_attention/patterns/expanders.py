@@ -37,7 +37,7 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     drawn = _distinct(token + 1 if causal else torch.full_like(token, n), min(r, n), seed)
     src, row = drawn.sort(0).values.t().flatten(), token.repeat_interleave(len(drawn))
     edges = torch.stack([src, row])[:, src < n]
-    return TokenGraph.from_edges(edges, n, name=text.call("random_senders", causal, n, r, *_unless(0, seed=seed)))
+    return TokenGraph.from_edges(edges, n, name=text.call("random_senders", causal, n, r, *_arguments(0, seed=seed)))
 
 
 def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int = 100, causal: bool = True) -> TokenGraph:
@@ -61,8 +61,8 @@ def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int =
     token = torch.arange(n, device="cpu").expand_as(neighbours)
     edges = torch.stack([neighbours.flatten(), token.flatten()])
     chosen = edges[:, edges[0] < edges[1] if causal else edges[0] != edges[1]]
-    given = _unless("cycles", method=method) + _unless(0, seed=seed) + _unless(100, draws=draws)
-    return _coalesced(chosen, n, text.call("expander", causal, n, d, *given))
+    given = _arguments("cycles", method=method) + _arguments(0, seed=seed) + _arguments(100, draws=draws)
+    return _coalesce(chosen, n, text.call("expander", causal, n, d, *given))
 
 
 def hypercube(dimension: int) -> TokenGraph:
@@ -142,7 +142,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
     p = _chance("p", p)
     import networkx
 
-    name = f"watts_strogatz({', '.join(map(str, [n, k, p, *_unless(0, seed=seed)]))})"
+    name = f"watts_strogatz({', '.join(map(str, [n, k, p, *_arguments(0, seed=seed)]))})"
     return _both_directions(networkx.watts_strogatz_graph(n, k, p, seed=seed), n, name)
 
 
@@ -160,7 +160,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     n, p, seed = checks.size("n", n), _chance("p", p), checks.size("seed", seed)
     import networkx
 
-    name = f"erdos_renyi({', '.join(map(str, [n, p, *_unless(0, seed=seed)]))})"
+    name = f"erdos_renyi({', '.join(map(str, [n, p, *_arguments(0, seed=seed)]))})"
     return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed), n, name)
 
 
@@ -244,10 +244,10 @@ def _second_eigenvalue(neighbours: Int[Tensor, "degree tokens"]) -> float:
 
 def _both_directions(graph: networkx.Graph, n: int, name: str) -> TokenGraph:
     pairs = torch.tensor(list(graph.edges), dtype=torch.int64, device="cpu").reshape(-1, 2).t()
-    return _coalesced(torch.cat([pairs, pairs.flip(0)], 1), n, name)
+    return _coalesce(torch.cat([pairs, pairs.flip(0)], 1), n, name)
 
 
-def _coalesced(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
+def _coalesce(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
     keys = torch.unique(edges[1] * n + edges[0])
     return TokenGraph.from_edges(torch.stack([keys % max(n, 1), keys // max(n, 1)]), n, name=name)
 
@@ -258,5 +258,5 @@ def _chance(name: str, value: float) -> float:
     return float(value)
 
 
-def _unless(default: object, **given: object) -> list[str]:
+def _arguments(default: object, **given: object) -> list[str]:
     return [f"{word}={value!r}" for word, value in given.items() if value != default]

@@ -46,7 +46,7 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     3 · ■ · ·   3 <- 1
     """
     n = checks.size("n", n)
-    is_global, shown = _chosen(n, tokens)
+    is_global, shown = _token_table(n, tokens)
     rule = rules.past(partial(_global, is_global), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("global_tokens", causal, n, shown))
 
@@ -71,7 +71,7 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     4 ■ · · ■ ■   4 <- 0 3 4
     """
     n, w = checks.size("n", n), checks.size("w", w)
-    is_global, shown = _chosen(n, tokens)
+    is_global, shown = _token_table(n, tokens)
     rule = rules.past(partial(_longformer, w, is_global), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("longformer", causal, n, w, shown))
 
@@ -133,7 +133,7 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     """
     n, size = checks.size("n", n), checks.size("block", block, 1)
     blocks = -(-n // size)
-    drawn = _drawn(blocks, {0, blocks - 1}, num_random, heads, seed)
+    drawn = _random_blocks(blocks, {0, blocks - 1}, num_random, heads, seed)
     rule = partial(_bigbird, size, blocks - 1, drawn, heads is not None)
     return TokenGraph.from_rule(rule, n, heads=heads, name=_bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed))
 
@@ -151,7 +151,7 @@ def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads:
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
     n, size, first = checks.size("n", n), checks.size("block", block, 1), checks.size("num_global", num_global)
-    drawn = _drawn(-(-n // size), set(), num_random, heads, seed)
+    drawn = _random_blocks(-(-n // size), set(), num_random, heads, seed)
     rule = partial(_bigbird_etc, first, size, drawn, heads is not None)
     name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
     return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
@@ -184,7 +184,7 @@ def _bigbird(
 ) -> Tensor:
     row, column = dst // size, src // size
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    return _or_drawn(hubs | ((row - column).abs() <= 1), drawn, by_head, h, row, column)
+    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, by_head, h, row, column)
 
 
 def _bigbird_etc(
@@ -192,17 +192,17 @@ def _bigbird_etc(
 ) -> Tensor:
     row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
     edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
-    return _or_drawn(edge, drawn, by_head, h, row, column)
+    return _or_random_blocks(edge, drawn, by_head, h, row, column)
 
 
-def _or_drawn(edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def _or_random_blocks(edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
     for table in drawn:
         blocks = table.to(row.device)
         edge = edge | ((blocks[h, row] if by_head else blocks[row]) == column)
     return edge
 
 
-def _chosen(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
+def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
     chosen = (
         [checks.position("each of tokens", t) for t in tokens]
         if isinstance(tokens, Iterable)
@@ -228,7 +228,7 @@ def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
     return owners
 
 
-def _drawn(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> tuple[Int[Tensor, "..."], ...]:
+def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> tuple[Int[Tensor, "..."], ...]:
     """R(i) as ``num_random`` tables ``[blocks]`` or ``[heads, blocks]``; the block itself for none."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)

@@ -77,7 +77,7 @@ def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool =
     n = checks.size("n", n)
     united = heads is None
     rule = partial(_sparse_strided if united else _strided_heads, checks.size("stride", stride, 1))
-    name = text.call("sparse_strided", causal, n, stride, *_given(heads))
+    name = text.call("sparse_strided", causal, n, stride, *_heads_argument(heads))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
@@ -104,7 +104,7 @@ def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: 
     """
     n = checks.size("n", n)
     rule = partial(_sparse_fixed if heads is None else _fixed_heads, *_stride_and_c(stride, c))
-    name = text.call("sparse_fixed", causal, n, stride, c, *_given(heads))
+    name = text.call("sparse_fixed", causal, n, stride, c, *_heads_argument(heads))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
@@ -134,7 +134,7 @@ def _fixed_heads(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Te
     return (src // stride == dst // stride) | ((src % stride >= stop - c) & (src % stride < stop))
 
 
-def _given(heads: int | None) -> list[str]:
+def _heads_argument(heads: int | None) -> list[str]:
     return [] if heads is None else [f"heads={heads}"]
 
 

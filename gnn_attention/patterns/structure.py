@@ -40,7 +40,7 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
     """
     _square("graph", graph)
     nodes = torch.arange(graph.num_dst, device="cpu")
-    loops = _placed(TokenGraph.from_edges(torch.stack([nodes, nodes]), graph.num_dst), graph)
+    loops = _at_positions_of(TokenGraph.from_edges(torch.stack([nodes, nodes]), graph.num_dst), graph)
     return replace(graph | loops, name=f"with_self_loops({graph.name})")
 
 
@@ -96,7 +96,7 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     hubs = torch.arange(n, n + m, device="cpu").repeat_interleave(n)
     up = torch.stack([tokens, hubs])
     edges = torch.cat([graph.edge_index, up, up.flip(0)], dim=1)
-    return _placed(TokenGraph.from_edges(edges, n + m, name=f"virtual_nodes({graph.name}, {m})"), graph)
+    return _at_positions_of(TokenGraph.from_edges(edges, n + m, name=f"virtual_nodes({graph.name}, {m})"), graph)
 
 
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
@@ -119,7 +119,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     ranks = torch.tensor([place[value] for value in values], dtype=torch.int64, device="cpu")
     order = TokenGraph.from_rule(partial(_before if strict else _not_after, ranks), graph.num_dst)
     shown = f"{graph.name}, {text.listed(values, 'times', 8)}{', strict=True' if strict else ''}"
-    return replace(graph & _placed(order, graph), name=f"temporal({shown})")
+    return replace(graph & _at_positions_of(order, graph), name=f"temporal({shown})")
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
@@ -160,8 +160,8 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     distance (attention-gym). ValueError unless ``structure`` is over the same tokens and square.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
-    >>> everyone = ring | ~ring
-    >>> shortest_paths(everyone, ring).view(4, 4).tolist()
+    >>> every_pair = ring | ~ring
+    >>> shortest_paths(every_pair, ring).view(4, 4).tolist()
     [[0, 3, 2, 1], [1, 0, 3, 2], [2, 1, 0, 3], [3, 2, 1, 0]]
     """
     _given_graph("graph", graph)
@@ -202,7 +202,7 @@ def _square(name: str, graph: TokenGraph) -> None:
         raise ValueError(f"{name} must be square, the same tokens on both sides, got {graph!r}")
 
 
-def _placed(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
+def _at_positions_of(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
     return replace(result, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 

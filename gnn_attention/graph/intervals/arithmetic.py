@@ -304,7 +304,7 @@ def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> Tri
     return as_tristate(a.box, value)
 
 
-def _swapped(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swap(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: operator(b, a)
 
 
@@ -323,24 +323,24 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": _less,
     "le": _less_or_equal,
-    "gt": _swapped(_less),
-    "ge": _swapped(_less_or_equal),
+    "gt": _swap(_less),
+    "ge": _swap(_less_or_equal),
     "eq": _equal,
     "ne": _not_equal,
 }
 OPERATORS |= {
     **_BINARY,
     **{f"__{name}__": function for name, function in _BINARY.items()},
-    **{f"__r{name}__": _swapped(function) for name, function in _BINARY.items()},
+    **{f"__r{name}__": _swap(function) for name, function in _BINARY.items()},
     **_COMPARISONS,
     **{f"__{name}__": function for name, function in _COMPARISONS.items()},
     "less": _less,
     "less_equal": _less_or_equal,
-    "greater": _swapped(_less),
-    "greater_equal": _swapped(_less_or_equal),
+    "greater": _swap(_less),
+    "greater_equal": _swap(_less_or_equal),
     "not_equal": _not_equal,
     "subtract": _subtract,
-    "rsub": _swapped(_subtract),
+    "rsub": _swap(_subtract),
     "multiply": _multiply,
     "floor_divide": _divide,
     "div": partial(_divide, rounding_mode=None),

@@ -52,12 +52,12 @@ def _pyramid(table: Tensor, axis: int) -> Levels:
         copy = flat.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]
         while levels[-1][0].shape[1] > 1:
-            levels.append((_halved(levels[-1][0], torch.amin), _halved(levels[-1][1], torch.amax)))
+            levels.append((_halve(levels[-1][0], torch.amin), _halve(levels[-1][1], torch.amax)))
         cached[axis] = copy, levels
     return cached[axis][1]
 
 
-def _halved(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+def _halve(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     if values.shape[1] % 2:
         values = torch.cat([values, values[:, -1:]], dim=1)
     return reduce(values.reshape(len(values), -1, 2), dim=2)

@@ -45,7 +45,7 @@ def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
         return _in_degree(rule, shape)
     degree = _in_degree(found.rule, shape)
     for b, h in product(range(shape[0]), range(shape[1])):
-        change = _at_pairs(rule, found, b, h).to(torch.int64) - _at_pairs(found.rule, found, b, h).to(torch.int64)
+        change = _evaluate_sample(rule, found, b, h).to(torch.int64) - _evaluate_sample(found.rule, found, b, h).to(torch.int64)
         degree[b, h].index_add_(0, found.dst, change)
     return degree
 
@@ -54,11 +54,11 @@ def _in_degree(rule: Rule, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch h
     batch, heads, num_dst, _ = shape
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
     for piece in decompose(rule, root(shape)):
-        for boxes, _, count in _same_in_all_rows(rule, piece):
+        for boxes, _, count in _equal_rows(rule, piece):
             first = boxes.owner * (num_dst + 1) + boxes.dst
             change.view(-1).index_add_(0, first, count)
             change.view(-1).index_add_(0, first + boxes.height, -count)
-        for boxes, row, count in _row_by_row(rule, piece):
+        for boxes, row, count in _single_rows(rule, piece):
             first = boxes.owner * (num_dst + 1) + boxes.dst + row
             change.view(-1).index_add_(0, first, count)
             change.view(-1).index_add_(0, first + 1, -count)
@@ -74,16 +74,16 @@ def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number
     total = _edges_of_each(listed.rule, boxes, number)
     b, h = boxes.batch[box], boxes.head[box]
     for of, sign in ((rule, 1), (listed.rule, -1)):
-        total.index_add_(0, boxes.owner[box], _at(of, b, h, listed).to(torch.int64), alpha=sign)
+        total.index_add_(0, boxes.owner[box], _evaluate_at(of, b, h, listed).to(torch.int64), alpha=sign)
     return total
 
 
 def _edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     total = torch.zeros(number, dtype=torch.int64, device="cpu")
     for piece in decompose(rule, boxes):
-        for part, _, count in _same_in_all_rows(rule, piece):
+        for part, _, count in _equal_rows(rule, piece):
             total.index_add_(0, part.owner, count * part.height)
-        for part, _, count in _row_by_row(rule, piece):
+        for part, _, count in _single_rows(rule, piece):
             total.index_add_(0, part.owner, count)
     return total
 
@@ -103,16 +103,18 @@ def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
     if found is None:
         return _any_edge(rule, shape)
     places = list(product(range(shape[0]), range(shape[1])))
-    if any(bool(_at_pairs(rule, found, *place).any()) for place in places):
+    if any(bool(_evaluate_sample(rule, found, *place).any()) for place in places):
         return True
     if not _any_edge(found.rule, shape):
         return False
-    return int(_in_degree(found.rule, shape).sum()) > sum(int(_at_pairs(found.rule, found, *place).sum()) for place in places)
+    return int(_in_degree(found.rule, shape).sum()) > sum(
+        int(_evaluate_sample(found.rule, found, *place).sum()) for place in places
+    )
 
 
 def _any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
     for piece in decompose(rule, root(shape)):
-        for way in (_same_in_all_rows, _row_by_row):
+        for way in (_equal_rows, _single_rows):
             if any(bool((count > 0).any()) for _, _, count in way(rule, piece)):
                 return True
     return False
@@ -152,16 +154,16 @@ def _correct_listed(edges: Int[Tensor, "2 edges"], rule: Rule, found: SplitRule,
     there = place[place < len(key)][key[place[place < len(key)]] == listed[place < len(key)]]
     others = torch.ones_like(key, dtype=torch.bool).index_fill_(0, there, False)
     nothing = torch.zeros_like(found.dst)
-    key = torch.cat([key[others], listed[_at(rule, nothing, nothing, found)]]).sort().values
+    key = torch.cat([key[others], listed[_evaluate_at(rule, nothing, nothing, found)]]).sort().values
     return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
 
 
-def _at(rule: Rule, b: Tensor, h: Tensor, pairs: SplitRule) -> Bool[Tensor, " pairs"]:
+def _evaluate_at(rule: Rule, b: Tensor, h: Tensor, pairs: SplitRule) -> Bool[Tensor, " pairs"]:
     return enumerate_pairs.evaluate(rule, "this graph", b, h, pairs.dst, pairs.src).expand(len(pairs.dst))
 
 
-def _at_pairs(rule: Rule, pairs: SplitRule, batch: int, head: int) -> Bool[Tensor, " pairs"]:
-    return _at(rule, torch.full_like(pairs.dst, batch), torch.full_like(pairs.dst, head), pairs)
+def _evaluate_sample(rule: Rule, pairs: SplitRule, batch: int, head: int) -> Bool[Tensor, " pairs"]:
+    return _evaluate_at(rule, torch.full_like(pairs.dst, batch), torch.full_like(pairs.dst, head), pairs)
 
 
 def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " pairs"]] | None:
@@ -185,7 +187,7 @@ def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " 
 Rows = tuple[Boxes, Tensor, Tensor]  # boxes, the row inside each, how many edges that row holds
 
 
-def _same_in_all_rows(rule: Rule, piece: Piece) -> Iterator[Rows]:
+def _equal_rows(rule: Rule, piece: Piece) -> Iterator[Rows]:
     boxes = piece.boxes
     if piece.kind == FULL:
         yield boxes, torch.zeros_like(boxes.dst), boxes.width
@@ -195,7 +197,7 @@ def _same_in_all_rows(rule: Rule, piece: Piece) -> Iterator[Rows]:
         yield boxes, torch.zeros_like(boxes.dst), count
 
 
-def _row_by_row(rule: Rule, piece: Piece) -> Iterator[Rows]:
+def _single_rows(rule: Rule, piece: Piece) -> Iterator[Rows]:
     """All other boxes, an entry for each of their rows."""
     boxes = piece.boxes
     if piece.kind == DST:

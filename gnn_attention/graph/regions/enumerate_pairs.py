@@ -35,13 +35,13 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
-    pairs = _together(b, h, dst, src)
+    pairs = _broadcast_shape(b, h, dst, src)
     if edge.dim() > len(pairs) or any(n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)):
         raise TypeError(f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}")
     return edge
 
 
-def _together(*tensors: Tensor) -> list[int]:
+def _broadcast_shape(*tensors: Tensor) -> list[int]:
     """The broadcast shape (``torch.broadcast_shapes`` would load a second of symbolic algebra)."""
     shapes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
     return [0 if 0 in sizes else max(sizes) for sizes in shapes][::-1]

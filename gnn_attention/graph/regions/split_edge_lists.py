@@ -58,7 +58,7 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
         return rule, []
     # else its keys are those of other pairs beyond
     if rule.func is rules.is_listed and num_src <= rule.args[1]:
-        return no_pair, [_renumbered(rule.args[0][:-1], rule.args[1], num_src)]
+        return no_pair, [_renumber(rule.args[0][:-1], rule.args[1], num_src)]
     if rule.func in JOINS:
         left, of_left = _without_lists(rule.args[0], num_dst, num_src)
         right, of_right = _without_lists(rule.args[1], num_dst, num_src)
@@ -75,7 +75,7 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
     return rule, []
 
 
-def _renumbered(keys: Tensor, width: int, num_src: int) -> Tensor:
+def _renumber(keys: Tensor, width: int, num_src: int) -> Tensor:
     """Keys ``dst * width + src`` for another number of senders, without the pairs beyond it."""
     if width == num_src:
         return keys

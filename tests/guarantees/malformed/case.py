@@ -210,7 +210,7 @@ def held(one: Any, depth: int = 6) -> Any:
     if isinstance(one, Tensor):
         return (one.dtype, tuple(one.shape), str(one.device), None if one.is_meta else str(one.detach().tolist()))
     if isinstance(one, TokenGraph):
-        return one._frame()
+        return one.frame
     if isinstance(one, nn.Module):
         hooks = len(one._forward_hooks) + len(one._forward_pre_hooks)
         parts = {name: held(part, depth - 1) for name, part in one.named_children()} if depth else {}
