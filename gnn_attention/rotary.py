@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
@@ -42,7 +42,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if isinstance(self.base, bool) or not isinstance(self.base, (int, float)):
-            raise TypeError(f"base must be a number, got {quoted(self.base)} of type {type(self.base).__name__}")
+            raise TypeError(f"base must be a number, got {described(self.base)}")
         if not 0 < self.base < math.inf:
             raise ValueError(f"base must be positive and finite, got {quoted(self.base)}")
         if self.frequencies is not None:

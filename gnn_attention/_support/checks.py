@@ -28,6 +28,11 @@ def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def described(value: object) -> str:
+    """A value and its type as a message names them."""
+    return f"{quoted(value)} of type {type(value).__name__}"
+
+
 def size(name: str, value: object, minimum: int = 0) -> int:
     """``value`` as an int of at least ``minimum``, else TypeError or ValueError."""
     if isinstance(value, bool):
@@ -35,7 +40,7 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {quoted(value)} of type {type(value).__name__}") from None
+        raise TypeError(f"{name} must be an integer, got {described(value)}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
@@ -70,7 +75,7 @@ def position(name: str, value: object) -> int:
 def number(name: str, value: object, positive: bool = False) -> float:
     """``value`` as a finite float, above 0 if ``positive``, else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {quoted(value)} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a number, got {described(value)}")
     if not abs(value) < math.inf:
         raise ValueError(f"{name} must be finite, got {quoted(value)}")
     if positive and value <= 0:
@@ -88,14 +93,14 @@ def probability(name: str, value: float) -> float:
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """Return ``value`` if it is of a class of this library; TypeError names the argument otherwise."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {quoted(value)} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
     return value
 
 
 def path(name: str, value: object) -> Path:
     """Return ``value`` as a path; TypeError for what is none."""
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, got {quoted(value)} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a path, got {described(value)}")
     return Path(value)
 
 

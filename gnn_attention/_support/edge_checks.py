@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Tensor
 
 INDICES = (torch.int64,)
@@ -23,7 +23,7 @@ def groups(x: Tensor, num_heads: int) -> None:
     if x.dim() < 2:
         raise ValueError(f"x must be [batch, kv_heads, ...], got shape {list(x.shape)}")
     if not isinstance(num_heads, (int, torch.SymInt)) or isinstance(num_heads, bool):
-        raise TypeError(f"num_heads must be an integer, got {quoted(num_heads)} of type {type(num_heads).__name__}")
+        raise TypeError(f"num_heads must be an integer, got {described(num_heads)}")
     if num_heads != x.shape[1] and (x.shape[1] == 0 or num_heads % x.shape[1]):
         raise ValueError(f"num_heads must be a multiple of the {x.shape[1]} kv_heads of x, got {num_heads}")
 
@@ -39,7 +39,7 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     if q_dst.shape != k_src.shape and not _broadcast(q_dst.shape, k_src.shape):
         raise ValueError(f"q_dst and k_src must be of the same edges, got {list(q_dst.shape)} and {list(k_src.shape)}")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
-        raise TypeError(f"scale must be a number, such as dim ** -0.5, got {quoted(scale)} of type {type(scale).__name__}")
+        raise TypeError(f"scale must be a number, such as dim ** -0.5, got {described(scale)}")
 
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
@@ -51,7 +51,7 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     if dst.dim() != 1 or x.dim() == 0 or x.shape[-1] != dst.shape[0]:
         raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {list(dst.shape)}, {list(x.shape)}")
     if not isinstance(num_dst, (int, torch.SymInt)) or isinstance(num_dst, bool):
-        raise TypeError(f"num_dst must be an integer, got {quoted(num_dst)} of type {type(num_dst).__name__}")
+        raise TypeError(f"num_dst must be an integer, got {described(num_dst)}")
     if type(dst) is Tensor and dst.device.type == "cpu" and not torch.compiler.is_compiling() and dst.shape[0]:
         low, high = (int(bound) for bound in torch.aminmax(dst))
         if low < 0 or high >= num_dst:

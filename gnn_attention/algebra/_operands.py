@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 
@@ -61,7 +61,7 @@ def positions(word: str, values: object, count: int) -> list[int]:
     """A sequence of positions in 0 .. count - 1 as a list, named ``word`` in errors."""
     values = values.tolist() if isinstance(values, Tensor) else values
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{word} must be a sequence of positions, got {quoted(values)} of type {type(values).__name__}")
+        raise TypeError(f"{word} must be a sequence of positions, got {described(values)}")
     numbers = [checks.position(f"each of {word}", value) for value in values]
     outside = [number for number in numbers if not 0 <= number < count]
     if outside:

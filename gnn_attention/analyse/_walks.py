@@ -9,7 +9,7 @@ from itertools import cycle
 
 import torch
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
@@ -85,7 +85,7 @@ def _check_square(graph: TokenGraph) -> None:
 def token(name: str, value: int, count: int) -> int:
     """The value if it is the position of a token; TypeError or IndexError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be the position of a token, an integer, got {quoted(value)} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be the position of a token, an integer, got {described(value)}")
     if not 0 <= value < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value

@@ -29,7 +29,7 @@ import torch
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
@@ -294,7 +294,7 @@ class _Reader:
 def _one_line(text: object) -> str:
     """The text on one line; TypeError for no text, ValueError for a long one."""
     if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {quoted(text)} of type {type(text).__name__}")
+        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {described(text)}")
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     return re.sub(r"\s", " ", text).strip()

@@ -22,7 +22,7 @@ from torch import nn
 
 from gnn_attention import model as language_model
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
@@ -130,7 +130,7 @@ def _several(name: str, graphs: Any) -> list[Any]:
         return [graphs]
     if not isinstance(graphs, Iterable):
         expected = "a TokenGraph, an expression such as 'window(n, 4)', or several of them"
-        raise TypeError(f"{name} must be {expected}, got {quoted(graphs)} of type {type(graphs).__name__}")
+        raise TypeError(f"{name} must be {expected}, got {described(graphs)}")
     return list(graphs)
 
 

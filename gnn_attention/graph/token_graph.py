@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Sealed, kept
 from gnn_attention._support.shapes import Bool, Int, Tensor
@@ -242,7 +242,7 @@ class TokenGraph(Sealed):
         """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
             if isinstance(index, bool) or not isinstance(index, int):
-                raise TypeError(f"{word} must be an integer, got {quoted(index)} of type {type(index).__name__}")
+                raise TypeError(f"{word} must be an integer, got {described(index)}")
             if count is not None and not 0 <= index < count:
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
         if self.heads is None and self.batch is None:

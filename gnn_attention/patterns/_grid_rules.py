@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Int, Tensor
 
 Value = TypeVar("Value")
@@ -62,9 +62,7 @@ def flags(name: str, value: bool | Sequence[bool], sizes: Sequence[int]) -> tupl
     values = tuple(value) if isinstance(value, Iterable) else (value,) * len(sizes)
     for flag in values:
         if not isinstance(flag, bool):
-            raise TypeError(
-                f"{name} must be True or False, or one for each axis, got {quoted(flag)} of type {type(flag).__name__}"
-            )
+            raise TypeError(f"{name} must be True or False, or one for each axis, got {described(flag)}")
     return _as_many(name, values, sizes)
 
 

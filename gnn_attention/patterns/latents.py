@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
@@ -33,9 +33,7 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     3 ■ · · ■   3 <- 0 3
     """
     if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"graph must be a TokenGraph of the tokens without memory, got {quoted(graph)} of type {type(graph).__name__}"
-        )
+        raise TypeError(f"graph must be a TokenGraph of the tokens without memory, got {described(graph)}")
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         raise ValueError(f"graph must be square, the same tokens on both sides, got {graph!r}")
     m = checks.size("m", m)
