@@ -28,8 +28,8 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """The graphs side by side, without edges between them: the masks are the blocks of a block diagonal
     matrix.
 
-    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule evaluates
-    all the graphs on every pair. networkx's ``disjoint_union``; torch_geometric's batches.
+    Packing: graph k's tokens follow those of the graphs before it. Lists follow one another; one rule
+    evaluates all the graphs on every pair. networkx's ``disjoint_union``; torch_geometric's batches.
 
     Raises TypeError (no graph), ValueError (none at all; other heads or batch; a graph that does not begin at
     position 0).
@@ -87,7 +87,7 @@ def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(3, 2) - patterns.window(3, 1)
-    >>> strong_product(step, step).edge_index[0, -3:].tolist()  # the last token attends to the three before it on the grid
+    >>> strong_product(step, step).edge_index[0, -3:].tolist()  # the last token's senders
     [4, 5, 7]
     """
     return _square_product("strong_product", g1, g2, _strong, _along_one_or_both)

@@ -31,10 +31,11 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``in_degree`` counts the senders of a receiver, ``out_degree`` the receivers of a sender. ``isolated_dst``:
-    receivers that have no in-edges (and receive exactly 0), ``isolated_src``: senders that have no out-edges. ``causal``: no
-    edge with ``src > dst``. ``acyclic``: no directed cycle but self loops, None if that would take more than
-    2^26 edges to find out. The last four are None where receivers and senders are not the same tokens.
+    ``in_degree`` counts the senders of a receiver, ``out_degree`` the receivers of a sender.
+    ``isolated_dst``: receivers that have no in-edges (and receive exactly 0), ``isolated_src``: senders that
+    have no out-edges. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle but self loops,
+    None if that would take more than 2^26 edges to find out. The last four are None where receivers and
+    senders are not the same tokens.
     """
 
     name: str

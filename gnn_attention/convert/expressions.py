@@ -61,11 +61,11 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
     """The graph that an expression names; ``parse(graph.name) == graph`` wherever the name says it all.
 
     ``largest`` bounds the sum of the numbers in the text, and the tokens of its graphs over all heads and
-    samples. ``n`` is the number of tokens: the name ``n`` stands for it, a builder that is only named is called
-    with it, and a call whose arguments lack one takes it as its first.
+    samples. ``n`` is the number of tokens: the name ``n`` stands for it, a builder that is only named is
+    called with it, and a call whose arguments lack one takes it as its first.
 
-    Raises TypeError for anything but a string, and ValueError for everything else that is wrong with it, in one
-    sentence that starts with the column and quotes the place: what a builder refuses too.
+    Raises TypeError for anything but a string, and ValueError for everything else that is wrong with it, in
+    one sentence that starts with the column and quotes the place: what a builder refuses too.
 
     >>> print(parse("window(4, 2) | sinks(4, 1)"))
     window(4, 2) | sinks(4, 1): mask[dst, src] and in-edges

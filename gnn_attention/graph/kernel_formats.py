@@ -142,7 +142,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     ValueError for a graph that is no window, and for one that differs by head or sample.
 
     >>> from gnn_attention import patterns
-    >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(64).rows(60, 64)), to_window(patterns.full(64))
+    >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9)), to_window(patterns.full(9))
     ((7, 0), (-1, 0), (-1, -1))
     """
     _check_plain("a window is", graph)
