@@ -349,7 +349,7 @@ def assert_gap(graph, true, absolute=False):
 class TestSpectralGap:
     @pytest.mark.parametrize("n", [3, 4, 8, 33])
     def test_cycle(self, n):
-        """Eigenvalues cos(2 pi k / n); the largest as well 1 at k = 1, the least nearest to k = n / 2."""
+        """Eigenvalues cos(2 pi k / n); the largest but 1 at k = 1, the least nearest to k = n / 2."""
         second, least = math.cos(2 * math.pi / n), math.cos(2 * math.pi * (n // 2) / n)
         for graph in (cycle_graph(n), cycle_graph(n, directed=True)):
             assert_gap(graph, 1 - second)

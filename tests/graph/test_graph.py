@@ -153,7 +153,7 @@ def expressions() -> dict[str, TokenGraph]:
 
 class TestContract:
     def test_an_edge_goes_from_sender_to_receiver(self):
-        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 attends to, and it attends to token 0 and 2."""
+        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 has in-edges, from tokens 0 and 2."""
         graph = TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3)
         assert graph.mask().tolist() == [[False] * 3, [True, False, True], [False] * 3]
         assert graph.in_degree().tolist() == [0, 2, 0]
@@ -423,7 +423,7 @@ class TestRefusals:
             _ = patterns.cross(2, 5) @ patterns.cross(4, 2)
 
     def test_hops_must_meet_at_the_same_tokens(self):
-        """The left attends to tokens 0 .. 3, the right tells of the receivers 4 .. 7."""
+        """The left has senders 0 .. 3, the right has receivers 4 .. 7."""
         with pytest.raises(ValueError, match="graphs joined by @ must meet"):
             _ = patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8)
 

@@ -69,7 +69,7 @@ class TestKin:
         )
 
     def test_swin_layers_take_turns(self):
-        """The windows alone never mix; with the shifted ones each token attends to across every border."""
+        """The windows alone never mix; with the shifted ones information crosses every border."""
         plain, shifted = patterns.swin((8,), 4), patterns.swin((8,), 4, 2)
         assert plain @ plain == plain
         assert (plain @ shifted @ plain) == patterns.full(8)

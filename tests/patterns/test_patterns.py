@@ -39,7 +39,7 @@ def table(row, n):
 
 
 def reach(mask):
-    """Who has received from whom with one more layer each time, the own state carried along, until nothing changes."""
+    """From which tokens each has received, with one more layer each time, the own state carried along, until nothing changes."""
     heard = torch.eye(len(mask))
     while True:
         yield heard > 0

@@ -79,7 +79,7 @@ class TestKin:
         assert structure.virtual_nodes(asymmetric(), 0) == asymmetric()
 
     def test_two_hops_lead_through_a_virtual_node(self):
-        """However sparse the graph, anyone who attends to the hub has attended to everyone after two layers."""
+        """However sparse the graph, every token that attends to the hub has received from all after two layers."""
         nothing = TokenGraph.from_edges(torch.zeros(2, 0, dtype=torch.int64), 7)
         two = structure.virtual_nodes(nothing) ** 2
         assert bool(two.mask()[:7, :7].all())
