@@ -38,7 +38,7 @@ from gnn_attention.convert.expressions import parse
 # %% [markdown]
 # ## 1. Three ways to see a graph
 #
-# A small graph prints itself: the mask on the left, and who hears whom on the right.
+# A small graph prints itself: the mask on the left, and in-edges on the right.
 
 # %%
 print(patterns.window(6, 3))

@@ -51,7 +51,7 @@ def scattered(n: int, degree: float, seed: int = 0) -> TokenGraph:
     drawn_too = torch.ones(n, most, dtype=torch.bool, device="cpu")
     drawn_too[torch.rand(n, generator=rng, device="cpu") >= degree - (most - 1), -1] = False
     dst = torch.arange(n, device="cpu").unsqueeze(1).expand(n, most)
-    return TokenGraph._of_distinct(torch.stack([src[drawn_too], dst[drawn_too]]), n, n, f"{degree:g} of {n} senders")
+    return TokenGraph.from_distinct_edges(torch.stack([src[drawn_too], dst[drawn_too]]), n, n, f"{degree:g} of {n} senders")
 
 
 def barabasi_albert(n: int, m: int, seed: int = 0) -> TokenGraph:
@@ -71,7 +71,7 @@ def barabasi_albert(n: int, m: int, seed: int = 0) -> TokenGraph:
     ends = torch.cat([torch.stack([new, old]), torch.stack([old, new])], 1)
     keys = torch.unique(ends[1] * n + ends[0])
     keys = keys[keys // n != keys % n]
-    return TokenGraph._of_distinct(torch.stack([keys % n, keys // n]), n, n, f"barabasi_albert({n}, {m})")
+    return TokenGraph.from_distinct_edges(torch.stack([keys % n, keys // n]), n, n, f"barabasi_albert({n}, {m})")
 
 
 def documents(total: int, number: int = 67) -> TokenGraph:
@@ -98,7 +98,7 @@ def _bigbird(n: int) -> TokenGraph:
 def _token_bigbird(n: int) -> TokenGraph:
     """193 neighbours and 96 random tokens, as one list."""
     near = patterns.window(n, min(97, n // 8), causal=False).edge_index
-    return TokenGraph._of_distinct(near, n, n, f"window({n})") | scattered(n, min(96, n // 16))
+    return TokenGraph.from_distinct_edges(near, n, n, f"window({n})") | scattered(n, min(96, n // 16))
 
 
 # -- the table --------------------------------------------------------------------------------------------------------

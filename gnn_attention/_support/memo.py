@@ -13,11 +13,11 @@ import torch
 
 from gnn_attention._support.dynamo import constant, eagerly, not_compiled
 
-_ALIVE: WeakValueDictionary[str, Sealed] = WeakValueDictionary()
+_ALIVE: WeakValueDictionary[str, Frozen] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-class Sealed:
+class Frozen:
     """A dataclass that cannot change once it is made, with the errors of a frozen one, and a memo of
     its own.
 
@@ -58,7 +58,7 @@ class Sealed:
         self._seal()
 
 
-def kept(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
+def memoized(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
     """``make(value, *arguments)``, computed once for each value and cached with it; ``make`` must be a
     function of a module.
 
@@ -81,4 +81,4 @@ def _kept_of(make: Callable[..., Any], word: str, *arguments: Any) -> tuple[Any]
     In a tuple: before torch 2.11, all tensors that one such function returns to a program are taken for the
     same one.
     """
-    return (kept(make, _ALIVE[word], *arguments),)
+    return (memoized(make, _ALIVE[word], *arguments),)

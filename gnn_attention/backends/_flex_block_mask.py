@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import tile_list
 from gnn_attention.graph.regions.quadtree import Boxes, cells
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
@@ -56,13 +56,13 @@ def heard(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Ten
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
     """The graph for :func:`heard` and FlexAttention on a device; made once for each graph and device."""
-    made: Plan = kept(_made, graph, device)
+    made: Plan = memoized(_made, graph, device)
     return made
 
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     """The bytes of :func:`plan` at most, without making it."""
-    found: int = kept(_plan_bytes, graph, device)
+    found: int = memoized(_plan_bytes, graph, device)
     return found
 
 

@@ -14,7 +14,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
 
@@ -149,7 +149,7 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     """``graph.select(batch, head)``, kept with the graph, so that what is worked out about the part is worked out once."""
     if graph.batch is None and graph.heads is None:
         return graph
-    kept(_keep_parts, graph)
+    memoized(_keep_parts, graph)
     part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
     return part
 

@@ -29,7 +29,7 @@ from gnn_attention.backends.call import Call
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu.dense_blocks_eager import row_softmax
 from gnn_attention.backends.gpu import flash_varlen
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 SMALL_MASK = 2**18  # pairs up to which the mask is cached in the dtype of q
 DEVICES_OF_FLASH = ("cuda",)
@@ -41,7 +41,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if _tells_lse(call):
         return _with_lse(call)
     if _plain(call) and nonfinite.may_ask(call.q):
-        form: _Form = kept(_form_of, call.graph)
+        form: _Form = memoized(_form_of, call.graph)
         out = _run_plain(call, form)
         if _leaked_nothing(call, form, out):
             return _zero_empty_rows(call, form, out), None
@@ -83,17 +83,17 @@ class _Form(NamedTuple):
 def _form_of(graph: TokenGraph) -> _Form:
     full = graph.is_full()
     causal = not full and graph.is_causal()
-    return _Form(full, causal, not full and not causal and graph.has_deaf_rows)
+    return _Form(full, causal, not full and not causal and graph.has_empty_rows)
 
 
 def _needs_no_mask(graph: TokenGraph) -> bool:
-    form = kept(_form_of, graph)
+    form = memoized(_form_of, graph)
     return bool(form.full or form.causal)
 
 
 def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
     if _plain(call):
-        form: _Form = kept(_form_of, call.graph)
+        form: _Form = memoized(_form_of, call.graph)
         return _zero_empty_rows(call, form, _run_plain(call, form)), None
     return _formula(call, call.graph.mask(call.q.device))
 
@@ -132,13 +132,13 @@ def _zero_empty_rows(call: Call, form: _Form, out: Tensor) -> Tensor:
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask for SDPA, which an isolated row would make NaN: all True there; of a small graph in the dtype of q, cached."""
     small = graph.num_dst * graph.num_src <= SMALL_MASK
-    mask: Tensor = kept(_opened, graph, dtype if small else torch.bool, device)
+    mask: Tensor = memoized(_opened, graph, dtype if small else torch.bool, device)
     return mask
 
 
 def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
     mask = graph.mask(device)
-    if graph.has_deaf_rows:
+    if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)
     mask = mask.unsqueeze(0) if mask.dim() == 3 else mask  # one of three axes keeps SDPA from its fused kernel
     if dtype == torch.bool:
@@ -183,7 +183,7 @@ def _tells_lse(call: Call) -> bool:
 
 
 def _with_lse(call: Call) -> tuple[Tensor, Tensor]:
-    dst, src = kept(_bounds, call.graph, call.q.device)
+    dst, src = memoized(_bounds, call.graph, call.q.device)
     window = (-1, -1) if call.graph.is_full() else (-1, 0)
     sizes = call.graph.num_dst, call.graph.num_src
     out, lse = flash_varlen.attention(call.q, call.k, call.v, flash_varlen.Sequences(dst, src, sizes, window), call.scale)

@@ -22,7 +22,7 @@ from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates, form_of
 from gnn_attention.backends.gpu.workload import counted
 from gnn_attention.backends.plan import planner
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 SMALL = 128 * 128  # pairs up to which nobody beats one dense call
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
@@ -130,11 +130,11 @@ def _by_time(call: Call) -> tuple[str, ...]:
     graph = call.graph
     if call.q.device.type == "cuda":
         sizes = Sizes(call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-        on_device: tuple[str, ...] = kept(_ordered_on_device, graph, sizes, _kind(call), call.q.device)
+        on_device: tuple[str, ...] = memoized(_ordered_on_device, graph, sizes, _kind(call), call.q.device)
         return on_device
     if graph.num_dst * graph.num_src <= SMALL:
         return ("dense", "rows", "reference")
-    order: tuple[str, ...] = kept(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
+    order: tuple[str, ...] = memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
     return order
 
 
@@ -240,7 +240,7 @@ def _work(graph: TokenGraph, name: str) -> Work | None:
         return _dense_work(graph)
     graph = one_of(graph, 0, 0)
     lower = planner.WORK.get(name)
-    work: Work | None = None if lower is None else kept(lower, graph)
+    work: Work | None = None if lower is None else memoized(lower, graph)
     return work
 
 

@@ -11,7 +11,7 @@ from gnn_attention.backends.call import Call, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.planner import mixed_work
-from gnn_attention.graph import kept
+from gnn_attention.graph import memoized
 
 MOST_EDGES = 2**28  # that a list holds within some GiB
 
@@ -23,7 +23,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 def refusal(call: Call) -> str | None:
     """Why the list of the other edges does not fit, or None."""
-    edges_left: int = kept(mixed_work, one_of(call.graph, 0, 0)).edges
+    edges_left: int = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None
     return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"

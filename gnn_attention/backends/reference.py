@@ -17,7 +17,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 MEMORY_LIMIT = 2 * 2**30
 # Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are large so that their
@@ -77,7 +77,7 @@ def _chunks(call: Call) -> list[tuple[int, int, int]]:
     most = 1
     while 2 * most <= room:
         most *= 2
-    found: list[tuple[int, int, int]] = kept(_chunks_of_rows, graph, most)
+    found: list[tuple[int, int, int]] = memoized(_chunks_of_rows, graph, most)
     return found
 
 

@@ -22,7 +22,7 @@ from gnn_attention.backends.gpu.devices import device_of
 from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates
 from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
 from gnn_attention.backends.plan.planner import WORK
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 KERNELS: dict[str, Backend] = {module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)}
 JOINED = {"tiles", "rows", "flex", "triton"}  # which take many parts in one call as well as one by one
@@ -158,7 +158,7 @@ def _order(call: Call) -> tuple[str, ...]:
     """The backends for a part, the best first."""
     if call.q.device.type == "cuda":
         return _order_on_cuda(call)
-    order: tuple[str, ...] = kept(_by_time, call.graph)
+    order: tuple[str, ...] = memoized(_by_time, call.graph)
     return order
 
 
@@ -167,7 +167,7 @@ def _order_on_cuda(call: Call) -> tuple[str, ...]:
     graph, device = call.graph, call.q.device
     needed = dense.bytes_needed(call)
     sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-    order: tuple[str, ...] = kept(_by_time_on_cuda, graph, sizes, device, needed > 0)
+    order: tuple[str, ...] = memoized(_by_time_on_cuda, graph, sizes, device, needed > 0)
     return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
 
 

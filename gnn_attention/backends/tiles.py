@@ -20,7 +20,7 @@ from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.plan import Packed, unpacked
 from gnn_attention.backends.plan.planner import mask_bytes, packed_plan
-from gnn_attention.graph import kept
+from gnn_attention.graph import memoized
 
 MASK_LIMIT = 2**32  # bytes
 
@@ -32,7 +32,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 def refusal(call: Call) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
-    needed: int = kept(mask_bytes, one_of(call.graph, 0, 0))
+    needed: int = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
         return None if call.q.device.type == "cuda" else memory.shortage(needed)
     return (

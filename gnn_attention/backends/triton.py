@@ -27,7 +27,7 @@ from gnn_attention.backends.gpu.roofline import Sizes, form_of
 from gnn_attention.backends.gpu.row_windows import windows_of
 from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers, reason_against
 from gnn_attention.backends.gpu.tiles import tiles_of
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = {"rows": 512, "windows": 256, "tiles": 256}  # channels of a head; wider than halves, windows and tiles hold half as many
@@ -41,7 +41,7 @@ def run(call: Call, form: str | None = None) -> tuple[Tensor, Tensor]:
     out, lse = _run_plain(call, form)
     if call.sink_logits is None:
         return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, kept(_heard, call.graph, call.q.device)[0])
+    return edges.add_sinks(out, lse, call.sink_logits, memoized(_heard, call.graph, call.q.device)[0])
 
 
 def refusal(call: Call, form: str | None = None) -> str | None:
@@ -58,7 +58,7 @@ def bytes_needed(call: Call) -> int:
 
 def form_name(call: Call) -> str:
     """The form that a call takes of itself; where graphs differ by head or sample, that of the first."""
-    name, _ = kept(_best_form, one_of(call.graph, 0, 0), *_head(call))
+    name, _ = memoized(_best_form, one_of(call.graph, 0, 0), *_head(call))
     return str(name)
 
 
@@ -81,7 +81,7 @@ def _run_plain(call: Call, form: str | None) -> tuple[Tensor, Tensor]:
         call.first_sample,
         call.first_head,
     )
-    plan: Packed = kept(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
+    plan: Packed = memoized(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
     return ops.attention(problem, plan)
 
 
@@ -109,7 +109,7 @@ FORMS = {"rows": _rows, "windows": _windows, "tiles": _tiles}
 
 
 def _plan(graph: TokenGraph, form: str | None, for_edges: bool, *head: Any) -> Packed:
-    name, height = (form, None) if form else kept(_best_form, graph, *head)
+    name, height = (form, None) if form else memoized(_best_form, graph, *head)
     return FORMS[name](graph, head[0], height, for_edges)
 
 

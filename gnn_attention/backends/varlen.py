@@ -15,7 +15,7 @@ from gnn_attention.backends.call import Call
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.decompose import packing
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def _refusal_of_graph(graph: TokenGraph) -> str | None:
 
 
 def _sequences(graph: TokenGraph, device: torch.device) -> flash_varlen.Sequences:
-    bounds, longest, left, right = kept(_on_device, graph, device)
+    bounds, longest, left, right = memoized(_on_device, graph, device)
     return flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
 
 

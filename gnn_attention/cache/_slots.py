@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph, kept, text
+from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
@@ -49,7 +49,7 @@ class ResidentSenders:
     @property
     def needed(self) -> Int[Tensor, " senders"]:
         """Rows still attended to by the last chunk or a later receiver."""
-        rows: Tensor = (kept(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
+        rows: Tensor = (memoized(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
         return rows
 
     def append(self, count: int) -> ResidentSenders:
@@ -68,7 +68,7 @@ class ResidentSenders:
         return replace(later, positions=torch.cat([self.positions[stay], new]), room=room, stay=stay)
 
     def _check_senders_have_come(self, stop: int) -> None:
-        furthest: Tensor = kept(last_senders, self.graph)
+        furthest: Tensor = memoized(last_senders, self.graph)
         latest, dst = (int(found) for found in furthest[self.stop : stop].max(0))
         if latest < stop:
             return
@@ -83,7 +83,7 @@ class ResidentSenders:
 
     def rewind(self, length: int) -> ResidentSenders:
         """As if only ``length`` tokens had come; ValueError if a dropped sender would be needed again."""
-        last: Tensor = kept(last_receivers, self.graph)[:length]
+        last: Tensor = memoized(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
             src = int(lost[0])
@@ -114,7 +114,7 @@ class ResidentSenders:
         if graph._listed is not None and not self.few:  # few pairs are looked up, many edges are renumbered
             src, dst = graph.rows(self.start, self.stop).edge_index
             edges = torch.stack([torch.searchsorted(self.positions, src), dst])
-            view = TokenGraph._of_distinct(edges, count, rows, name)
+            view = TokenGraph.from_distinct_edges(edges, count, rows, name)
         else:
             rule: Rule = partial(_placed, graph.rule, self.start, first)
             rule = partial(_chosen, graph.rule, self.start, self.positions) if self.gap else rule

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention.graph import TokenGraph, kept, tiling
+from gnn_attention.graph import TokenGraph, memoized, tiling
 from gnn_attention.graph.liveness import last_receivers, last_senders
 
 
@@ -73,14 +73,14 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
 
 def most_cached(graph: TokenGraph) -> int:
     """The most senders in a cache when each token comes as soon as all its senders have come."""
-    last = kept(last_receivers, graph)
+    last = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())
     if not graph.num_src:
         return 0
     place = torch.arange(graph.num_src, device="cpu")
     # closed: all senders of the tokens so far have come; a chunk comes at once, a token in a causal graph
-    closed = kept(last_senders, graph).cummax(0).values <= place
+    closed = memoized(last_senders, graph).cummax(0).values <= place
     chunk = closed.cumsum(0) - closed.long()
     comes, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")

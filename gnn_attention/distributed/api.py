@@ -21,7 +21,7 @@ from gnn_attention.distributed.partition import Partition, Shares, check_partiti
 from gnn_attention.distributed.planner import PARTITIONS
 from gnn_attention.distributed.rank_cache import RankCache
 from gnn_attention.distributed.rank_graph import RankGraph
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
 SIDES = ("dst", "src")
@@ -62,7 +62,7 @@ def local(
     group = _group(group)
     partition = _partition(_whole(graph), partition, group)
     exchange = checks.choice("exchange", exchange, EXCHANGES)
-    view: RankGraph = kept(_local, graph, partition, distributed.get_rank(group), group, exchange)
+    view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group, exchange)
     return view
 
 
@@ -240,7 +240,7 @@ def _whole(graph: TokenGraph) -> TokenGraph:
 def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Partition:
     world = distributed.get_world_size(group)
     if isinstance(partition, str):
-        partition = kept(PARTITIONS[checks.choice("partition", partition, PARTITIONS)], graph, world)
+        partition = memoized(PARTITIONS[checks.choice("partition", partition, PARTITIONS)], graph, world)
     return _of_world(check_partition(partition, graph), world)
 
 

@@ -38,7 +38,7 @@ from gnn_attention.distributed.halo_sets import halo_sizes
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.distributed.subgraphs import RowTransfer, Subgraph
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
 EXCHANGES = ("auto", *planner.EXCHANGES)
@@ -81,7 +81,7 @@ def _run(call: Call, backend: BackendLike) -> Result:
 
 def choose_exchange(graph: RankGraph) -> str:
     """The exchange that "auto" takes, the same on every rank without communication."""
-    exchange: str = kept(planner.choose_exchange, graph.whole, graph.partition)
+    exchange: str = memoized(planner.choose_exchange, graph.whole, graph.partition)
     return exchange
 
 
@@ -249,7 +249,7 @@ def _part_call(call: Call, graph: RankGraph, part: Subgraph, k: Tensor, v: Tenso
     """The call on a subgraph, without sinks, which are added once, after all parts."""
     bias = call.bias
     if bias is not None:
-        index = kept(subgraphs.edge_positions, graph.whole, graph.partition, graph.rank, part)
+        index = memoized(subgraphs.edge_positions, graph.whole, graph.partition, graph.rank, part)
         bias = bias[..., index.to(bias.device)]
     call = replace(call, graph=part.graph, k=k, v=v, bias=bias, sink_logits=None, with_lse=True)
     return at_positions(call, part)
@@ -266,7 +266,7 @@ def _placeholder(x: Tensor, count: int) -> Tensor:
 def _halo_transfer(graph: RankGraph, device: torch.device) -> RowTransfer:
     """The rows of a halo exchange, cached. A collective the first time: ranks send their halo's numbers."""
     of_rank = graph.whole, graph.partition, graph.rank
-    transfer: RowTransfer = kept(_exchange_halo, *of_rank, graph.group, device)
+    transfer: RowTransfer = memoized(_exchange_halo, *of_rank, graph.group, device)
     return transfer
 
 
@@ -293,7 +293,7 @@ def _check_agreement(call: Call, graph: RankGraph, exchange: str, backend: Backe
     sizes = [*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]
     grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
     values = (
-        *kept(_described, graph.whole, graph.partition),
+        *memoized(_described, graph.whole, graph.partition),
         graph.exchange,
         _name(backend),
         f"[B, Hq, Hkv, D, Dv] = {sizes} in {call.k.dtype}",

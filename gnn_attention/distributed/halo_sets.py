@@ -1,6 +1,6 @@
 """The halo: for each rank, the remote senders that its receivers attend to, exactly.
 
-A rule is evaluated on whole boxes of receivers and senders (``quadtree.cover``), an edge list is read off its
+A rule is evaluated on whole boxes of receivers and senders (``quadtree.decompose``), an edge list is read off its
 edges; nothing of the size tokens x tokens is made, nor a list of the edges of a rule. In a graph that differs
 by head or sample a sender counts if any head of any sample attends to it, for all heads of a token travel
 together.
@@ -16,7 +16,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.diagonals import LARGEST, diagonals
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.regions.quadtree import (
@@ -28,7 +28,7 @@ from gnn_attention.graph.regions.quadtree import (
     Boxes,
     Piece,
     cells,
-    cover,
+    decompose,
     profile,
     ragged,
 )
@@ -84,7 +84,7 @@ def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ra
     >>> halo_sizes(graph, contiguous(graph, 64)).sum(1).tolist()[:3]
     [0, 4095, 4095]
     """
-    sizes: Tensor = kept(_halo_sizes, graph, check_partition(partition, graph))
+    sizes: Tensor = memoized(_halo_sizes, graph, check_partition(partition, graph))
     return sizes
 
 
@@ -99,7 +99,7 @@ def edges_between(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks
     >>> edges_between(patterns.causal(8), contiguous(patterns.causal(8), 2)).tolist()
     [[10, 0], [16, 10]]
     """
-    edges: Tensor = kept(_edges_between, graph, check_partition(partition, graph))
+    edges: Tensor = memoized(_edges_between, graph, check_partition(partition, graph))
     return edges
 
 
@@ -162,7 +162,7 @@ def _unmerged_senders(graph: TokenGraph, boxes: Boxes) -> Iterator[Ranges]:
             yield _runs(part, *table.columns(part))
         return
     for kind, part in _aligned(graph.rule, boxes):
-        for piece in cover(graph.rule, part) if kind == CELLS else (Piece(kind, part),):
+        for piece in decompose(graph.rule, part) if kind == CELLS else (Piece(kind, part),):
             yield from _senders_of_piece(graph.rule, piece)
 
 
@@ -175,7 +175,7 @@ def _few_columns(boxes: Boxes) -> Iterator[Boxes]:
 
 def _aligned(rule: Rule, boxes: Boxes) -> Iterator[Piece]:
     """The boxes with edges; corners of those partly filled are on the grid, where block rules are simple."""
-    for kind, part in cover(rule, boxes, leaf=LARGEST) if len(boxes) else ():
+    for kind, part in decompose(rule, boxes, leaf=LARGEST) if len(boxes) else ():
         yield Piece(kind, _on_grid(part) if kind == CELLS else part)
 
 
@@ -196,7 +196,7 @@ def _single_runs(graph: TokenGraph, partition: Partition) -> Iterator[Boxes]:
     """Boxes of one run of receivers and one of senders; owner: receiving * ranks + sending rank."""
     boxes, world = _boxes(graph, partition.dst, partition.src), partition.world_size
     whole = len(_first_runs(graph, partition.dst, partition.src)) == len(partition.src.rank)
-    parts = (boxes,) if whole or not len(boxes) else (piece.boxes for piece in cover(graph.rule, boxes))
+    parts = (boxes,) if whole or not len(boxes) else (piece.boxes for piece in decompose(graph.rule, boxes))
     for part in parts:
         number = torch.arange(len(part), device="cpu")
         box, start, stop = _split_by_owner(number, part.src, part.src + part.width, partition.src)

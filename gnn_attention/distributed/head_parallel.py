@@ -28,8 +28,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import Call
 from gnn_attention.distributed.collectives import keep_in_graph
 from gnn_attention.distributed.rank_graph import RankGraph
-from gnn_attention.graph import TokenGraph, kept
-from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads, arrays
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
@@ -170,7 +170,7 @@ class HeadShard:
         if graph.heads != self.total:
             expected = f"the layer has {self.total} over all ranks"
             raise ValueError(f"{graph!r} differs by heads ({graph.heads}), but {expected}")
-        part: TokenGraph = kept(_graph_of_heads, graph, self.first, self.count)
+        part: TokenGraph = memoized(_graph_of_heads, graph, self.first, self.count)
         return part
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
@@ -207,12 +207,12 @@ class HeadShard:
 
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
     name = f"{graph.name}, heads {first} to {first + count - 1}"
-    more = {"whole": kept(_graph_of_heads, graph.whole, first, count)} if isinstance(graph, RankGraph) else {}
+    more = {"whole": memoized(_graph_of_heads, graph.whole, first, count)} if isinstance(graph, RankGraph) else {}
     return replace(graph, rule=partial(_rule_from_head, graph.rule, first), heads=count, name=name, **more)
 
 
 def _rule_from_head(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ask(rule, b, h + first, dst, src)
+    return evaluate(rule, b, h + first, dst, src)
 
 
 def _score_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from gnn_attention.distributed import subgraphs
 from gnn_attention.distributed.attention import Result, at_positions, in_merge_dtype, no_result
 from gnn_attention.distributed.collectives import all_gather
 from gnn_attention.distributed.partition import Partition
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.score_mods import ScoreMod
@@ -140,7 +140,7 @@ class RankCache:
         out, lse = self._attend_own(replace(in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
-            has_in_edges = kept(last_senders, self.graph)[start:stop] >= 0
+            has_in_edges = memoized(last_senders, self.graph)[start:stop] >= 0
             out, lse = edges.add_sinks(out, lse, sink_logits, has_in_edges.to(lse.device))
         return out.to(q.dtype)
 
@@ -182,7 +182,7 @@ class RankCache:
         """The result over the senders of this rank, in float32 or better."""
         if not len(part.src):
             return no_result(call)
-        if backend == "auto" and enumerate_pairs.few(part.graph._shape):
+        if backend == "auto" and enumerate_pairs.few(part.graph.shape4):
             backend = "dense"
         out, lse = attended(at_positions(call, part), backend)
         wide = edges.accumulation_dtype(call.q.dtype)
@@ -197,7 +197,7 @@ class RankCache:
 
     def _store(self, layer: int, new: Tensor, k: Tensor, v: Tensor) -> None:
         """Append rows to those that are still attended to."""
-        last: Tensor = kept(last_receivers, self.graph)
+        last: Tensor = memoized(last_receivers, self.graph)
         stay = last[self._tokens[layer]] >= self._chunks[layer][0]
         old = self._rows[layer] or (k[:, :, :0], v[:, :, :0])
         rows = (x[:, :, stay.to(x.device)] for x in old)
@@ -221,7 +221,7 @@ class RankCache:
         if start == stop or stop > count:
             room = f"{count} tokens, of which {start} have come: a chunk must have 1 .. {count - start}"
             raise ValueError(f"{self.graph!r} has {room}, got {stop - start}")
-        latest = int(kept(last_senders, self.graph)[start:stop].max())
+        latest = int(memoized(last_senders, self.graph)[start:stop].max())
         if latest >= stop:
             receiver = f"a receiver of {start} .. {stop - 1}"
             raise ValueError(f"{receiver} attends to sender {latest}, which has not come: give larger chunks")

@@ -17,7 +17,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.halo_sets import halo
 from gnn_attention.distributed.partition import Partition
-from gnn_attention.graph import TokenGraph, kept, text
+from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.rules import Rule
 
 
@@ -66,7 +66,7 @@ def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src
     row_of_dst, row_of_src = _range_or_table(dst), _range_or_table(src)
     name = f"{text.bracketed(graph.name)} between ranks"
     if graph._listed is not None:
-        part = TokenGraph._of_distinct(_edges_between(graph, dst, src), len(dst), len(src), name)
+        part = TokenGraph.from_distinct_edges(_edges_between(graph, dst, src), len(dst), len(src), name)
     else:
         rule: Rule = partial(_rule_of_rows, graph.rule, row_of_dst, row_of_src)
         part = TokenGraph(rule, len(dst), len(src), graph.heads, graph.batch, name)
@@ -77,7 +77,7 @@ def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src
 
 def halo_of(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Tensor, ...]:
     """:func:`halo`, cached."""
-    found: tuple[Tensor, ...] = kept(halo, graph, partition, rank)
+    found: tuple[Tensor, ...] = memoized(halo, graph, partition, rank)
     return found
 
 
@@ -102,13 +102,13 @@ def rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange:
 
     "halo" and "gather": its own senders, then all that arrived; "ring": those of each rank, its own first.
     """
-    found: tuple[Subgraph, ...] = kept(_rank_subgraphs, graph, partition, rank, exchange)
+    found: tuple[Subgraph, ...] = memoized(_rank_subgraphs, graph, partition, rank, exchange)
     return found
 
 
 def rank_rows(graph: TokenGraph, partition: Partition, rank: int) -> TokenGraph:
     """The receivers of a rank over all senders; cached."""
-    rows: TokenGraph = kept(_rank_rows, graph, partition, rank)
+    rows: TokenGraph = memoized(_rank_rows, graph, partition, rank)
     return rows
 
 

@@ -1,7 +1,7 @@
 """A mask as a graph: token graphs, their properties, and the forms in which kernels take them (README.md)."""
 
-from gnn_attention._support.memo import kept
+from gnn_attention._support.memo import memoized
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
-__all__ = ["Rule", "TokenGraph", "kept"]
+__all__ = ["Rule", "TokenGraph", "memoized"]

@@ -1,6 +1,6 @@
 """What follows from a graph and is computed once for each: its mask, its edge list, its counts.
 
-Functions of a module, not methods: ``memo.kept`` knows them by their names, in compiled programs too.
+Functions of a module, not methods: ``memo.memoized`` knows them by their names, in compiled programs too.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.memo import kept
+from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.regions.quadtree import DIFFERENCE, Boxes, decompose, profile, ragged, root
 from gnn_attention.graph.token_graph import TokenGraph
@@ -49,7 +49,7 @@ def diagonals(graph: TokenGraph) -> Diagonals | None:
     >>> int(diagonals(graph).edges(root((1, 1, 1_000_000, 1_000_000)))) == graph.num_edges
     True
     """
-    edge: Tensor | None = kept(_edge_of_each, graph)
+    edge: Tensor | None = memoized(_edge_of_each, graph)
     if edge is None:
         return None
     nothing = torch.zeros(1, dtype=torch.int64, device="cpu")

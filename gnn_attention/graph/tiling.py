@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.memo import kept
+from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.regions.quadtree import (
@@ -116,7 +116,7 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     checks.instance("graph", graph, TokenGraph)
     block = checks.size("block", block, 1)
     # kept without the graph, which would then hold itself
-    return Tiles(graph, block, *kept(_runs, graph, block))
+    return Tiles(graph, block, *memoized(_runs, graph, block))
 
 
 Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full

@@ -25,7 +25,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.memo import Sealed, kept
+from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import derived, edge_list, rules, text
 from gnn_attention.graph.regions import counting, enumerate_pairs
@@ -36,7 +36,7 @@ LONGEST_NAME = 120  # characters of a name that repr(graph), and so every messag
 
 
 @dataclass(eq=False, repr=False)
-class TokenGraph(Sealed):
+class TokenGraph(Frozen):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
     Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or
@@ -154,7 +154,7 @@ class TokenGraph(Sealed):
                 f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single edge list; "
                 "use mask(), or select(batch, head) for one of them"
             )
-        edges: Tensor = kept(derived.edge_index, self, device)
+        edges: Tensor = memoized(derived.edge_index, self, device)
         return edges
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
@@ -171,13 +171,13 @@ class TokenGraph(Sealed):
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
-        mask: Tensor = kept(derived.mask, self, torch.device(device or "cpu"))
+        mask: Tensor = memoized(derived.mask, self, torch.device(device or "cpu"))
         return mask
 
     @property
     def num_edges(self) -> int:
         """Number of edges, over all heads and samples where the graph differs by them."""
-        return int(kept(derived.num_edges, self))
+        return int(memoized(derived.num_edges, self))
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
         """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations.
@@ -195,26 +195,26 @@ class TokenGraph(Sealed):
 
     def in_degree(self) -> Int[Tensor, "..."]:
         """The senders of each receiver: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
-        degree: Tensor = kept(derived.in_degree, self)
+        degree: Tensor = memoized(derived.in_degree, self)
         return degree
 
     @property
     def max_in_degree(self) -> int:
         """The most senders that any receiver attends to, 0 without receivers."""
-        return int(kept(derived.max_in_degree, self))
+        return int(memoized(derived.max_in_degree, self))
 
     @property
     def has_empty_rows(self) -> bool:
         """True if some receiver has no in-edges."""
-        return bool(kept(derived.has_empty_rows, self))
+        return bool(memoized(derived.has_empty_rows, self))
 
     def is_full(self) -> bool:
         """True if every pair is an edge; computed once and cached."""
-        return bool(kept(derived.is_full, self))
+        return bool(memoized(derived.is_full, self))
 
     def is_causal(self) -> bool:
         """True if the graph is square and its edges are exactly ``src <= dst``; computed once and cached."""
-        return bool(kept(derived.is_causal, self))
+        return bool(memoized(derived.is_causal, self))
 
     @not_compiled
     def rows(self, start: int, stop: int) -> TokenGraph:
@@ -395,6 +395,3 @@ class TokenGraph(Sealed):
                 f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
                 f"got {self!r} and {other!r}"
             )
-
-    # old names, for callers outside this package
-    _of_distinct, _shape, has_deaf_rows = from_distinct_edges, shape4, has_empty_rows

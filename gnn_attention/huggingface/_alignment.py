@@ -21,8 +21,8 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra.stacks import all_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph import rules as graph_rules
-from gnn_attention.graph.intervals.arithmetic import ask
-from gnn_attention.graph.intervals.values import Span
+from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.rules import Rule
 
@@ -94,12 +94,12 @@ def framed(
 
 def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """The rule at absolute positions."""
-    return ask(rule, b, h, dst + first, src + start)
+    return evaluate(rule, b, h, dst + first, src + start)
 
 
 def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Whether a sender is a token and not padding; ``padding`` is True at tokens."""
-    if not isinstance(src, Span):
+    if not isinstance(src, Interval):
         padding = padding.to(src.device)
     return padding[0][src] if len(padding) == 1 else padding[b, src]
 
@@ -194,7 +194,7 @@ def _at_each(
     dst: Tensor,
     src: Tensor,
 ) -> Tensor:
-    pad = left[b] if isinstance(b, Span) else left.to(b.device)[b]
+    pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
     return _inside(rule, 0, 0, num_src, b, h, dst + first - pad, src + start - pad)
 
 
@@ -211,7 +211,7 @@ def _inside(
     """The rule where both ends are tokens of its graph; no edges elsewhere."""
     dst, src = dst + first, src + start
     known = (dst >= 0) & (src >= 0) & (src < num_src)
-    return known & ask(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
+    return known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
 
 
 def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:
@@ -244,10 +244,10 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
 
 
 def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
-    mine = of_head[h] if isinstance(h, Span) else of_head.to(h.device)[h]
-    edge = (mine == 0) & ask(rules[0], b, h, dst, src)
+    mine = of_head[h] if isinstance(h, Interval) else of_head.to(h.device)[h]
+    edge = (mine == 0) & evaluate(rules[0], b, h, dst, src)
     for number, rule in enumerate(rules[1:], 1):
-        edge = edge | ((mine == number) & ask(rule, b, h, dst, src))
+        edge = edge | ((mine == number) & evaluate(rule, b, h, dst, src))
     return edge
 
 

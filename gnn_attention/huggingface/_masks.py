@@ -28,8 +28,8 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.formats import additive_edges
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import ask
-from gnn_attention.graph.intervals.values import Span
+from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule
 from gnn_attention.huggingface._alignment import CACHED, Known, Place, framed, is_token, recipe, shifted
 
@@ -189,7 +189,7 @@ def _of_slots(
 ) -> Tensor:
     """The predicate at absolute positions, on the device of its tables, without padding."""
     where = dst.device
-    if not isinstance(dst, Span):
+    if not isinstance(dst, Interval):
         b, h, dst, src = (x.to(device) for x in (b, h, dst, src))
     edge = shifted(function, first, start, b, h, dst, src)
     return (edge if padding is None else edge & is_token(padding, b, h, dst, src)).to(where)
@@ -200,8 +200,8 @@ def _one_by_one(function: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) 
 
     In a separate thread: graphs are computed with function transforms such as vmap switched off.
     """
-    if isinstance(dst, Span):
-        return ask(function, b, h, dst, src)
+    if isinstance(dst, Interval):
+        return evaluate(function, b, h, dst, src)
     ends = torch.broadcast_tensors(b, h, dst, src)  # type: ignore[no-untyped-call]
     with ThreadPoolExecutor(1) as thread:
         edge = thread.submit(_mapped, function, [end.reshape(-1) for end in ends]).result()

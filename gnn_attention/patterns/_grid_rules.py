@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Int, Tensor
 
 Value = TypeVar("Value")
 # for each coordinate, the first and the last that it attends to
-Span = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]
+Interval = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]
 
 
 class Axis(NamedTuple):
@@ -20,7 +20,7 @@ class Axis(NamedTuple):
 
     place: int
     size: int
-    span: Span
+    span: Interval
     step: int = 1
 
 

@@ -307,7 +307,7 @@ def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: T
     return (dst < prompt) | (src < prompt) | (apart.abs() < w)
 
 
-def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grid_rules.Span:
+def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grid_rules.Interval:
     """The window of each coordinate among those that leave its remainder."""
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation
@@ -319,17 +319,17 @@ def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, caus
     return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
 
 
-def _windows(size: int, window: int, shift: int) -> _grid_rules.Span:
+def _windows(size: int, window: int, shift: int) -> _grid_rules.Interval:
     first = (torch.arange(size, device="cpu") - shift) // window * window + shift
     return first.clamp(min=0), (first + window - 1).clamp(max=size - 1)
 
 
-def _haloed(size: int, block: int, halo: int) -> _grid_rules.Span:
+def _haloed(size: int, block: int, halo: int) -> _grid_rules.Interval:
     first = torch.arange(size, device="cpu") // block * block
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)
 
 
-def _spread(span: _grid_rules.Span, tile: int) -> _grid_rules.Span:
+def _spread(span: _grid_rules.Interval, tile: int) -> _grid_rules.Interval:
     """The spans of tiles as spans of their coordinates."""
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1

@@ -57,7 +57,7 @@ def logits(q, k):
 def softmax(scores, graph):
     """Weights of the formula; 0 for whoever hears nobody."""
     masked = scores.masked_fill(~graph.mask(), -torch.inf)
-    return masked.softmax(-1).nan_to_num(0.0) if not graph.has_deaf_rows else oracle.masked_softmax(scores, graph.mask())
+    return masked.softmax(-1).nan_to_num(0.0) if not graph.has_empty_rows else oracle.masked_softmax(scores, graph.mask())
 
 
 @pytest.mark.parametrize(("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)])

@@ -73,7 +73,7 @@ def _graph(rng: random.Random) -> Shared:
         lambda: graph.edge_index,
         lambda: graph.mask(),
         lambda: graph.in_degree(),
-        lambda: torch.tensor([graph.num_edges, graph.max_in_degree, graph.is_full(), graph.is_causal(), graph.has_deaf_rows]),
+        lambda: torch.tensor([graph.num_edges, graph.max_in_degree, graph.is_full(), graph.is_causal(), graph.has_empty_rows]),
         lambda: (graph | other).edge_index,
         lambda: (graph - other).T.mask(),
         lambda: (graph @ other).edge_index,

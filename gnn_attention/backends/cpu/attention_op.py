@@ -21,7 +21,7 @@ from gnn_attention.backends.call import Call
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
-from gnn_attention.graph import kept
+from gnn_attention.graph import memoized
 
 NARROW = 16  # senders: the numbers of a vector in the kernel for CPUs
 
@@ -33,7 +33,7 @@ def along_plan(call: Call, kind: str) -> tuple[Tensor, Tensor]:
     """
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
     if _is_eager(q, k, v) and (sinks is None or not (sinks.requires_grad and torch.is_grad_enabled())):
-        plan = kept(plan_on, call.graph, kind, q.device)
+        plan = memoized(plan_on, call.graph, kind, q.device)
         batch = q.new_zeros(q.shape[0], 0) if sinks is None else sinks.expand(q.shape[0], -1)
         out, lse = _attend(q, k, v, batch, plan, call.scale)
     else:

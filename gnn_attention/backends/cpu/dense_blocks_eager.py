@@ -18,7 +18,7 @@ from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 LOGITS_AT_ONCE = 2**25  # bytes
 MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
@@ -145,7 +145,7 @@ def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:
     """Where each edge stands in ``graph.edge_index`` (0 for a non-edge): a rectangle holds all in-edges of its receivers."""
-    first, order = kept(_by_receiver, graph, dst.device)
+    first, order = memoized(_by_receiver, graph, dst.device)
     position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
     return position if order is None else torch.take(order, position)
 

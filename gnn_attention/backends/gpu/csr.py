@@ -13,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.gpu.formats import ROWS, Packed, packed
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
@@ -82,13 +82,13 @@ def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) ->
     >>> rows.out_ptr.tolist(), rows.out_dst.tolist(), rows.out_edge.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    rows: Rows = kept(_lowered, graph, device)
-    return rows._replace(out_edge=kept(_out_edges, graph, device)) if for_edges else rows
+    rows: Rows = memoized(_lowered, graph, device)
+    return rows._replace(out_edge=memoized(_out_edges, graph, device)) if for_edges else rows
 
 
 def packed_rows(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Packed:
     """:func:`rows_of` as an operator takes it."""
-    found: Packed = kept(_packed, graph, device, for_edges)
+    found: Packed = memoized(_packed, graph, device, for_edges)
     return found
 
 
@@ -99,7 +99,7 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] |
     >>> order_of(graph, torch.device("cpu")).tolist(), order_of(graph @ graph, torch.device("cpu"))
     ([1, 2, 0], None)
     """
-    order: Tensor | None = kept(_order, graph, device)[0]
+    order: Tensor | None = memoized(_order, graph, device)[0]
     return order
 
 
@@ -135,7 +135,7 @@ def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:
 
 
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
-    """In a tuple, since a compiler takes only one bare tensor of :func:`kept` for a constant."""
+    """In a tuple, since a compiler takes only one bare tensor of :func:`memoized` for a constant."""
     src, dst = graph.edge_index.to(device)
     return (order_by_receiver(src, dst, graph.num_src),)
 

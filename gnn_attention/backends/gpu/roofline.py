@@ -19,7 +19,7 @@ import torch
 
 from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 FORMS = ("rows", "windows", "tiles")
 HALF = (torch.float16, torch.bfloat16)
@@ -78,7 +78,7 @@ def form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
     >>> form_of(patterns.random_senders(2048, 8, causal=False), sizes, device).name
     'rows'
     """
-    found: Form = kept(_form_of, graph, sizes, device)
+    found: Form = memoized(_form_of, graph, sizes, device)
     return found
 
 

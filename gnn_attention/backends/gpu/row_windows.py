@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 SIZES = tuple(WORDS)  # receivers of a window
@@ -56,7 +56,7 @@ def windows_of(graph: TokenGraph, device: torch.device, size: int = 64, with_num
     """
     if checks.size("size", size) not in WORDS:
         raise ValueError(f"size must be one of {', '.join(map(str, SIZES))} receivers, got {size}")
-    form: Windows = kept(_lowered, graph, device, size)
+    form: Windows = memoized(_lowered, graph, device, size)
     if not with_numbers:
         return form
     numbers = numbers_of(graph, device)
@@ -78,7 +78,7 @@ def numbers_of(graph: TokenGraph, device: torch.device) -> Numbers:
     >>> [part.tolist() for part in numbers_of(graph, torch.device("cpu"))]
     [[0, 1, 1, 3], [0, 1, 3, 3], [1, 0, 2]]
     """
-    found: Numbers = kept(_numbers, graph, device)
+    found: Numbers = memoized(_numbers, graph, device)
     return found
 
 

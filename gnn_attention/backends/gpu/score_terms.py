@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.call import Call
 from gnn_attention.backends.gpu.csr import order_of, packed_rows
 from gnn_attention.edges import accumulation_dtype
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias, softcap
 
 ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
@@ -76,7 +76,7 @@ def added_to_edges(call: Call) -> tuple[Tensor | None, float, Tensor | None, Ten
     slopes = None
     if parts.slopes is not None:
         own = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
-        (slopes,) = kept(_on_device, call.graph, own, wide, call.q.device)
+        (slopes,) = memoized(_on_device, call.graph, own, wide, call.q.device)
     before = _numbers(call, parts.before, None)
     return slopes, parts.softcap, before, _numbers(call, parts.after, _in_order(call, wide))
 

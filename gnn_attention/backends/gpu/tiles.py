@@ -16,7 +16,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.gpu.row_windows import heaviest_first, numbers_of
 from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles, packed_bits
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
@@ -68,7 +68,7 @@ def tiles_of(graph: TokenGraph, device: torch.device, size: int | None = None, w
     """
     if size is not None and checks.size("size", size) not in SIZES:
         raise ValueError(f"size must be one of {', '.join(map(str, SIZES))} tokens, got {size}")
-    form: Tiles = kept(_lowered, graph, device, size)
+    form: Tiles = memoized(_lowered, graph, device, size)
     if not with_numbers:
         return form
     numbers = numbers_of(graph, device)

@@ -16,7 +16,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends.plan import decompose
-from gnn_attention.graph import TokenGraph, kept, rules
+from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.kernel_formats import Varlen
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.quadtree import ragged
@@ -82,13 +82,13 @@ def counted(graph: TokenGraph) -> Counts:
     >>> counted(patterns.causal(256))[:6]
     (256, 256, 32896, (2176.0, 1152.0, 640.0), 10, 6)
     """
-    found: Counts = kept(_counted, graph)
+    found: Counts = memoized(_counted, graph)
     return found
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
     """A plain graph as packed documents with one window, or None: what varlen kernels hold. A list of edges is not asked."""
-    return decompose.packing(graph) if kept(_could_be_packed, graph) else None
+    return decompose.packing(graph) if memoized(_could_be_packed, graph) else None
 
 
 def _counted(graph: TokenGraph) -> Counts:

@@ -9,7 +9,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
@@ -20,7 +20,7 @@ def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
     >>> found.ptr.tolist(), found.src.tolist()
     ([0, 1, 3, 3], [0, 1, 2])
     """
-    tensors = kept(_lowered, graph, device)
+    tensors = memoized(_lowered, graph, device)
     return Edges(*tensors[:-1])
 
 
@@ -31,7 +31,7 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     >>> order_of(graph, torch.device("cpu")).tolist()
     [1, 2, 0]
     """
-    order: Tensor = kept(_lowered, graph, device)[-1]
+    order: Tensor = memoized(_lowered, graph, device)[-1]
     return order
 
 

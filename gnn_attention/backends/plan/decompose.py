@@ -16,7 +16,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.tile_density import divided, left_over
-from gnn_attention.graph import TokenGraph, kept, rules
+from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.rules import Rule
 
@@ -56,7 +56,7 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
     (0, 1000) (0, 4) senders that many hear 3994
     (4, 1000) (4, 1000) the rest 48575
     """
-    numbers = kept(_keep, graph)  # with the graphs where a compiled program reads them
+    numbers = memoized(_keep, graph)  # with the graphs where a compiled program reads them
     if [what for _, _, what in numbers] == [WHOLE]:
         return (Part(graph, *numbers[0]),)
     return tuple(Part(part, *number) for part, number in zip(graph._parts[0], numbers, strict=True))
@@ -64,13 +64,13 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
 
 def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     """Where the edges of a part stand in ``whole.edge_index``."""
-    found: Tensor = kept(_positions, whole, part.graph, part.dst[0], part.src[0], device)
+    found: Tensor = memoized(_positions, whole, part.graph, part.dst[0], part.src[0], device)
     return found
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
     """The graph as packed documents with one window, as variable-length kernels hold them, or None; worked out once."""
-    found: Varlen | None = kept(_packing, graph)
+    found: Varlen | None = memoized(_packing, graph)
     return found
 
 
@@ -86,7 +86,7 @@ def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: 
 
 
 def _packing(graph: TokenGraph) -> Varlen | None:
-    if graph._listed is not None or graph.num_dst != graph.num_src or not graph.num_dst or graph.has_deaf_rows:
+    if graph._listed is not None or graph.num_dst != graph.num_src or not graph.num_dst or graph.has_empty_rows:
         return None
     try:
         return to_varlen(graph)
@@ -231,7 +231,8 @@ def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
     """The graph of one term; of a list of edges as a list."""
     if isinstance(term, partial) and term.func is rules.is_listed:
         keys, num_src = term.args[0][:-1], term.args[1]
-        listed = TokenGraph._of_distinct(torch.stack([keys % num_src, keys // num_src]), graph.num_dst, graph.num_src, "edges")
+        edges = torch.stack([keys % num_src, keys // num_src])
+        listed = TokenGraph.from_distinct_edges(edges, graph.num_dst, graph.num_src, "edges")
         return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
     return replace(graph, rule=term, name=_name_of(term), _listed=None)
 
@@ -263,7 +264,7 @@ def _by_fill(part: Part) -> list[Part]:
     few, total = int(sparse.edges.sum()), part.graph.num_edges
     if few > MOST_EDGES or not LEAST_SHARE * total <= few <= (1 - LEAST_SHARE) * total:
         return [part]
-    rest = part.graph._of_distinct(left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name)
+    rest = part.graph.from_distinct_edges(left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name)
     rest = replace(rest, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
     filled = replace(part.graph - rest, name=part.graph.name)
     halves = (part._replace(graph=filled, what="well filled tiles"), part._replace(graph=rest, what="edges between them"))

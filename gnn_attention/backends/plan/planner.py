@@ -18,9 +18,9 @@ from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, recta
 from gnn_attention.backends.plan.plan import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed, unpacked
 from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 from gnn_attention.backends.plan.tile_masks import tile_boxes
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import to_varlen
-from gnn_attention.graph.regions.quadtree import CELLS, cover
+from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
@@ -30,13 +30,13 @@ LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edg
 
 def tiles_plan(graph: TokenGraph) -> Plan:
     """All edges of a plain graph in rectangles."""
-    found: Plan = kept(_tiles_plan, graph)
+    found: Plan = memoized(_tiles_plan, graph)
     return found
 
 
 def mixed_plan(graph: TokenGraph) -> Plan:
     """The well filled tiles of a plain graph in rectangles, the edges of all others as a list."""
-    found: Plan = kept(_mixed_plan, graph)
+    found: Plan = memoized(_mixed_plan, graph)
     return found
 
 
@@ -47,7 +47,7 @@ def rows_plan(graph: TokenGraph) -> Plan:
 
 def whole_rows_plan(graph: TokenGraph) -> Plan:
     """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits at once."""
-    found: Plan = kept(_whole_rows_plan, graph)
+    found: Plan = memoized(_whole_rows_plan, graph)
     return found
 
 
@@ -56,7 +56,7 @@ PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan
 
 def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
     """One of ``PLANS`` as tensors on a device and integers."""
-    found: Packed = kept(_packed_plan, graph, kind, device)
+    found: Packed = memoized(_packed_plan, graph, kind, device)
     return found
 
 
@@ -69,7 +69,7 @@ def mask_bytes(graph: TokenGraph) -> int:
     partial = runs.at(~runs.full)
     if graph._listed is not None:
         return len(partial.row) * BLOCK**2
-    pieces = cover(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
+    pieces = decompose(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
 
 
@@ -94,7 +94,7 @@ def _tiles_plan(graph: TokenGraph) -> Plan:
     if graph.is_full() or graph.is_causal():
         whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
         return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
-    documents = kept(_documents, graph)
+    documents = memoized(_documents, graph)
     if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
         return _plan([_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph)
     apart, beside, alone = _long_runs(_cheapest(graph)[0])
@@ -185,7 +185,7 @@ def tiles_work(graph: TokenGraph) -> Work:
     if graph.is_full() or graph.is_causal():
         pairs = graph.num_dst * graph.num_src
         return Work(calls=1, rectangles=1, plain_pairs=pairs if graph.is_full() else pairs // 2)
-    documents = kept(_documents, graph)
+    documents = memoized(_documents, graph)
     by_tiles = runs_work(graph)
     return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
 

@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.tile_masks import edges_in_tiles, tile_boxes
-from gnn_attention.graph import TokenGraph, kept
+from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
@@ -35,7 +35,7 @@ class Runs:
 
 def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
     """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
-    runs: Runs = kept(counted_runs, graph, block)
+    runs: Runs = memoized(counted_runs, graph, block)
     if not least:
         nobody = torch.zeros_like(runs.full)
         return runs, runs.at(nobody)

@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cells, cover, profile
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cells, decompose, profile
 
 Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
@@ -33,7 +33,7 @@ def masks_of_tiles(
         found = [_listed_masks(graph, block, row, column)]
     else:
         boxes = tile_boxes(graph, block, row, column)
-        found = [part for piece in cover(graph.rule, boxes, leaf=block) for part in _piece_masks(graph, block, piece)]
+        found = [part for piece in decompose(graph.rule, boxes, leaf=block) for part in _piece_masks(graph, block, piece)]
     which, tables, seen = torch.zeros_like(row), [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")], 0
     for number, kind, table in found:
         which[number] = kind + seen

@@ -51,10 +51,6 @@ def evaluate(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> An
         return unknown(dst.box)
 
 
-# the old name, for callers outside this package
-ask = evaluate
-
-
 def unknown(box: Box) -> TriState:
     """Maybe some edges, not all."""
     yes = torch.ones_like(box.dst_low, dtype=torch.bool)

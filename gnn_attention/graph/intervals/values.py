@@ -201,7 +201,3 @@ def _bool(value: Any) -> bool:
     if not isinstance(said, bool):
         raise UnsupportedError("a number is no truth")
     return said
-
-
-# old names, for callers outside this package
-Span, Truth = Interval, TriState

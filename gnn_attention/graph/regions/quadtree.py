@@ -99,10 +99,6 @@ def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
             waiting.append((split_evenly(rest, smaller), smaller))
 
 
-# the old name, for callers outside this package
-cover = decompose
-
-
 def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
     """The boxes a bounded number of rows and columns at a time."""
     group = (boxes.height + boxes.width).cumsum(0) // LONGEST

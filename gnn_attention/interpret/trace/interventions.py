@@ -11,7 +11,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import made_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import ask
+from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace import pairs
 
@@ -71,7 +71,7 @@ def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Te
     chosen = h < 0
     for head in heads:
         chosen = chosen | (h == head)
-    return chosen & ask(inner, b, h, dst, src)
+    return chosen & evaluate(inner, b, h, dst, src)
 
 
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Surgery:

@@ -18,7 +18,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import Call, one_of
 from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
-from gnn_attention.graph import TokenGraph, edge_list, kept
+from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
 AT_ONCE = 2**16  # pairs whose ends are gathered together
@@ -68,7 +68,7 @@ def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
     """
     if not varies(graph):
         return graph.edges_on(device)
-    pairs: Tensor = kept(_union, graph)
+    pairs: Tensor = memoized(_union, graph)
     return pairs.to(device)
 
 
