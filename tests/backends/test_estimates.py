@@ -149,7 +149,7 @@ def test_rows_refuse_by_their_limit(monkeypatch):
 
 @pytest.mark.parametrize("edges_left", [0, 100, 2**28, 2**28 + 1])
 def test_mixed_refuses_more_edges_than_a_list_holds(monkeypatch, edges_left):
-    monkeypatch.setattr(mixed, "kept", lambda work, graph: planner.Work(edges=edges_left))
+    monkeypatch.setattr(mixed, "memoized", lambda work, graph: planner.Work(edges=edges_left))
     found = mixed.refusal(call_of(patterns.window(T, 4)))
     if edges_left <= 2**28:
         assert found is None
@@ -176,7 +176,7 @@ def test_mixed_holds_plain_calls_and_sinks(option, said):
 @pytest.mark.parametrize("needed", [2**28, 2**32, 2**32 + 1, 3 * 2**32])
 def test_tiles_refuse_by_their_limit(monkeypatch, needed):
     """4 GiB of masks are held, where there are so many."""
-    monkeypatch.setattr(tiles, "kept", lambda bytes_of, graph: needed)
+    monkeypatch.setattr(tiles, "memoized", lambda bytes_of, graph: needed)
     monkeypatch.setattr(memory, "available", lambda: 2**33)
     found = tiles.refusal(call_of(patterns.window(T, 4)))
     if needed <= 2**32:

@@ -107,10 +107,10 @@ def test_equality():
     graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
     assert graph != WINDOW | fewer
     assert graph != wider
-    assert counting.any_edge((WINDOW - LIST).rule, WINDOW._shape)
-    assert not counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW._shape)
+    assert counting.any_edge((WINDOW - LIST).rule, WINDOW.shape4)
+    assert not counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW.shape4)
     only = TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N)
-    assert counting.any_edge((WINDOW - only).rule, WINDOW._shape)
+    assert counting.any_edge((WINDOW - only).rule, WINDOW.shape4)
 
 
 @pytest.mark.parametrize("corner", [0, 3])

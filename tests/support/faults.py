@@ -84,8 +84,8 @@ PLANTED = {
     "mask transposed": [
         (
             "graph/derived.py",
-            "_squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))",
-            "_squeezed(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device)).mT.contiguous()",
+            "_squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))",
+            "_squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device)).mT.contiguous()",
         )
     ],
     "scale dropped": [("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")],
