@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,12 +75,13 @@ def attend(
 def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    chosen = Backend("ranks", runner) if runner is not None else _chosen(backend, call)
+    if runner is None:
+        runner = partial(_run, _chosen(backend, call))
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
-        return _run(chosen, call)
+        return runner(call)
     with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
-        return _run(chosen, call)
+        return runner(call)
 
 
 def _run(chosen: Backend, call: Call) -> tuple[Tensor, Any]:

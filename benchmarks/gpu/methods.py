@@ -22,7 +22,7 @@ from benchmarks.methods import AUTO, Method, Prepared, attended, call_of, of_bac
 from benchmarks.workloads import FLEX, MASKED, PYG, SPARSE, Problem
 from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend, triton
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.backends.gpu.roofline import FORMS, Estimate, Sizes, estimates
 from gnn_attention.backends.gpu.workload import counted, packing
@@ -82,8 +82,7 @@ def _ours() -> Iterator[Method]:
     yield replace(_of_backend(BACKENDS["split"], "split"), refusal=_split_refusal)
     yield _of_backend(BACKENDS["triton"], "")
     for form in FORMS:
-        run, refusal = partial(triton.run, form=form), partial(triton.refusal, form=form)
-        yield _of_backend(Backend(f"triton {form}", run, "", refusal, triton.bytes_needed), form)
+        yield _of_backend(replace(BACKENDS[f"triton-{form}"], name=f"triton {form}"), form)
 
 
 def _of_backend(backend: Backend, estimate: str) -> Method:

@@ -98,8 +98,9 @@ class TestRecorded:
         found = [doubles(layer["update"], count, -1) for layer in layers][: len(outputs)]
         assert_near(found, outputs, max(error(one[0], other[0]) for one, other in zip(narrow, wide, strict=True)))
         own = data["masks"][0]
-        meanings = {"BERT": "graph: everyone hears everyone", "Gemma 2": "graphs, which differ from layer to layer"}
-        assert own["meaning"] == f"The model's own {meanings.get(name, 'graph: everyone hears itself and all before it')}."
+        causal = "graph: every token attends to itself and all before it"
+        meanings = {"BERT": "graph: every token attends to every token", "Gemma 2": "graphs, which differ from layer to layer"}
+        assert own["meaning"] == f"The model's own {meanings.get(name, causal)}."
         assert own["causal"] == (name != "BERT")
 
     def test_the_page_knows_each_layers_own_edges(self) -> None:

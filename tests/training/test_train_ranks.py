@@ -305,7 +305,7 @@ def test_what_is_the_loss_of_a_rank_and_what_is_not() -> None:
 
 PROGRAM = """
 import argparse, os, signal, sys
-from gnn_attention import training
+from gnn_attention.training import trainer as training
 corpus = training.Corpus({"a.py": "def one(x):\\n    return x + 1\\n" * 40}, {"b.py": "def two(x):\\n    return x + 2\\n" * 10})
 training.corpus = lambda: corpus
 step = training._Fit.step
