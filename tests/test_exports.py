@@ -90,6 +90,28 @@ def test_commands_load_no_heavy_package_before_they_need_it(imports):
     assert imports["commands"] == []
 
 
+WITHOUT_EXTRAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ("transformers", "tokenizers", "matplotlib", "triton", "pymetis", "attn_gym"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import gnn_attention as ga
+import gnn_attention.__main__
+loaded = [getattr(ga, name) for name in ga.__all__ if name not in ("minilm", "use_graph")]
+print(len(loaded))
+"""
+
+
+def test_all_but_transformers_own_loads_without_any_extra():
+    """The README's first command installs none."""
+    assert int(run(WITHOUT_EXTRAS)) == len(ga.__all__) - 2
+
+
 def test_a_heavy_import_would_be_seen(imports):
     """As that of a module which is not there."""
     assert ["gnn_attention.planted", "matplotlib"] in imports["planted"]

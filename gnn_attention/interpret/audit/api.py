@@ -33,7 +33,9 @@ pictures and sound              ``input_shape=(patches, channels)`` and a ``call
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +44,6 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention.graph import TokenGraph
-from gnn_attention.huggingface._overrides import followed
 from gnn_attention.interpret.audit.detectors import WITNESSES, Detections
 from gnn_attention.interpret.audit.hooks import attention_calls
 from gnn_attention.interpret.audit.leak_paths import LeakPath, leak_paths
@@ -164,10 +165,20 @@ def _checked_call(call: Call) -> Call:
 def _with_overrides(module: nn.Module, call: Call) -> Call:
     # the graphs that use_graph gave the module hold for its copy too
     def run(twin: nn.Module, x: torch.Tensor) -> Any:
-        with followed(module, twin):
+        with _use_graph_blocks(module, twin):
             return call(twin, x)
 
     return run
+
+
+def _use_graph_blocks(module: nn.Module, twin: nn.Module) -> AbstractContextManager[None]:
+    """The blocks of ``use_graph`` that hold for a module hold for its copy too."""
+    # without transformers its package cannot be imported, and no block can be open
+    overrides = sys.modules.get("gnn_attention.huggingface._overrides")
+    if overrides is None:
+        return nullcontext()
+    blocks: AbstractContextManager[None] = overrides.followed(module, twin)
+    return blocks
 
 
 def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -> Call:
