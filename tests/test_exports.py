@@ -94,12 +94,15 @@ WITHOUT_EXTRAS = """
 import sys
 from importlib.abc import MetaPathFinder
 
-class Absent(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ("transformers", "tokenizers", "matplotlib", "triton", "pymetis", "attn_gym"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Without(MetaPathFinder):
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Absent())
+    def find_spec(self, name, path, target=None):
+        absent = name.split(".")[0] in ("transformers", "tokenizers", "matplotlib", "triton", "pymetis", "attn_gym")
+        return None if absent else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
 import gnn_attention as ga
 import gnn_attention.__main__
 loaded = [getattr(ga, name) for name in ga.__all__ if name not in ("minilm", "use_graph")]
