@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -251,6 +252,14 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
     torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
     yield device
     torch.distributed.destroy_process_group()  # not after an error: others may be gone
+
+
+def abandon(code: int) -> NoReturn:
+    """End this process at once, without its process group's threads, which still wait for a lost rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # an ordinary exit destroys threads that are under way: now and then the process aborts in it (SIGABRT)
+    os._exit(code)
 
 
 def lost(error: Exception) -> bool:

@@ -30,7 +30,7 @@ from gnn_attention.model import Config, LanguageModel, generate, save
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.training.checkpoints import Checkpoints
 from gnn_attention.training.metrics import description, look, measured, peak_memory, rounded
-from gnn_attention.training.parallel import Alone, Layout, Ranks, clip, lost, started
+from gnn_attention.training.parallel import Alone, Layout, Ranks, abandon, clip, lost, started
 from gnn_attention.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 
@@ -283,7 +283,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """``gnn-attention train``: train, write the file, print the report; 130 if interrupted.
 
-    1 where a rank was lost: within a second if it died, after ``--timeout`` if it hangs.
+    Where a rank was lost the process ends with 1: at once if it died, after ``--timeout`` if it hangs.
     """
     try:
         recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
@@ -306,7 +306,7 @@ def run(args: argparse.Namespace) -> int:
             f"gnn-attention train: rank {torch.distributed.get_rank()} lost another: {reason}\n{_left(args)}",
             file=sys.stderr,
         )
-        return 1
+        abandon(1)
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, layout: Layout, checkpoints: Checkpoints | None) -> int:

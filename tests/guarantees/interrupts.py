@@ -99,7 +99,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "verify": Command(VERIFY, 1.0, _checked, events=3, again=_goes_on),
     "compare": Command(COMPARE, 1.5, _compared, events=12),
-    "bench": Command(BENCH, 10.0, _json("record.json", "bench", "schema"), rarely=True, once=True),
+    "bench": Command(BENCH, 1.0, _json("record.json", "bench", "schema"), rarely=True, once=True),
     "verify --jobs 2": Command((*VERIFY, "--jobs", "2"), 7.0, _checked, again=_goes_on, rarely=True),
 }
 
