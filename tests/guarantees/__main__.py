@@ -97,7 +97,7 @@ def _outcome(found: Any) -> str:
         return "unsupported, with a reason"
     if isinstance(found, equality.Mismatch):
         return f"MISMATCH: {found.message}"
-    return f"equal: output {found.output:.3g}, gradient {found.gradient:.3g} of the error allowed"
+    return f"equal: output {found.output:.3g}, gradient {found.gradient:.3g} times the error of SDPA"
 
 
 def _versions() -> dict[str, Any]:
