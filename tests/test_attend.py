@@ -760,3 +760,13 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
     finally:
         gc.enable()
     assert held > 5, refused
+
+
+def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind():
+    """What was checked is cached with the graph by shapes, of which there are few; numbers such as a temperature are many."""
+    graph, x = patterns.window(6, 2), torch.ones(1, 1, 6, 4)
+    sizes = []
+    for step in range(20):
+        ga.attend(x, x, x, graph, scale=0.5 + step, dropout=step / 40)
+        sizes.append(len(graph._memo))
+    assert sizes[-1] == sizes[1]

@@ -25,7 +25,7 @@ class Call:
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
     ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
     ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the call is a part of
-    another; ``seed`` is that of dropout (``_edge_dropout``), drawn from torch's generator.
+    another; ``seed`` is that of dropout (``backends.dropout``), drawn from torch's generator.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -58,14 +58,15 @@ class Call:
         with_lse: bool = False,
     ) -> Call:
         """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
-        key = _key(q, k, v, graph, scale, dropout)
-        number = None if key is None else graph._memo.get(key)
-        if number is None:
+        key = _key(q, k, v, graph)
+        if key is None or key not in graph._memo:
             _check_tensors(q, k, v)
             _check_graph(graph, q, k)
-            number, dropout = _checked_scale(scale, q), checks.probability("dropout", dropout)
             if key is not None:
-                graph._memo[key] = number
+                graph._memo[key] = True
+        number = _checked_scale(scale, q)
+        if type(dropout) is not float or dropout != 0.0:
+            dropout = checks.probability("dropout", dropout)
         call = cls(
             q=q if number > 0 else _for_positive_scale(q, number),
             k=k,
@@ -80,7 +81,7 @@ class Call:
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
         )
         if key is not None:
-            form = key, with_lse, score_mod is None, bias is None, sink_logits is None
+            form = key, with_lse, score_mod is None, bias is None, sink_logits is None, dropout > 0
             object.__setattr__(call, "form", form)
         return call
 
@@ -146,7 +147,7 @@ def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tens
 
 
 def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
-    """``graph.select(batch, head)``, kept with the graph, so that what is worked out about the part is worked out once."""
+    """``graph.select(batch, head)``, cached with the graph, so that what is computed about the part is computed once."""
     if graph.batch is None and graph.heads is None:
         return graph
     memoized(_keep_parts, graph)
@@ -168,13 +169,11 @@ def _keep_parts(graph: TokenGraph) -> bool:
     return True
 
 
-def _key(q: Any, k: Any, v: Any, graph: Any, scale: Any, dropout: Any) -> tuple[Any, ...] | None:
-    """What the checks look at, by which they are cached with the graph; None for what must be checked each time."""
+def _key(q: Any, k: Any, v: Any, graph: Any) -> tuple[Any, ...] | None:
+    """Shapes, dtypes and devices, by which their checks are cached with the graph; None for what must be checked each time."""
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or type(graph) is not TokenGraph:
         return None
-    if type(dropout) is not float or not (scale is None or type(scale) is float):
-        return None
-    return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, scale, dropout
+    return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
