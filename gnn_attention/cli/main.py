@@ -6,7 +6,6 @@ Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 13
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,9 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
-    finally:
-        if arguments is None:  # the process ends: everything is written, an interrupt has nothing to stop
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(args: argparse.Namespace) -> int:

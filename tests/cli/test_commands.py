@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 
@@ -184,8 +185,10 @@ class TestMain:
         """``python -m gnn_attention``: the exit code is that of main."""
         monkeypatch.setattr(sys, "argv", ["gnn-attention", "draw", "causal(2)"])
         monkeypatch.delitem(sys.modules, "gnn_attention.__main__")
+        interrupt = signal.getsignal(signal.SIGINT)
         with pytest.raises(SystemExit) as left:
             runpy.run_module("gnn_attention", run_name="__main__")
+        signal.signal(signal.SIGINT, interrupt)  # which a program that ends ignores
         assert (left.value.code, capsys.readouterr().out) == (0, f"{patterns.causal(2)}\n")
 
     @pytest.mark.slow

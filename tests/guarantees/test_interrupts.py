@@ -98,12 +98,12 @@ def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted
 import signal
 before = signal.getsignal(signal.SIGINT)
 import gnn_attention
-from gnn_attention.__main__ import main
+from gnn_attention.__main__ import main, run
 assert main(["graphs", "causal"]) == 0
 assert signal.getsignal(signal.SIGINT) is before
 import sys
 sys.argv = ["gnn-attention", "graphs", "causal"]
-assert main() == 0
+assert run() == 0
 assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, stdout=subprocess.DEVNULL)
