@@ -1,11 +1,13 @@
-"""Mutation testing: change one operator or constant of a module, and see whether the tests that belong to it notice.
+"""Mutation testing: change one operator or constant of a module, and see whether the tests that belong to it
+notice.
 
     pip install cosmic-ray==8.7.0  # only its operators are used
     python .ci/mutate.py graph/token_graph edges --count 40 --jobs 2 --json mutants.json
 
-Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn by a seed, each
-place once, from those that change what runs (annotations and docstrings do not). A mutant that outlives the TESTS of its
-module meets the random draws of guarantee F1. One that takes three times as long as unchanged, and ten seconds, counts as caught.
+Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn
+by a seed, each place once, from those that change what runs (annotations and docstrings do not). A mutant
+that outlives the TESTS of its module meets the random draws of guarantee F1. One that takes three times as
+long as unchanged, and ten seconds, counts as caught.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parent.parent
 NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr RShift_LShift LShift_RShift"
-BACKEND = ("test_estimates", "test_attend", "test_equality", "test_score_mods", "test_edge_dropout", "test_verify")
+BACKEND = (
+    "test_estimates",
+    "test_attend",
+    "test_equality",
+    "test_score_mods",
+    "test_edge_dropout",
+    "test_verify",
+)
 TESTS = {
     "edges": ("test_edges", "test_merging", "test_layer", "test_equality"),
     "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_memory"),
@@ -86,7 +95,9 @@ class Copy:
 
 def main() -> int:
     """Survey the modules of the command line; exit code 1 if a share is not above 90 %."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("modules", nargs="*", default=list(TESTS), metavar="MODULE", help=", ".join(TESTS))
     parser.add_argument("--count", type=int, default=40, help="mutants of each module (default 40)")
     parser.add_argument("--seed", type=int, default=0)
@@ -104,7 +115,10 @@ def main() -> int:
             shares.append(report(module, mutants))
             found += mutants
             if args.json:
-                told = [{key: value for key, value in asdict(mutant).items() if key != "source"} for mutant in found]
+                told = [
+                    {key: value for key, value in asdict(mutant).items() if key != "source"}
+                    for mutant in found
+                ]
                 Path(args.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
     return 0 if min(shares) > 0.9 else 1
 
@@ -112,7 +126,9 @@ def main() -> int:
 def copy_to(folder: Path) -> Path:
     """What tests need, apart from what is being worked on."""
     for name in ("gnn_attention", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("node_modules", "__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder / name)
     return folder
@@ -145,7 +161,9 @@ def found(name: str) -> str:
 
 
 def unchanged(step: tuple[str, ...], copy: Copy) -> float | None:
-    """Three times the seconds that a step takes, and ten; None where it does not pass (without doctests, say)."""
+    """Three times the seconds that a step takes, and ten; None where it does not pass (without doctests,
+    say).
+    """
     began = time.time()
     passed = copy.run(step, 1800) == 0
     return 3 * (time.time() - began) + 10 if passed else None
@@ -163,14 +181,24 @@ def tested(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[C
         place.write_text(original, encoding="utf-8")
         copies.put(copy)
     print("." if caught else "S", end="", file=sys.stderr, flush=True)
-    return Mutant(mutant.module, mutant.line, mutant.diff, caught_by="random draws" if caught == DRAWS else caught)
+    return Mutant(
+        mutant.module, mutant.line, mutant.diff, caught_by="random draws" if caught == DRAWS else caught
+    )
 
 
 def serve(folder: Path) -> Copy:
     """A copy with the process that runs commands in it."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     warm = [sys.executable, str(ROOT / ".ci" / "warm.py")]
-    return Copy(copy_to(folder), subprocess.Popen(warm, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    return Copy(
+        copy_to(folder),
+        subprocess.Popen(warm, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
+    )
 
 
 def draw(module: str, count: int, seed: int) -> list[Mutant]:
@@ -179,9 +207,13 @@ def draw(module: str, count: int, seed: int) -> list[Mutant]:
     places: dict[str, list[Mutant]] = {}
     for mutated in changes(source):
         if what_runs(mutated) != what_runs(source):
-            lines = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), lineterm="", n=0))[2:]
+            lines = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), lineterm="", n=0))[
+                2:
+            ]
             line = int(lines[0].split()[1].lstrip("-").split(",")[0])
-            places.setdefault(where(source, mutated), []).append(Mutant(module, line, "\n".join(lines[1:]), mutated))
+            places.setdefault(where(source, mutated), []).append(
+                Mutant(module, line, "\n".join(lines[1:]), mutated)
+            )
     rng = random.Random(seed)
     names = rng.sample(sorted(places), min(count, len(places)))
     return [rng.choice(places[name]) for name in names]
@@ -193,7 +225,9 @@ def changes(source: str) -> list[str]:
     from cosmic_ray.plugins import get_operator, operator_names
 
     binary, near = "core/ReplaceBinaryOperator_", NEAR.split()
-    names = [name for name in operator_names() if not name.startswith(binary) or name.removeprefix(binary) in near]
+    names = [
+        name for name in operator_names() if not name.startswith(binary) or name.removeprefix(binary) in near
+    ]
     found: dict[str, None] = {}
     for name in names:
         operator, number = get_operator(name), 0

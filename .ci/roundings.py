@@ -1,11 +1,13 @@
-"""Every way in which the same wheels round differently: run verify, and with --tests the default tests, under each.
+"""Every way in which the same wheels round differently: run verify, and with --tests the default tests, under
+each.
 
     python .ci/roundings.py                       # four paths, quick: what CI runs
     python .ci/roundings.py --every --all --tests # all paths, every check, the tests: for the night
 
-The tests run once for paths of equal numbers. Prints for each path whether it changes numbers on this machine (against no setting
-at all; equal numbers are equal bits of every error), the worst error as a share of what is allowed, in which group, and how long
-it took. Exit code 1 if a path fails, or if a group's worst share is above 0.8.
+The tests run once for paths of equal numbers. Prints for each path whether it changes numbers on this machine
+(against no setting at all; equal numbers are equal bits of every error), the worst error as a share of what
+is allowed, in which group, and how long it took. Exit code 1 if a path fails, or if a group's worst share is
+above 0.8.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ PATHS: dict[str, dict[str, str]] = {
     "OMP_NUM_THREADS=2": {"GOMP_SPINCOUNT": "0"},  # threads that wait for a processor do not spin
     "OMP_NUM_THREADS=3": {"GOMP_SPINCOUNT": "0"},
 }
-QUICK = ("ATEN_CPU_CAPABILITY=default", "ATEN_CPU_CAPABILITY=avx2", "MKL_CBWR=COMPATIBLE", "OMP_NUM_THREADS=3")
+QUICK = (
+    "ATEN_CPU_CAPABILITY=default",
+    "ATEN_CPU_CAPABILITY=avx2",
+    "MKL_CBWR=COMPATIBLE",
+    "OMP_NUM_THREADS=3",
+)
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,13 @@ class Outcome:
 
 def main() -> int:
     """Run the paths one after another, each with all processors."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--every", action="store_true", help="every path (default: four)")
-    parser.add_argument("--all", action="store_true", help="every check (default: those that cover all pairs)")
+    parser.add_argument(
+        "--all", action="store_true", help="every check (default: those that cover all pairs)"
+    )
     parser.add_argument("--tests", action="store_true", help="the default tests, too")
     parser.add_argument("--path", action="append", choices=list(PATHS), help="only this one; may be repeated")
     args = parser.parse_args()
@@ -91,10 +102,20 @@ def run(path: str, every: bool) -> Outcome:
     """Verify with these variables set."""
     env = environment(path)
     began = time.time()
-    value = subprocess.run([sys.executable, "-c", VALUE], env=env, capture_output=True, text=True, check=True).stdout.strip()
+    value = subprocess.run(
+        [sys.executable, "-c", VALUE], env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "gnn_attention", "verify", "--json", str(file), *(["--all"] if every else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "gnn_attention",
+            "verify",
+            "--json",
+            str(file),
+            *(["--all"] if every else []),
+        ]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         results = json.loads(file.read_text())["results"] if file.exists() else []
     if done.returncode:
@@ -115,7 +136,9 @@ def tested(outcome: Outcome) -> Outcome:
 
 def digest(results: list[dict[str, Any]]) -> str:
     """Of all measured numbers: equal where not one differs."""
-    numbers = [[r["group"], r["backend"], r["dtype"], r["name"], r.get("share"), r.get("error")] for r in results]
+    numbers = [
+        [r["group"], r["backend"], r["dtype"], r["name"], r.get("share"), r.get("error")] for r in results
+    ]
     return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:8]
 
 
@@ -131,10 +154,20 @@ def shares(results: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, 
 
 def report(outcome: Outcome, first: Outcome) -> None:
     """Some lines for one path."""
-    changed = "the first" if outcome is first else "changes numbers" if outcome.digest != first.digest else "changes nothing"
-    group, (share, name) = max(outcome.shares.items(), key=lambda entry: entry[1], default=(("-", "-"), (0.0, "")))
+    changed = (
+        "the first"
+        if outcome is first
+        else "changes numbers"
+        if outcome.digest != first.digest
+        else "changes nothing"
+    )
+    group, (share, name) = max(
+        outcome.shares.items(), key=lambda entry: entry[1], default=(("-", "-"), (0.0, ""))
+    )
     word = "FAILED" if outcome.code else "held"
-    print(f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s {outcome.tests}")
+    print(
+        f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s {outcome.tests}"
+    )
     print(f"  worst {share:.2f} of what is allowed: {' '.join(group)}: {name}", flush=True)
     for key, (share, name) in outcome.shares.items():
         if share > HEADROOM:

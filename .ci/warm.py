@@ -1,7 +1,8 @@
 """Commands of Python run in forks of a process that has already loaded torch, torch_geometric and pytest.
 
-Reads lines of JSON, ``[arguments of python, folder, seconds]``, and answers each with the exit code (1 where it took longer):
-``mutate.py`` starts thousands of small test runs, most of whose time would go into loading the same packages.
+Reads lines of JSON, ``[arguments of python, folder, seconds]``, and answers each with the exit code (1 where
+it took longer): ``mutate.py`` starts thousands of small test runs, most of whose time would go into loading
+the same packages.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Time and memory, measured here and now: ``python -m benchmarks [attention | training | graphs | gpu | table]``.
+"""Time and memory, measured here and now:
+``python -m benchmarks [attention | training | graphs | gpu | table]``.
 
-``attention`` (what runs without a name) times every backend and every peer that is installed; ``training`` trains the shipped
-model on long windows, with ``attend`` and with SDPA; ``graphs`` builds, counts and tiles graphs of a million tokens; ``gpu``
-(also ``python -m benchmarks.gpu``) is ``attention`` for a GPU; ``table`` shows a record that one of them wrote. Times are those
-of this machine; ratios travel better. A further suite is a module that measures and writes text, and one row of ``SUITES``.
+``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
+trains the shipped model on long windows, with ``attend`` and with SDPA; ``graphs`` builds, counts and tiles
+graphs of a million tokens; ``gpu`` (also ``python -m benchmarks.gpu``) is ``attention`` for a GPU; ``table``
+shows a record that one of them wrote. Times are those of this machine; ratios travel better. A further suite
+is a module that measures and writes text, and one row of ``SUITES``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ __all__ = ["SUITES", "Suite", "main"]
 
 @dataclass(frozen=True)
 class Suite:
-    """One thing to measure: ``measure(args, shown)`` gives the record, ``text(record)`` shows it; ``options`` are those it takes.
+    """One thing to measure: ``measure(args, shown)`` gives the record, ``text(record)`` shows it; ``options``
+    are those it takes.
 
     ``shown`` expects as many cases as there are, and is called when each begins.
     ``pictures(record, folder)`` draws it, where it takes ``--plots``.
@@ -50,7 +53,11 @@ class Suite:
 
 
 def _names(args: argparse.Namespace) -> list[str] | None:
-    return None if args.workloads is None else [name.strip() for name in args.workloads.split(",") if name.strip()]
+    return (
+        None
+        if args.workloads is None
+        else [name.strip() for name in args.workloads.split(",") if name.strip()]
+    )
 
 
 def _attention(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
@@ -88,7 +95,9 @@ def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
             "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and --device cpu"
         )
     keep = running.keeper(args.json or args.resume)
-    record = running.run_gpu(_names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown)
+    record = running.run_gpu(
+        _names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown
+    )
     if args.calibrate:
         shown.write(f"the constants are in {devices.save_device(calibrated(record))}")
     return record
@@ -140,12 +149,18 @@ COMMON = frozenset({"what", "json"})
 
 def _parser() -> argparse.ArgumentParser:
     """All options; one that belongs to another suite is refused when it runs."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time and memory of attention along graphs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Time and memory of attention along graphs."
+    )
     about = "; ".join(f"{name}: {suite.help}" for name, suite in SUITES.items())
     parser.add_argument("what", nargs="?", choices=list(SUITES), default="attention", help=about)
     parser.add_argument("record", nargs="?", metavar="FILE", help="table: the record")
-    parser.add_argument("--markdown", action="store_true", help="table: the short table of the README, and the targets")
-    parser.add_argument("--calibrate", action="store_true", help="gpu: save the constants that backend='auto' chooses by")
+    parser.add_argument(
+        "--markdown", action="store_true", help="table: the short table of the README, and the targets"
+    )
+    parser.add_argument(
+        "--calibrate", action="store_true", help="gpu: save the constants that backend='auto' chooses by"
+    )
     parser.add_argument(
         "--workloads",
         metavar="A,B,...",
@@ -156,23 +171,40 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="attention: the small workloads, few samples (about 3 minutes); gpu: a trial of tiny ones",
     )
-    parser.add_argument("--plots", metavar="DIR", help="attention, gpu: write pictures into this folder (needs matplotlib)")
-    parser.add_argument("--allocator", choices=[*attention.ALLOCATORS, "both"], default="default", help="attention: huge pages?")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)")
+    parser.add_argument(
+        "--plots", metavar="DIR", help="attention, gpu: write pictures into this folder (needs matplotlib)"
+    )
+    parser.add_argument(
+        "--allocator",
+        choices=[*attention.ALLOCATORS, "both"],
+        default="default",
+        help="attention: huge pages?",
+    )
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="attention: leave out what needs more (default 14)"
+    )
     parser.add_argument(
         "--budget",
         type=float,
         metavar="SECONDS",
         help="attention: for each method and pass (default 3); gpu: begin nothing after that",
     )
-    parser.add_argument("--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)")
+    parser.add_argument(
+        "--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)"
+    )
     sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
-    parser.add_argument("--device", help="gpu: cuda (default), cuda:1, ...; cpu with --quick is a trial of the benchmark")
-    parser.add_argument("--resume", metavar="FILE", help="gpu: carry on the record in FILE: what it holds is not run again")
+    parser.add_argument(
+        "--device", help="gpu: cuda (default), cuda:1, ...; cpu with --quick is a trial of the benchmark"
+    )
+    parser.add_argument(
+        "--resume", metavar="FILE", help="gpu: carry on the record in FILE: what it holds is not run again"
+    )
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)"
+    )
     return parser
 
 

@@ -1,20 +1,23 @@
 """Attention workloads, every backend and every peer: ``python -m benchmarks attention``.
 
-Each workload runs in a fresh process, once for each allocator setting: memory first (every method and pass in a fork of its
-own), then the check against float64, then all methods timed in interleaved rounds. The record, as ``--json`` writes it:
+Each workload runs in a fresh process, once for each allocator setting: memory first (every method and pass in
+a fork of its own), then the check against float64, then all methods timed in interleaved rounds. The record,
+as ``--json`` writes it:
 
 ==============  =====================================================================================================
 ``bench``       "attention"; ``schema`` 1; ``quick`` true or false; date, commit, processor, threads, versions, ...
 ``settings``    how long was measured, see :class:`~benchmarks.measure.Settings`
 ``variables``   the environment of the children, for each allocator setting
 ``workloads``   one for each graph and allocator: ``workload, title, tokens, edges, heads, dim, allocator``, the ``limits`` that
-                were measured in the same process (``gemm_gflops, copy_gb_s``), ``probe_gflops``, ``plan_s`` (graph built)
+                were measured in the same process (``gemm_gflops, copy_gb_s``), ``probe_gflops``, ``plan_s``
+                (graph built)
 ``cases``       one for each workload, allocator, method and pass ("forward", "both" = forward and backward):
-                ``status`` "measured" or why not ("missing", "refused", "out of memory by estimate", "too slow by estimate",
-                "failed", "wrong") with its ``reason``; of a measured one ``seconds`` (median), ``fastest``, ``first_s`` (its
-                first call: plans, compilers), ``samples``, ``retries``, ``noisy``, ``ratio`` (median paired ratio to
-                "auto": how many times faster auto is), ``memory_mb`` (peak during a call, outputs and gradients included),
-                ``roofline`` (share of the matrix-product rate), ``output_error``, ``gradient_error`` (of SDPA's own)
+                ``status`` "measured" or why not ("missing", "refused", "out of memory by estimate", "too slow
+                by estimate", "failed", "wrong") with its ``reason``; of a measured one ``seconds`` (median),
+                ``fastest``, ``first_s`` (its first call: plans, compilers), ``samples``, ``retries``,
+                ``noisy``, ``ratio`` (median paired ratio to "auto": how many times faster auto is),
+                ``memory_mb`` (peak during a call, outputs and gradients included), ``roofline`` (share of the
+                matrix-product rate), ``output_error``, ``gradient_error`` (of SDPA's own)
 ``growth``      exponents p of ``~ T^p`` (family b) and ``~ E^p`` (family e), see :mod:`benchmarks.summary`
 ``crossover``   the density at which ours and SDPA with a mask meet, at 2048 tokens
 ``targets``     :mod:`benchmarks.targets` with the measured value of each, met or not
@@ -65,7 +68,9 @@ def run_attention(
     settings = settings or (Settings.quick() if quick else Settings())
     start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
     variables = {allocator: process.environment(allocator) for allocator in allocators}
-    with tempfile.TemporaryDirectory() as kernels:  # compiled by one child, used by the next, and by no other process
+    with (
+        tempfile.TemporaryDirectory() as kernels
+    ):  # compiled by one child, used by the next, and by no other process
         try:
             for allocator, workload in pairs:
                 (progress or _silent)(f"{workload.title} ({allocator})")
@@ -89,8 +94,12 @@ def run_attention(
     return {**record, **summary.summary(record), "targets": targets.judged(record)}
 
 
-def chosen(workloads: Sequence[str] | None, quick: bool, allocators: Sequence[str]) -> list[tuple[str, Workload]]:
-    """Allocators and workloads that belong together; the crossover is measured once. ValueError for an unknown workload."""
+def chosen(
+    workloads: Sequence[str] | None, quick: bool, allocators: Sequence[str]
+) -> list[tuple[str, Workload]]:
+    """Allocators and workloads that belong together; the crossover is measured once. ValueError for an
+    unknown workload.
+    """
     found = select(WORKLOADS, workloads, quick)
     return [(a, w) for a in allocators for w in found if w.family != "x" or a == allocators[0]]
 
@@ -100,7 +109,12 @@ def _silent(what: str) -> None:
 
 
 def _in_a_child(
-    workload: Workload, allocator: str, settings: Settings, with_peers: bool, threads: int, variables: dict[str, str]
+    workload: Workload,
+    allocator: str,
+    settings: Settings,
+    with_peers: bool,
+    threads: int,
+    variables: dict[str, str],
 ) -> dict[str, Any]:
     """A workload in a fresh process; if that dies, all its methods have failed."""
     arguments = {
@@ -111,17 +125,28 @@ def _in_a_child(
         "threads": threads,
     }
     try:
-        result: dict[str, Any] = process.in_a_process(__name__, "measure_workload", arguments, variables, timeout=1800)
+        result: dict[str, Any] = process.in_a_process(
+            __name__, "measure_workload", arguments, variables, timeout=1800
+        )
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         methods = [method.name for method in (*ours(), *peers(workload.peers if with_peers else ()))]
-        failed = {"workload": workload.name, "allocator": allocator, "status": "failed", "reason": process.one_line(error)}
+        failed = {
+            "workload": workload.name,
+            "allocator": allocator,
+            "status": "failed",
+            "reason": process.one_line(error),
+        }
         cases = [{**failed, "method": name, "pass": which} for name in methods for which in PASSES]
         return {"workload": {**failed, "title": workload.title, "tokens": workload.tokens}, "cases": cases}
     return result
 
 
-def measure_workload(name: str, allocator: str, settings: dict[str, Any], with_peers: bool, threads: int) -> dict[str, Any]:
-    """A workload of the table, in this process, which must have started no threads yet; ``threads`` are for the measurements."""
+def measure_workload(
+    name: str, allocator: str, settings: dict[str, Any], with_peers: bool, threads: int
+) -> dict[str, Any]:
+    """A workload of the table, in this process, which must have started no threads yet; ``threads`` are for
+    the measurements.
+    """
     workload, limited = WORKLOADS[name], Settings(**settings)
     process.limit_memory(int(1.3 * limited.memory) + 3 * 2**30)
     torch.set_num_threads(1)  # forks come first
@@ -133,9 +158,6 @@ def measure_workload(name: str, allocator: str, settings: dict[str, Any], with_p
     about, cases = measure_problem(problem, methods, limited, threads)
     place = {"workload": name, "allocator": allocator}
     return {"workload": {**described, **built, **about}, "cases": [{**place, **case} for case in cases]}
-
-
-# -- one problem ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -162,7 +184,9 @@ class _Case:
 def measure_problem(
     problem: Problem, methods: Sequence[Method], settings: Settings, threads: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Memory, correctness and time of every method on a problem: the workload's description, and its cases."""
+    """Memory, correctness and time of every method on a problem: the workload's description, and its
+    cases.
+    """
     cases = [_Case(method, both) for method in methods for both in (False, True)]
     for case in cases:
         _leave_out(case, problem, settings)
@@ -172,15 +196,26 @@ def measure_problem(
     measured_limits, guard = limits(), Guard(settings.fraction, settings.patience, settings.allowance)
     _check(cases, problem, settings.slowest)
     for both in (False, True):
-        _time([case for case in cases if case.open and case.both == both], problem, settings, guard, measured_limits)
-    about = {"edges": problem.graph.num_edges, "heads": problem.heads, "dim": problem.dim, "layer": problem.layer is not None}
+        _time(
+            [case for case in cases if case.open and case.both == both],
+            problem,
+            settings,
+            guard,
+            measured_limits,
+        )
+    about = {
+        "edges": problem.graph.num_edges,
+        "heads": problem.heads,
+        "dim": problem.dim,
+        "layer": problem.layer is not None,
+    }
     return {**about, "limits": measured_limits, "probe_gflops": guard.best}, [case.record() for case in cases]
 
 
 def _leave_out(case: _Case, problem: Problem, settings: Settings) -> None:
     """Before anything is run: what is missing, refused or beyond the limits."""
     method = case.method
-    refused = None if method.refusal is None else method.refusal(problem)
+    refused = None if method.unsupported_reason is None else method.unsupported_reason(problem)
     needed = 0.0 if method.bytes_needed is None else method.bytes_needed(problem, case.both)
     seconds = 0.0 if method.seconds_needed is None else method.seconds_needed(problem, case.both)
     if (missing := method.missing()) is not None:
@@ -191,7 +226,11 @@ def _leave_out(case: _Case, problem: Problem, settings: Settings) -> None:
         reason = f"{needed / 2**30:.1f} GiB, the limit is {settings.memory / 2**30:.1f}"
         case.close("out of memory by estimate", reason, bytes=needed)
     elif seconds > settings.slowest:
-        case.close("too slow by estimate", f"{seconds:.0f} s a call, the limit is {settings.slowest:.0f}", estimated_s=seconds)
+        case.close(
+            "too slow by estimate",
+            f"{seconds:.0f} s a call, the limit is {settings.slowest:.0f}",
+            estimated_s=seconds,
+        )
 
 
 def _weigh(case: _Case, problem: Problem, threads: int) -> None:
@@ -206,7 +245,9 @@ def _weigh(case: _Case, problem: Problem, threads: int) -> None:
 
 
 def _peak_of(case: _Case, problem: Problem, threads: int) -> float:
-    """MB beyond what was there before the call. What a method keeps from its first call on is not the call's."""
+    """MB beyond what was there before the call. What a method keeps from its first call on is not the
+    call's.
+    """
     torch.set_num_threads(threads)
     if not case.method.keeps:
         little = small(problem.layer is not None)
@@ -243,7 +284,9 @@ def _call_of(prepared: Prepared, problem: Problem, both: bool) -> Callable[[], o
 
 
 def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
-    """Hold every open case against float64, note its first call, and estimate its time from the next one if that is bearable."""
+    """Hold every open case against float64, note its first call, and estimate its time from the next one if
+    that is bearable.
+    """
     if not any(case.open for case in cases):
         return
     checked, prepared = Checked(problem), dict[str, Prepared]()
@@ -263,7 +306,9 @@ def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
         if not verdict.passed:
             case.close("wrong", str(verdict))
         elif case.estimate > slowest:
-            case.close("too slow by estimate", f"a call took {case.estimate:.2g} s, the limit is {slowest:.2g}")
+            case.close(
+                "too slow by estimate", f"a call took {case.estimate:.2g} s, the limit is {slowest:.2g}"
+            )
         case.found |= errors
 
 
@@ -273,7 +318,9 @@ def _seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _time(cases: Sequence[_Case], problem: Problem, settings: Settings, guard: Guard, found: dict[str, float]) -> None:
+def _time(
+    cases: Sequence[_Case], problem: Problem, settings: Settings, guard: Guard, found: dict[str, float]
+) -> None:
     """Interleaved rounds over all open cases of a pass."""
     calls = {case.method.name: case.call for case in cases if case.call is not None}
     estimates = {case.method.name: case.estimate for case in cases}
@@ -285,7 +332,12 @@ def _time(cases: Sequence[_Case], problem: Problem, settings: Settings, guard: G
             case.close("refused" if refused else "failed", process.one_line(timing.error))
             continue
         share = problem.flops(PASSES[case.both]) / timing.median / (1e9 * found["gemm_gflops"])
-        case.found |= {"status": "measured", **_figures(timing), "ratio": _against(timings.get(AUTO), timing), "roofline": share}
+        case.found |= {
+            "status": "measured",
+            **_figures(timing),
+            "ratio": _against(timings.get(AUTO), timing),
+            "roofline": share,
+        }
 
 
 def _figures(timing: Timing) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Right before fast: every method is compared with a float64 oracle before it is timed, on a CPU and on a GPU.
+"""Right before fast: every method is compared with a float64 oracle before it is timed, on a CPU and on a
+GPU.
 
-On large graphs some receivers stand for all: their outputs are exact dense attention over their own in-edges, and with a
-``grad_out`` that is 0 elsewhere so are the gradients of all inputs: the truth needs those receivers and their senders, nothing
-of the size of the graph. Half of the receivers are neighbours of one another, so that pieces which meet are seen. The rule is
-that of ``verify``: at most twice the error of torch's SDPA in the same dtype for outputs, three times for gradients.
+On large graphs some receivers stand for all: their outputs are exact dense attention over their own in-edges,
+and with a ``grad_out`` that is 0 elsewhere so are the gradients of all inputs: the truth needs those
+receivers and their senders, nothing of the size of the graph. Half of the receivers are neighbours of one
+another, so that pieces which meet are seen. The rule is that of ``verify``: at most twice the error of
+torch's SDPA in the same dtype for outputs, three times for gradients.
 """
 
 from __future__ import annotations
@@ -73,13 +75,20 @@ class Checked:
         out, gradients = self._solved(torch.float64, oracle.attention)
         sizes = (len(problem.grad_out), len(self.rows), len(self.senders), problem.dim)
         orders = [oracle.Order.draw(number, *sizes, str(device)) for number in range(ORDERS)]
-        attempts = (self._solved(problem.grad_out.dtype, partial(oracle.reordered_sdpa, order)) for order in orders)
+        attempts = (
+            self._solved(problem.grad_out.dtype, partial(oracle.reordered_sdpa, order)) for order in orders
+        )
         self.truth = Truth(out, gradients, worst_errors(attempts, out, gradients))
 
     def verdict(self, prepared: Prepared, backward: bool) -> Verdict:
-        """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN before."""
+        """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN
+        before.
+        """
         leaves = {name: x.detach().requires_grad_(backward) for name, x in self._inputs().items()}
-        poisoned = [torch.full_like(x, torch.nan) for x in (self.problem.grad_out, *(leaves.values() if backward else ()))]
+        poisoned = [
+            torch.full_like(x, torch.nan)
+            for x in (self.problem.grad_out, *(leaves.values() if backward else ()))
+        ]
         del poisoned
         with torch.set_grad_enabled(backward):
             out = prepared.call(*leaves.values())
@@ -155,8 +164,12 @@ def _edges_to(graph: TokenGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The senders of all edges to these receivers, and the position of each receiver among them."""
     if graph._listed is None:
         found = [graph.rows(row, row + 1).edge_index[0] for row in rows.tolist()]
-        return torch.cat(found), torch.arange(len(rows), device="cpu").repeat_interleave(torch.tensor([len(x) for x in found]))
+        return torch.cat(found), torch.arange(len(rows), device="cpu").repeat_interleave(
+            torch.tensor([len(x) for x in found])
+        )
     src, dst = graph.edge_index
-    place = torch.full((graph.num_dst,), -1, device="cpu").index_copy(0, rows, torch.arange(len(rows), device="cpu"))
+    place = torch.full((graph.num_dst,), -1, device="cpu").index_copy(
+        0, rows, torch.arange(len(rows), device="cpu")
+    )
     of_edge = place[dst]
     return src[of_edge >= 0], of_edge[of_edge >= 0]

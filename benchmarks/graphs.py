@@ -1,7 +1,8 @@
-"""Graphs of a million tokens: time and memory of building, counting and tiling them, and of torch's ``create_block_mask``.
+"""Graphs of a million tokens: time and memory of building, counting and tiling them, and of torch's
+``create_block_mask``.
 
-Every case runs once in a process of its own, so that the memory is its own; peers run in the same manner in the same call.
-Times are those of this machine; ratios travel better.
+Every case runs once in a process of its own, so that the memory is its own; peers run in the same manner in
+the same call. Times are those of this machine; ratios travel better.
 """
 
 from __future__ import annotations
@@ -48,15 +49,21 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "dilated 256 x 16": lambda n: patterns.dilated(n, 256, 16),
     "documents": lambda n: patterns.documents(_lengths(n)),
     "window | sinks": lambda n: patterns.window(n, 4096) | patterns.sinks(n, 4),
-    "documents & window | sinks": lambda n: (patterns.documents(_lengths(n)) & patterns.window(n, 256)) | patterns.sinks(n, 4),
-    "global tokens": lambda n: patterns.global_tokens(n, [0, n // 2], causal=False) | patterns.window(n, 128, causal=False),
+    "documents & window | sinks": lambda n: (
+        (patterns.documents(_lengths(n)) & patterns.window(n, 256)) | patterns.sinks(n, 4)
+    ),
+    "global tokens": lambda n: (
+        patterns.global_tokens(n, [0, n // 2], causal=False) | patterns.window(n, 128, causal=False)
+    ),
     "listed, n edges": lambda n: _random_edges(n, n),
     "listed, 4 n edges": lambda n: _random_edges(n, 4 * n),
 }
 
 
 def measure(case: str, n: int) -> dict[str, Any]:
-    """Build one graph of n tokens, count its edges, tile it: seconds of each, and the memory it took beyond the imports."""
+    """Build one graph of n tokens, count its edges, tile it: seconds of each, and the memory it took beyond
+    the imports.
+    """
     before = process.forget_peak()
     marks = [time.perf_counter()]
     graph = GRAPHS[case](n)
@@ -67,11 +74,19 @@ def measure(case: str, n: int) -> dict[str, Any]:
     marks.append(time.perf_counter())
     seconds = dict(zip(("build_s", "count_s", "tile_s"), (b - a for a, b in pairwise(marks)), strict=True))
     found = {"edges": edges, "full_tiles": parts.num_full, "partial_tiles": parts.num_partial}
-    return {"case": case, "tokens": n, **found, **seconds, "total_s": marks[-1] - marks[0], "memory_mb": process.peak() - before}
+    return {
+        "case": case,
+        "tokens": n,
+        **found,
+        **seconds,
+        "total_s": marks[-1] - marks[0],
+        "memory_mb": process.peak() - before,
+    }
 
 
 def measure_block_mask(who: str, n: int) -> dict[str, Any]:
-    """FlexAttention's BlockMask of a causal window of 1,024 tokens, by ``to_block_mask`` or by torch's ``create_block_mask``.
+    """FlexAttention's BlockMask of a causal window of 1,024 tokens, by ``to_block_mask`` or by torch's
+    ``create_block_mask``.
 
     A small one is made first, so that what is loaded or set up once does not count.
     """
@@ -105,7 +120,9 @@ _MAKERS: dict[str, Callable[[TokenGraph], BlockMask]] = {
 }
 
 
-def run_graphs(tokens: int = MILLION, peers: bool = True, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
+def run_graphs(
+    tokens: int = MILLION, peers: bool = True, progress: Callable[[str], None] | None = None
+) -> dict[str, Any]:
     """All cases, each in a process of its own, as what ``--json`` writes. OSError where this is not Linux."""
     tokens = checks.size("tokens", tokens, 1)
     process.forget_peak()  # OSError before anything is measured

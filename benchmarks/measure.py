@@ -1,8 +1,10 @@
-"""Time among neighbours: interleaved rounds in random order, a guard against noise, medians and paired ratios, and limits.
+"""Time among neighbours: interleaved rounds in random order, a guard against noise, medians and paired
+ratios, and limits.
 
-On a shared machine a time alone says little. All methods of a workload run in one process, round after round, each round in an
-order of its own; before and after every sample a small matrix product must come near its best rate, else the sample is taken
-again. A ratio is the median over the rounds of the two times of the same round.
+On a shared machine a time alone says little. All methods of a workload run in one process, round after round,
+each round in an order of its own; before and after every sample a small matrix product must come near its
+best rate, else the sample is taken again. A ratio is the median over the rounds of the two times of the same
+round.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ LARGE = 2048
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure: ``budget`` seconds for a method and pass, ``fewest`` to ``most`` samples of at least ``shortest``.
+    """How long to measure: ``budget`` seconds for a method and pass, ``fewest`` to ``most`` samples of at
+    least ``shortest``.
 
-    A sample is taken again up to ``retries`` times when the guard found the machine busy; ``patience`` seconds are waited for
-    calm before each, ``allowance`` seconds in all for a workload. A call of more than ``long`` seconds is timed once. A method
-    that needs more than ``slowest`` seconds or ``memory`` bytes is left out.
+    A sample is taken again up to ``retries`` times when the guard found the machine busy; ``patience``
+    seconds are waited for calm before each, ``allowance`` seconds in all for a workload. A call of more than
+    ``long`` seconds is timed once. A method that needs more than ``slowest`` seconds or ``memory`` bytes is
+    left out.
     """
 
     budget: float = 3.0
@@ -50,13 +54,19 @@ class Settings:
 
 
 class Guard:
-    """Says whether the machine is at rest: whether ``probe()``, a rate, reaches a ``fraction`` of the best it has seen.
+    """Says whether the machine is at rest: whether ``probe()``, a rate, reaches a ``fraction`` of the best it
+    has seen.
 
-    Asking and waiting may take ``allowance`` seconds in all, however busy the machine is; then the guard is ``exhausted``.
+    Asking and waiting may take ``allowance`` seconds in all, however busy the machine is; then the guard is
+    ``exhausted``.
     """
 
     def __init__(
-        self, fraction: float, patience: float, allowance: float = math.inf, probe: Callable[[], float] | None = None
+        self,
+        fraction: float,
+        patience: float,
+        allowance: float = math.inf,
+        probe: Callable[[], float] | None = None,
     ) -> None:
         """``probe`` is a product of two matrices unless given; ``patience`` are the seconds of one wait."""
         self.fraction, self.patience, self.left = fraction, patience, allowance
@@ -100,7 +110,9 @@ class _Product:
 
 
 def limits() -> dict[str, float]:
-    """What this machine can do, here and now: matrix products in GFLOP/s and copies in GB/s (read and written), best of some."""
+    """What this machine can do, here and now: matrix products in GFLOP/s and copies in GB/s (read and
+    written), best of some.
+    """
     product = _Product(LARGE)
     source, target = torch.ones(2**25), torch.ones(2**25)
     copies = []
@@ -111,12 +123,11 @@ def limits() -> dict[str, float]:
     return {"gemm_gflops": max(product() for _ in range(8)), "copy_gb_s": max(copies)}
 
 
-# -- rounds -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Timing:
-    """Seconds of one call, by round; how often a sample was taken again, and how many samples were not seen to be calm."""
+    """Seconds of one call, by round; how often a sample was taken again, and how many samples were not seen
+    to be calm.
+    """
 
     calls: int
     wanted: int
@@ -132,12 +143,16 @@ class Timing:
 
 
 def timed_rounds(
-    calls: Mapping[str, Callable[[], object]], settings: Settings, guard: Guard, estimates: Mapping[str, float], seed: int = 0
+    calls: Mapping[str, Callable[[], object]],
+    settings: Settings,
+    guard: Guard,
+    estimates: Mapping[str, float],
+    seed: int = 0,
 ) -> dict[str, Timing]:
     """Time every call, in rounds of random order; ``estimates`` are the seconds that a call took before.
 
-    A method takes part in as many rounds as its budget allows, spread evenly. One that raises is left out from then on, with
-    its error.
+    A method takes part in as many rounds as its budget allows, spread evenly. One that raises is left out
+    from then on, with its error.
     """
     timings = {name: _planned(estimates[name], settings) for name in calls}
     rounds = max((timing.wanted for timing in timings.values()), default=0)
@@ -166,7 +181,9 @@ def _takes_part(number: int, wanted: int, rounds: int) -> bool:
     return (number + 1) * wanted // rounds > number * wanted // rounds
 
 
-def _sample(call: Callable[[], object], timing: Timing, number: int, settings: Settings, guard: Guard) -> None:
+def _sample(
+    call: Callable[[], object], timing: Timing, number: int, settings: Settings, guard: Guard
+) -> None:
     """One sample, again while the guard objects; a sample that fills the budget alone is not repeated."""
     for attempt in range(settings.retries + 1):
         calm = guard.wait()
@@ -177,7 +194,12 @@ def _sample(call: Callable[[], object], timing: Timing, number: int, settings: S
             return
         timing.seconds[number] = seconds / timing.calls
         calm = guard.at_rest() and calm
-        if calm or guard.exhausted or attempt == settings.retries or seconds * settings.fewest > settings.budget:
+        if (
+            calm
+            or guard.exhausted
+            or attempt == settings.retries
+            or seconds * settings.fewest > settings.budget
+        ):
             timing.noisy += not calm
             return
         timing.retries += 1
@@ -190,9 +212,6 @@ def _seconds(call: Callable[[], object], times: int) -> float:
     return time.perf_counter() - start
 
 
-# -- what the samples say ---------------------------------------------------------------------------------------------
-
-
 def paired_ratio(ours: Timing, theirs: Timing) -> float | None:
     """The median of ``theirs / ours`` over the rounds in which both took part: how many times faster ours is.
 
@@ -200,7 +219,9 @@ def paired_ratio(ours: Timing, theirs: Timing) -> float | None:
     >>> paired_ratio(fast, slow)
     2.25
     """
-    both = [theirs.seconds[number] / ours.seconds[number] for number in theirs.seconds if number in ours.seconds]
+    both = [
+        theirs.seconds[number] / ours.seconds[number] for number in theirs.seconds if number in ours.seconds
+    ]
     return statistics.median(both) if both else None
 
 

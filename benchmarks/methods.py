@@ -1,7 +1,9 @@
-"""How a workload can be run: ours on every backend, and the peers. A peer that is not installed says so, it is no error.
+"""How a workload can be run: ours on every backend, and the peers. A peer that is not installed says so, it
+is no error.
 
-A method prepares itself for a problem once (masks, edge lists, compiled kernels: what a user would keep from call to call) and
-returns the call to be timed. ``bytes_needed`` is an estimate of the peak beyond the inputs, made before anything is run.
+A method prepares itself for a problem once (masks, edge lists, compiled kernels: what a user would keep from
+call to call) and returns the call to be timed. ``bytes_needed`` is an estimate of the peak beyond the inputs,
+made before anything is run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import explain
 from gnn_attention.layer import MessagePassingAttention
 
@@ -30,8 +32,9 @@ __all__ = ["AUTO", "PEERS", "Method", "Prepared", "attended", "call_of", "of_bac
 AUTO = "auto"
 MOST_REFERENCE_EDGES = 20_000  # the reference is the lesson, not a competitor
 MOST_DENSE_CELLS = 8192**2  # beyond, "SDPA mask" stands for the dense backend, which is the same kernel
-# Seconds, and times the estimate of auto, above which a backend of ours is not timed: so many times that no plausible error of
-# the cost model hides one that would have beaten auto. The model that chooses must not choose its rivals as well.
+# Seconds, and times the estimate of auto, above which a backend of ours is not timed: so many times that no
+# plausible error of the cost model hides one that would have beaten auto. The model that chooses must not
+# choose its rivals as well.
 WORTH_A_WAIT, MOST_TIMES_AUTO = 1.0, 12.0
 
 
@@ -47,7 +50,8 @@ class Prepared:
 class Method:
     """A way to compute attention over a problem's graph.
 
-    ``estimate`` names its prediction for a GPU; ``same`` is False for a yardstick that computes another graph.
+    ``estimate`` names its prediction for a GPU; ``same`` is False for a yardstick that computes another
+    graph.
     """
 
     name: str
@@ -57,7 +61,7 @@ class Method:
     backward: str | None = None  # why there is no backward pass
     bytes_needed: Callable[[Problem, bool], float] | None = None
     seconds_needed: Callable[[Problem, bool], float] | None = None
-    refusal: Callable[[Problem], str | None] | None = None
+    unsupported_reason: Callable[[Problem], str | None] | None = None
     keeps: bool = False  # something of the first call at full size: a plan, a compiled kernel
     estimate: str = ""
     same: bool = True
@@ -72,9 +76,6 @@ class Method:
         return None
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------
-
-
 def ours(backends: Sequence[str] | None = None) -> list[Method]:
     """``backend="auto"`` and every backend of the table, or those named."""
     names = list(BACKENDS) if backends is None else list(backends)
@@ -86,14 +87,16 @@ def _explicit(backend: Backend) -> Method:
     return of_backend(backend, partial(_refusal, backend))
 
 
-def of_backend(backend: Backend, refusal: Callable[[Problem], str | None], estimate: str = "") -> Method:
+def of_backend(
+    backend: Backend, unsupported_reason: Callable[[Problem], str | None], estimate: str = ""
+) -> Method:
     """``attend`` on one backend."""
     return Method(
         backend.name,
         partial(attended, backend),
         ours=True,
         bytes_needed=partial(_backend_bytes, backend),
-        refusal=refusal,
+        unsupported_reason=unsupported_reason,
         keeps=True,
         estimate=estimate,
     )
@@ -108,13 +111,13 @@ def attended(backend: str | Backend, problem: Problem) -> Prepared:
     return Prepared(lambda x: layer(x, graph), tuple(layer.parameters()))
 
 
-def call_of(problem: Problem) -> Call:
+def call_of(problem: Problem) -> AttentionCall:
     """The call of attention that a problem is."""
     if problem.layer is None:
         q, k, v = problem.inputs
     else:  # a stand-in: only its sizes count
         q = k = v = torch.empty(1, problem.heads, problem.graph.num_dst, problem.dim, device="meta")
-    return Call.checked(q, k, v, problem.graph)
+    return AttentionCall.checked(q, k, v, problem.graph)
 
 
 def _backend_bytes(backend: Backend, problem: Problem, both: bool) -> float:
@@ -126,23 +129,22 @@ def _refusal(backend: Backend, problem: Problem) -> str | None:
         return f"the reference is not timed above {MOST_REFERENCE_EDGES} edges"
     without_mask = problem.graph.is_full() or problem.graph.is_causal()
     if backend.name == "dense" and problem.cells > MOST_DENSE_CELLS and not without_mask:
-        return f"the dense backend is not timed above {MOST_DENSE_CELLS} pairs: 'SDPA mask' is the same kernel"
-    return backend.refusal(call_of(problem)) or _far_behind(backend, problem)
+        return (
+            f"the dense backend is not timed above {MOST_DENSE_CELLS} pairs: 'SDPA mask' is the same kernel"
+        )
+    return backend.unsupported_reason(call_of(problem)) or _far_behind(backend, problem)
 
 
 def _far_behind(backend: Backend, problem: Problem) -> str | None:
-    """Why a backend is not worth minutes: the cost model has it far behind the one that auto takes. flex visits what tiles do."""
+    """Why a backend is not worth minutes: the cost model has it far behind the one that auto takes. flex
+    visits what tiles do.
+    """
     found = explain(problem.graph, problem.heads, problem.dim)
     seconds = {name: estimate for name, _, _, estimate in found.rows}
     mine, best = seconds["tiles" if backend.name == "flex" else backend.name], seconds[found.choice]
     if mine is None or best is None or mine < WORTH_A_WAIT or mine < MOST_TIMES_AUTO * best:
         return None
-    return (
-        f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {found.choice}, which auto takes: not timed"
-    )
-
-
-# -- peers ------------------------------------------------------------------------------------------------------------
+    return f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {found.choice}, which auto takes: not timed"
 
 
 def peers(names: Sequence[str]) -> list[Method]:
@@ -151,7 +153,9 @@ def peers(names: Sequence[str]) -> list[Method]:
 
 
 def _core(problem: Problem, run: Callable[..., Tensor]) -> Prepared:
-    """``run(q, k, v)`` as it is, or between the projections of a layer: one matrix for q, k, v and one for the output."""
+    """``run(q, k, v)`` as it is, or between the projections of a layer: one matrix for q, k, v and one for
+    the output.
+    """
     if problem.layer is None:
         return Prepared(run)
     heads, dim = problem.heads, problem.dim
@@ -165,10 +169,15 @@ def _core(problem: Problem, run: Callable[..., Tensor]) -> Prepared:
 
 
 def _projections(problem: Problem) -> tuple[Tensor, Tensor]:
-    """``W_Q, W_K, W_V`` as one ``[3 width, width]`` and ``W_O`` as ``[width, width]``, as nn.Linear keeps weights."""
+    """``W_Q, W_K, W_V`` as one ``[3 width, width]`` and ``W_O`` as ``[width, width]``, as nn.Linear keeps
+    weights.
+    """
     assert problem.layer is not None
     assert problem.layer.W_O is not None
-    into = [weight.transpose(1, 2).flatten(0, 1) for weight in (problem.layer.W_Q, problem.layer.W_K, problem.layer.W_V)]
+    into = [
+        weight.transpose(1, 2).flatten(0, 1)
+        for weight in (problem.layer.W_Q, problem.layer.W_K, problem.layer.W_V)
+    ]
     return torch.cat(into), problem.layer.W_O.flatten(0, 1).T.contiguous()
 
 
@@ -177,11 +186,16 @@ def _sdpa_causal(problem: Problem) -> Prepared:
 
 
 def _sdpa_mask(problem: Problem) -> Prepared:
-    return _core(problem, partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.device)))
+    return _core(
+        problem,
+        partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.device)),
+    )
 
 
 def _flex(problem: Problem) -> Prepared:
-    """Compiled, with the graph's own rule as ``mask_mod`` and our lists of tiles, which never take tokens x tokens."""
+    """Compiled, with the graph's own rule as ``mask_mod`` and our lists of tiles, which never take tokens x
+    tokens.
+    """
     torch._dynamo.reset()  # a kernel for each graph: past a limit of them it would run uncompiled, unseen
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     mask = convert.to_block_mask(problem.graph).to(str(problem.device))
@@ -189,7 +203,9 @@ def _flex(problem: Problem) -> Prepared:
 
 
 def _transformer_conv(problem: Problem) -> Prepared:
-    """Its ``propagate`` on q, k and v alone; for a layer the module without its skip connection, and an output matrix."""
+    """Its ``propagate`` on q, k and v alone; for a layer the module without its skip connection, and an
+    output matrix.
+    """
     nn_module = importlib.import_module("torch_geometric.nn")
     heads, dim, edges = problem.heads, problem.dim, problem.graph.edges_on(problem.device)
     conv = nn_module.TransformerConv(heads * dim, dim, heads=heads, root_weight=False, bias=False)
@@ -206,13 +222,20 @@ def _transformer_conv(problem: Problem) -> Prepared:
 
 def _propagate(conv: Any, edges: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-    out: Tensor = conv.propagate(edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None)
+    out: Tensor = conv.propagate(
+        edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None
+    )
     return out.transpose(0, 1).unsqueeze(0)
 
 
 def _torch_sparse(problem: Problem) -> Prepared:
-    """Head by head: ``sampled_addmm`` on the edges, ``sparse.softmax`` over each row, ``sparse.mm``; in float32."""
-    edges, zeros = problem.graph.edges_on(problem.device).flip(0), torch.zeros(problem.graph.num_edges, device=problem.device)
+    """Head by head: ``sampled_addmm`` on the edges, ``sparse.softmax`` over each row, ``sparse.mm``; in
+    float32.
+    """
+    edges, zeros = (
+        problem.graph.edges_on(problem.device).flip(0),
+        torch.zeros(problem.graph.num_edges, device=problem.device),
+    )
     pattern = torch.sparse_coo_tensor(edges, zeros, problem.shape).coalesce().to_sparse_csr()
 
     def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -228,7 +251,9 @@ def _torch_sparse(problem: Problem) -> Prepared:
 
 
 def _eager(problem: Problem) -> Prepared:
-    """What a Hugging Face model runs with ``attn_implementation="eager"``: Llama's function and a mask that is added."""
+    """What a Hugging Face model runs with ``attn_implementation="eager"``: Llama's function and a mask that
+    is added.
+    """
     eager = importlib.import_module("transformers.models.llama.modeling_llama").eager_attention_forward
     mask = convert.to_sdpa_mask(problem.graph, dtype=torch.float32).view(1, 1, *problem.shape)
     module = nn.Identity()
@@ -238,7 +263,13 @@ def _eager(problem: Problem) -> Prepared:
 
 
 def _eager_forward(
-    eager: Callable[..., tuple[Tensor, Any]], module: nn.Module, mask: Tensor, scale: float, q: Tensor, k: Tensor, v: Tensor
+    eager: Callable[..., tuple[Tensor, Any]],
+    module: nn.Module,
+    mask: Tensor,
+    scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> Tensor:
     return eager(module, q, k, v, mask, scaling=scale)[0].transpose(1, 2)
 
@@ -258,8 +289,8 @@ def _self_attention(module: nn.MultiheadAttention, hidden: Tensor, x: Tensor) ->
     return out
 
 
-# -- what they need ---------------------------------------------------------------------------------------------------
-# Fitted to measurements on two cores; they only have to separate gigabytes from megabytes and minutes from seconds.
+# Fitted to measurements on two cores; they only have to separate gigabytes from megabytes and minutes from
+# seconds.
 
 
 def _mask_bytes(problem: Problem, both: bool) -> float:
@@ -280,7 +311,13 @@ def _logit_seconds(problem: Problem, both: bool) -> float:
 
 def _message_bytes(problem: Problem, both: bool) -> float:
     """Keys, queries and values of every edge, and their products."""
-    return problem.graph.num_edges * problem.heads * problem.dim * problem.grad_out.element_size() * (6.0 if both else 4.0)
+    return (
+        problem.graph.num_edges
+        * problem.heads
+        * problem.dim
+        * problem.grad_out.element_size()
+        * (6.0 if both else 4.0)
+    )
 
 
 def _sparse_bytes(problem: Problem, both: bool) -> float:
@@ -298,7 +335,7 @@ def _not_causal(problem: Problem) -> str | None:
 PEERS = {
     method.name: method
     for method in (
-        Method(CAUSAL, _sdpa_causal, refusal=_not_causal),
+        Method(CAUSAL, _sdpa_causal, unsupported_reason=_not_causal),
         Method(MASKED, _sdpa_mask, bytes_needed=_mask_bytes, seconds_needed=_mask_seconds),
         Method(FLEX, _flex, backward="FlexAttention has no backward pass on a CPU", keeps=True),
         Method(PYG, _transformer_conv, modules=("torch_geometric.nn",), bytes_needed=_message_bytes),

@@ -1,4 +1,6 @@
-"""Pictures of a record: time and memory against tokens, and the density at which sparse overtakes dense. Needs matplotlib."""
+"""Pictures of a record: time and memory against tokens, and the density at which sparse overtakes dense.
+Needs matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ PASSES = {"forward": "forward", "both": "forward and backward"}
 
 def save(record: Record, folder: Path) -> list[Path]:
     """Write every picture the record has data for, as SVG; returns the files."""
-    pictures = {f"{family}-{quantity}": against_tokens(record, family, quantity) for family in FAMILIES for quantity in AXES}
+    pictures = {
+        f"{family}-{quantity}": against_tokens(record, family, quantity)
+        for family in FAMILIES
+        for quantity in AXES
+    }
     pictures["crossover"] = crossover(record)
     return written(pictures, folder)
 
@@ -43,7 +49,9 @@ AXES = {"seconds": "seconds", "memory_mb": "peak memory of a call, MB"}
 
 
 def against_tokens(record: Record, family: str, quantity: str, allocator: str = "default") -> Figure | None:
-    """Time or memory of every method against tokens, one panel for each pass; None without two sizes of the family."""
+    """Time or memory of every method against tokens, one panel for each pass; None without two sizes of the
+    family.
+    """
     lines = {which: _lines(record, family, quantity, which, allocator) for which in PASSES}
     if not any(len(points) > 1 for found in lines.values() for points in found.values()):
         return None
@@ -52,12 +60,20 @@ def against_tokens(record: Record, family: str, quantity: str, allocator: str = 
         for method, points in lines[which].items():
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
         shown = list(axes.lines)
-        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=AXES[quantity], title=f"{FAMILIES[family]}, {title}")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="tokens",
+            ylabel=AXES[quantity],
+            title=f"{FAMILIES[family]}, {title}",
+        )
         _finish(axes, shown)
     return made
 
 
-def _lines(record: Record, family: str, quantity: str, which: str, allocator: str) -> dict[str, list[tuple[float, float]]]:
+def _lines(
+    record: Record, family: str, quantity: str, which: str, allocator: str
+) -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
     for case in cases_of(record, allocator=allocator, **{"pass": which}):
         workload = workload_of(record, case["workload"], allocator)
@@ -68,7 +84,9 @@ def _lines(record: Record, family: str, quantity: str, which: str, allocator: st
 
 
 def crossover(record: Record) -> Figure | None:
-    """How many times faster than SDPA with a mask ours is, against density; None where the record has none."""
+    """How many times faster than SDPA with a mask ours is, against density; None where the record has
+    none.
+    """
     rows = [row for row in record["crossover"] if len(row["points"]) > 1]
     if not rows:
         return None
@@ -77,10 +95,22 @@ def crossover(record: Record) -> Figure | None:
         for row in rows:
             if row["pass"] == which:
                 label = f"{row['method']}, {row['kind']}"
-                axes.plot(*zip(*row["points"], strict=True), STYLES[row["kind"]], marker="o", markersize=3, label=label)
+                axes.plot(
+                    *zip(*row["points"], strict=True),
+                    STYLES[row["kind"]],
+                    marker="o",
+                    markersize=3,
+                    label=label,
+                )
         shown = list(axes.lines)
         axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="density", ylabel="times faster than SDPA with a mask", title=title)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="density",
+            ylabel="times faster than SDPA with a mask",
+            title=title,
+        )
         _finish(axes, shown)
     return made
 

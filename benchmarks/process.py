@@ -1,4 +1,6 @@
-"""Processes of their own: functions run in a fresh interpreter or in a fork, and resident memory from /proc."""
+"""Processes of their own: functions run in a fresh interpreter or in a fork, and resident memory from
+/proc.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _status(field: str) -> float:
 
 
 def limit_memory(limit: int) -> None:
-    """From here on this process gets no more than ``limit`` bytes of data: a method that wants more fails, not the machine."""
+    """From here on this process gets no more than ``limit`` bytes of data: a method that wants more fails,
+    not the machine.
+    """
     resource = importlib.import_module("resource")  # not on Windows, whose command line must still start
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -49,15 +53,25 @@ def limit_memory(limit: int) -> None:
 
 
 def environment(allocator: str) -> dict[str, str]:
-    """The variables of a child: threads bound to cores, and torch's tensors in huge pages (``allocator="thp"``) or not.
+    """The variables of a child: threads bound to cores, and torch's tensors in huge pages
+    (``allocator="thp"``) or not.
 
-    It starts with one thread, so that no worker is there when it forks; the number to use comes with the work.
+    It starts with one thread, so that no worker is there when it forks; the number to use comes with the
+    work.
     """
-    return {**OWN_THREADS, "TORCHINDUCTOR_COMPILE_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1" if allocator == "thp" else "0"}
+    return {
+        **OWN_THREADS,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "THP_MEM_ALLOC_ENABLE": "1" if allocator == "thp" else "0",
+    }
 
 
 def in_a_process(
-    module: str, function: str, arguments: Mapping[str, Any], variables: Mapping[str, str] | None = None, timeout: float = 900
+    module: str,
+    function: str,
+    arguments: Mapping[str, Any],
+    variables: Mapping[str, str] | None = None,
+    timeout: float = 900,
 ) -> Any:
     """What ``function(**arguments)`` of a module returns in a fresh interpreter; both ways as JSON.
 
@@ -83,10 +97,11 @@ def in_a_process(
 
 
 def in_a_fork(work: Callable[[], Any], timeout: int = 120) -> Any:
-    """What ``work()`` returns in a fork of this process, through JSON; RuntimeError if it raises, dies or takes too long.
+    """What ``work()`` returns in a fork of this process, through JSON; RuntimeError if it raises, dies or
+    takes too long.
 
-    A fork starts with the imports and inputs of its parent at once, yet its memory is its own. The parent must never have
-    started worker threads: a fork would wait for them for ever.
+    A fork starts with the imports and inputs of its parent at once, yet its memory is its own. The parent
+    must never have started worker threads: a fork would wait for them for ever.
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()
@@ -111,7 +126,9 @@ def in_a_fork(work: Callable[[], Any], timeout: int = 120) -> Any:
 
 
 def _die_with(parent: int) -> None:
-    """From here on this process is killed when its parent is, as Ctrl-C does to a workload; where the system can (Linux)."""
+    """From here on this process is killed when its parent is, as Ctrl-C does to a workload; where the system
+    can (Linux).
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -128,4 +145,6 @@ def one_line(error: BaseException) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    return f"killed by {signal.Signals(-code).name}" + (", most likely out of memory" if code == -signal.SIGKILL else "")
+    return f"killed by {signal.Signals(-code).name}" + (
+        ", most likely out of memory" if code == -signal.SIGKILL else ""
+    )

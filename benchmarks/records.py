@@ -21,16 +21,21 @@ PACKAGES = ("torch_geometric", "transformers", "networkx")
 
 
 def read(path: Path, bench: str | None = None) -> Record:
-    """A record from its file, of the suite ``bench`` if that is given; ValueError that names the file if it holds none.
+    """A record from its file, of the suite ``bench`` if that is given; ValueError that names the file if it
+    holds none.
 
     >>> read(Path("no such file"))
     Traceback (most recent call last):
-    ValueError: no such file holds no record of the benchmarks ([Errno 2] No such file or directory: 'no such file')
+    ValueError: no such file holds no record of the benchmarks (...)
     """
     expected = SUITES if bench is None else (bench,)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or record.get("bench") not in expected or record.get("schema", 1) != 1:
+        if (
+            not isinstance(record, dict)
+            or record.get("bench") not in expected
+            or record.get("schema", 1) != 1
+        ):
             raise ValueError(f"expected one of {', '.join(expected)}, schema 1")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} holds no record of the benchmarks ({error})") from error
@@ -44,17 +49,25 @@ def cases_of(record: Record, **wanted: object) -> Iterator[Record]:
             yield case
 
 
-def case_of(record: Record, workload: str, method: str, which: str, allocator: str = "default") -> Record | None:
-    """One case, measured or not; None if it is not in the record. ``allocator`` is that of a record of a CPU."""
+def case_of(
+    record: Record, workload: str, method: str, which: str, allocator: str = "default"
+) -> Record | None:
+    """One case, measured or not; None if it is not in the record. ``allocator`` is that of a record of a
+    CPU.
+    """
     wanted = (workload, method, which, allocator)
     keys = ("workload", "method", "pass")
-    found = (c for c in record["cases"] if (*(c[key] for key in keys), c.get("allocator", "default")) == wanted)
+    found = (
+        c for c in record["cases"] if (*(c[key] for key in keys), c.get("allocator", "default")) == wanted
+    )
     return next(found, None)
 
 
 def workload_of(record: Record, name: str, allocator: str = "default") -> Record | None:
     """What the record says of a workload; None if it is not there."""
-    found = (w for w in record["workloads"] if w["workload"] == name and w.get("allocator", "default") == allocator)
+    found = (
+        w for w in record["workloads"] if w["workload"] == name and w.get("allocator", "default") == allocator
+    )
     return next(found, None)
 
 

@@ -1,4 +1,6 @@
-"""What a record says beyond its cases: how cost grows with tokens and edges, and where sparse overtakes dense."""
+"""What a record says beyond its cases: how cost grows with tokens and edges, and where sparse overtakes
+dense.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ def summary(record: Record) -> Record:
     return {"growth": list(_growth(record)), "crossover": list(_crossovers(record))}
 
 
-# -- growth -----------------------------------------------------------------------------------------------------------
-
-
 def _growth(record: Record) -> Iterator[Record]:
-    """Exponents of time and memory of auto: with tokens over windows, with edges at one number of tokens, by pass."""
+    """Exponents of time and memory of auto: with tokens over windows, with edges at one number of tokens, by
+    pass.
+    """
     for allocator in dict.fromkeys(w["allocator"] for w in record["workloads"]):
         for which in ("forward", "both"):
             for quantity in ("seconds", "memory_mb"):
                 for family, by, belongs in (("b", "tokens", _any), ("e", "edges", _at_16384)):
                     points = list(_points(record, family, by, quantity, which, allocator, belongs))
-                    place = {"family": family, "by": by, "quantity": quantity, "pass": which, "allocator": allocator}
+                    place = {
+                        "family": family,
+                        "by": by,
+                        "quantity": quantity,
+                        "pass": which,
+                        "allocator": allocator,
+                    }
                     exponent = slope(points)
                     if exponent is not None:
                         yield {**place, "exponent": exponent, "points": points}
@@ -44,7 +51,13 @@ def _at_16384(workload: Record) -> bool:
 
 
 def _points(
-    record: Record, family: str, by: str, quantity: str, which: str, allocator: str, belongs: Callable[[Record], bool]
+    record: Record,
+    family: str,
+    by: str,
+    quantity: str,
+    which: str,
+    allocator: str,
+    belongs: Callable[[Record], bool],
 ) -> Iterator[tuple[float, float]]:
     for case in cases_of(record, method=AUTO, allocator=allocator, **{"pass": which}):
         workload = workload_of(record, case["workload"], allocator)
@@ -52,12 +65,15 @@ def _points(
             yield workload[by], case[quantity]
 
 
-# -- crossover --------------------------------------------------------------------------------------------------------
-
-
 def _crossovers(record: Record) -> Iterator[Record]:
-    """For random tiles and random edges: the density at which auto, or a backend of ours, is as fast as SDPA with a mask."""
-    names = list(dict.fromkeys(case["method"] for case in record["cases"] if case["workload"][0] == "x" and case.get("ours")))
+    """For random tiles and random edges: the density at which auto, or a backend of ours, is as fast as SDPA
+    with a mask.
+    """
+    names = list(
+        dict.fromkeys(
+            case["method"] for case in record["cases"] if case["workload"][0] == "x" and case.get("ours")
+        )
+    )
     for kind in ("tiles", "edges"):
         for which in ("forward", "both"):
             for name in names:
@@ -85,7 +101,8 @@ def _ratio(peer: Record, case: Record) -> float:
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """The first x at which y, from above 1, comes down to 1: between two points on straight lines of logarithms; None if never.
+    """The first x at which y, from above 1, comes down to 1: between two points on straight lines of
+    logarithms; None if never.
 
     >>> crossing([(0.1, 4.0), (0.4, 1.0), (1.0, 0.5)])
     0.4

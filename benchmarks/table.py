@@ -7,29 +7,61 @@ from collections.abc import Iterable, Iterator, Sequence
 from benchmarks.methods import AUTO, PEERS
 from benchmarks.records import Record, case_of, value_of
 
-__all__ = ["README", "cell", "markdown", "reasons", "report", "rounded", "table", "targets_line", "targets_table"]
+__all__ = [
+    "README",
+    "cell",
+    "markdown",
+    "reasons",
+    "report",
+    "rounded",
+    "table",
+    "targets_line",
+    "targets_table",
+]
 
 PASSES = ("forward", "both")
 # The rows of the README's table.
-README = ["a2048", "b2048", "b8192", "b131072", "c16384", "d34", "e16384", "e65536", "f1024", "g34", "g100000", "h2048"]
+README = [
+    "a2048",
+    "b2048",
+    "b8192",
+    "b131072",
+    "c16384",
+    "d34",
+    "e16384",
+    "e65536",
+    "f1024",
+    "g34",
+    "g100000",
+    "h2048",
+]
 SHORT = {"out of memory by estimate": "out of memory", "too slow by estimate": "too slow"}
 
 
 def table(record: Record, allocator: str = "default", only: Sequence[str] | None = None) -> str:
-    """Markdown, a row for each workload: what auto needs, and how many times the time and the memory of it each peer takes.
+    """Markdown, a row for each workload: what auto needs, and how many times the time and the memory of it
+    each peer takes.
 
-    ``24x / 21x`` is forward / forward and backward; times are medians, ratios medians of paired ratios. A dash was not run.
-    ``only`` names the workloads, :data:`README` for one; all but those of the density sweep unless given.
+    ``24x / 21x`` is forward / forward and backward; times are medians, ratios medians of paired ratios. A
+    dash was not run. ``only`` names the workloads, :data:`README` for one; all but those of the density sweep
+    unless given.
     """
     here = (w for w in record["workloads"] if w["allocator"] == allocator)
     shown = [w for w in here if (w["workload"][0] != "x" if only is None else w["workload"] in only)]
     names = [name for name in PEERS if any(case["method"] == name for case in record["cases"])]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{name}: time, memory" for name in names)]
-    return markdown(head, ([*_own(record, w, allocator), *(_peer(record, w, name, allocator) for name in names)] for w in shown))
+    return markdown(
+        head,
+        (
+            [*_own(record, w, allocator), *(_peer(record, w, name, allocator) for name in names)]
+            for w in shown
+        ),
+    )
 
 
 def targets_line(record: Record) -> str:
-    """In a line: how many targets are met, of those that were measured, and each that is not, with what was measured.
+    """In a line: how many targets are met, of those that were measured, and each that is not, with what was
+    measured.
 
     ``18 / 17 (at least 25 / 20 times ...)`` is forward / forward and backward, where both are missed.
     """
@@ -37,9 +69,13 @@ def targets_line(record: Record) -> str:
     missed = [row for row in measured if not row["met"]]
     alike: dict[tuple[str, str, str, str], list[Record]] = {}
     for row in missed:
-        alike.setdefault((row["workload"], row.get("method", AUTO), row["sense"], row["words"]), []).append(row)
+        alike.setdefault((row["workload"], row.get("method", AUTO), row["sense"], row["words"]), []).append(
+            row
+        )
     each = "; ".join(_missed(*promise, rows) for promise, rows in alike.items())
-    return f"{len(measured) - len(missed)} of {len(measured)} targets met" + (f", missed: {each}." if missed else ".")
+    return f"{len(measured) - len(missed)} of {len(measured)} targets met" + (
+        f", missed: {each}." if missed else "."
+    )
 
 
 def _missed(workload: str, method: str, sense: str, words: str, rows: Sequence[Record]) -> str:
@@ -59,7 +95,10 @@ def _own(record: Record, workload: Record, allocator: str) -> list[str]:
 
 def _peer(record: Record, workload: Record, name: str, allocator: str) -> str:
     """``24x / 21x, 13x / 2x``, or why there is no number."""
-    both = [[case_of(record, workload["workload"], method, which, allocator) for which in PASSES] for method in (name, AUTO)]
+    both = [
+        [case_of(record, workload["workload"], method, which, allocator) for which in PASSES]
+        for method in (name, AUTO)
+    ]
     theirs, ours = both
     if all(case is None for case in theirs):
         return "-"
@@ -82,9 +121,6 @@ def _smaller(ours: Record | None, theirs: Record | None) -> str:
     if ours is None or theirs is None or any(case["status"] != "measured" for case in (ours, theirs)):
         return "-"
     return f"{rounded(theirs['memory_mb'] / max(ours['memory_mb'], 1.0))}x"
-
-
-# -- the full report --------------------------------------------------------------------------------------------------
 
 
 def report(record: Record) -> str:
@@ -111,7 +147,9 @@ def _methods(record: Record, workload: Record) -> str:
     here = (case for case in record["cases"] if (case["workload"], case["allocator"]) == (name, allocator))
     methods = dict.fromkeys(case["method"] for case in here)
     head = ["method", "forward, ms", "fwd+bwd, ms", "of auto", "MB", "roofline", "samples (noisy)", "remark"]
-    return f"{title}: {about}\n{markdown(head, (_line(record, name, method, allocator) for method in methods))}"
+    return (
+        f"{title}: {about}\n{markdown(head, (_line(record, name, method, allocator) for method in methods))}"
+    )
 
 
 def _line(record: Record, workload: str, method: str, allocator: str) -> list[str]:
@@ -132,10 +170,14 @@ def _conclusions(record: Record) -> Iterator[str]:
     if record["growth"]:
         head = ["growth of", "with", "over", "pass", "allocator", "exponent"]
         keys = ("quantity", "by", "family", "pass", "allocator")
-        yield markdown(head, ([*(str(row[key]) for key in keys), f"{row['exponent']:.2f}"] for row in record["growth"]))
+        yield markdown(
+            head, ([*(str(row[key]) for key in keys), f"{row['exponent']:.2f}"] for row in record["growth"])
+        )
     if record["crossover"]:
         head = ["crossover with SDPA mask: random", "method", "pass", "density"]
-        yield markdown(head, ([row["kind"], row["method"], row["pass"], _density(row)] for row in record["crossover"]))
+        yield markdown(
+            head, ([row["kind"], row["method"], row["pass"], _density(row)] for row in record["crossover"])
+        )
     yield from targets_table(record)
 
 
@@ -144,23 +186,34 @@ def _density(row: Record) -> str:
     if row["density"] is not None:
         return f"{row['density']:.3f}"
     advantages = [advantage for _, advantage in row["points"]]
-    return "ours is faster at all" if min(advantages) > 1 else "SDPA is faster at all" if max(advantages) < 1 else "-"
-
-
-# -- parts that the reports of a CPU and of a GPU share ---------------------------------------------------------------
+    return (
+        "ours is faster at all"
+        if min(advantages) > 1
+        else "SDPA is faster at all"
+        if max(advantages) < 1
+        else "-"
+    )
 
 
 def targets_table(record: Record) -> Iterator[str]:
     """The targets of a record as one table, if it has any."""
     if record["targets"]:
-        yield markdown(["target", "pass", "promised", "measured", "met"], (_target(row) for row in record["targets"]))
+        yield markdown(
+            ["target", "pass", "promised", "measured", "met"], (_target(row) for row in record["targets"])
+        )
 
 
 def _target(row: Record) -> list[str]:
     value = "not measured" if row["value"] is None else f"{row['value']:.3g}"
     method = "" if row.get("method", AUTO) == AUTO else f"{row['method']} "
     met = {True: "yes", False: "NO", None: "-"}[row["met"]]
-    return [row["workload"], row["pass"], f"{method}{row['sense']} {row['bound']:g} {row['words']}", value, met]
+    return [
+        row["workload"],
+        row["pass"],
+        f"{method}{row['sense']} {row['bound']:g} {row['words']}",
+        value,
+        met,
+    ]
 
 
 def reasons(cases: Iterable[Record | None]) -> str:
@@ -188,6 +241,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose columns are aligned in plain text too."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    padded = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
+    padded = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([padded[0], rule, *padded[1:]])

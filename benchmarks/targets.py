@@ -1,7 +1,8 @@
 """The targets as data: what is promised of which workload, against what, and whether a record meets it.
 
-A measure takes the record and the target and returns the value, or None where something was not measured. Both of a ratio are
-of one run; on a CPU times are paired, "auto" is ``attend`` throughout, with the default allocator.
+A measure takes the record and the target and returns the value, or None where something was not measured.
+Both of a ratio are of one run; on a CPU times are paired, "auto" is ``attend`` throughout, with the default
+allocator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ FORWARD, BOTH = "forward", "both"
 
 @dataclass(frozen=True)
 class Target:
-    """``measure`` of a method on a workload and pass, against a peer ("A|B": the faster) or a workload, meets ``bound``."""
+    """``measure`` of a method on a workload and pass, against a peer ("A|B": the faster) or a workload, meets
+    ``bound``.
+    """
 
     workload: str
     which: str
@@ -40,20 +43,26 @@ class Measure:
 
 
 def judge(record: Record, targets: Sequence[Target], measures: Mapping[str, Measure]) -> list[Record]:
-    """Every target with its measured ``value`` (None where something was not measured) and ``met`` (None likewise)."""
+    """Every target with its measured ``value`` (None where something was not measured) and ``met`` (None
+    likewise).
+    """
     return [_judge(record, target, measures[target.measure]) for target in targets]
 
 
 def _judge(record: Record, target: Target, measure: Measure) -> Record:
     value = measure.value(record, target)
-    met = None if value is None else bool(value >= target.bound if measure.at_least else value <= target.bound)
-    place = {"workload": target.workload, "pass": target.which, "method": target.method, "measure": target.measure}
+    met = (
+        None if value is None else bool(value >= target.bound if measure.at_least else value <= target.bound)
+    )
+    place = {
+        "workload": target.workload,
+        "pass": target.which,
+        "method": target.method,
+        "measure": target.measure,
+    }
     words = measure.words.format(against=target.against.replace("|", " or "))
     promise = {"sense": "at least" if measure.at_least else "at most", "bound": target.bound}
     return {**place, "against": target.against, "words": words, **promise, "value": value, "met": met}
-
-
-# -- measures ---------------------------------------------------------------------------------------------------------
 
 
 def own(record: Record, target: Target, name: str, workload: str | None = None) -> float | None:
@@ -129,7 +138,9 @@ COMMON = {
 }
 MEASURES = {
     **COMMON,
-    "roofline": Measure(True, "of the matrix-product rate", lambda record, target: own(record, target, "roofline")),
+    "roofline": Measure(
+        True, "of the matrix-product rate", lambda record, target: own(record, target, "roofline")
+    ),
     "outputs": Measure(False, "times the memory of outputs and gradients", _over_outputs),
     "seconds": Measure(False, "seconds", lambda record, target: own(record, target, "seconds")),
     "megabytes": Measure(False, "MB", lambda record, target: own(record, target, "memory_mb")),
@@ -137,11 +148,14 @@ MEASURES = {
     "best": Measure(False, "of the time of the best backend", _over_the_best),
 }
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
 
 def pair_of_targets(
-    passes: tuple[str, str], workload: str, measure: str, *bounds: float | None, against: str = "", method: str = AUTO
+    passes: tuple[str, str],
+    workload: str,
+    measure: str,
+    *bounds: float | None,
+    against: str = "",
+    method: str = AUTO,
 ) -> Iterator[Target]:
     """The targets of both passes that have a bound."""
     for which, bound in zip(passes, bounds, strict=True):
@@ -149,7 +163,9 @@ def pair_of_targets(
             yield Target(workload, which, measure, bound, against, method)
 
 
-def _pair(workload: str, measure: str, forward: float | None, both: float | None, against: str = "") -> Iterator[Target]:
+def _pair(
+    workload: str, measure: str, forward: float | None, both: float | None, against: str = ""
+) -> Iterator[Target]:
     return pair_of_targets((FORWARD, BOTH), workload, measure, forward, both, against=against)
 
 
@@ -184,7 +200,9 @@ TARGETS = (
 
 
 def judged(record: Record) -> list[Record]:
-    """Every target of the record's workloads; the last ones hold for all: auto within 1.3 times the best backend."""
+    """Every target of the record's workloads; the last ones hold for all: auto within 1.3 times the best
+    backend.
+    """
     names = dict.fromkeys(w["workload"] for w in record["workloads"])
     best = (target for name in names for target in _pair(name, "best", 1.3, 1.3))
     return judge(record, [target for target in (*TARGETS, *best) if target.workload in names], MEASURES)

@@ -1,8 +1,10 @@
-"""A language model trained on long windows, with attend and with SDPA and a mask: ``python -m benchmarks training``.
+"""A language model trained on long windows, with attend and with SDPA and a mask:
+``python -m benchmarks training``.
 
-The shipped model's architecture learns the same windows from the same first weights twice, each time in a process of its own:
-with ``backend="auto"``, and with what one writes without a graph, ``scaled_dot_product_attention`` given a float mask that holds
-the learned biases of distances and -inf. The record, as ``--json`` writes it:
+The shipped model's architecture learns the same windows from the same first weights twice, each time in a
+process of its own: with ``backend="auto"``, and with what one writes without a graph,
+``scaled_dot_product_attention`` given a float mask that holds the learned biases of distances and -inf. The
+record, as ``--json`` writes it:
 
 ===========  ========================================================================================================
 ``bench``    "training"; ``schema`` 1; date, commit, processor, threads, versions, ...
@@ -27,7 +29,7 @@ from benchmarks import process
 from benchmarks.records import circumstances
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.training import Recipe, train
 
 __all__ = ["LENGTH", "METHODS", "STEPS", "measure", "run_training", "text"]
@@ -36,7 +38,7 @@ LENGTH, WINDOW, STEPS = 8192, 256, 12
 REPORTED = ("seconds", "peak_memory_mb", "losses", "held_out_loss")
 
 
-def _with_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+def _with_mask(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """SDPA with one float mask ``[1, H, dst, src]``: the biases of all pairs, -inf where there is no edge.
 
     It returns no lse; the few calls that need one, after training, are left to the dense backend.
@@ -45,15 +47,22 @@ def _with_mask(call: Call) -> tuple[Tensor, Tensor | None]:
         return BACKENDS["dense"].run(call)
     dst, src = (torch.arange(n, device=call.q.device) for n in (call.graph.num_dst, call.graph.num_src))
     nothing = call.q.new_zeros(()).expand(1, call.q.shape[1], len(dst), len(src))
-    added = call.modified(nothing, dst.unsqueeze(-1), src).masked_fill(~call.graph.mask(call.q.device), -torch.inf)
-    return functional.scaled_dot_product_attention(call.q, call.k, call.v, attn_mask=added, scale=call.scale), None
+    added = call.modified(nothing, dst.unsqueeze(-1), src).masked_fill(
+        ~call.graph.mask(call.q.device), -torch.inf
+    )
+    return functional.scaled_dot_product_attention(
+        call.q, call.k, call.v, attn_mask=added, scale=call.scale
+    ), None
 
 
 METHODS: dict[str, str | Backend] = {"auto": "auto", "SDPA mask": Backend("SDPA mask", _with_mask)}
 
 
 def run_training(
-    tokens: int = LENGTH, steps: int = STEPS, peers: bool = True, progress: Callable[[str], None] | None = None
+    tokens: int = LENGTH,
+    steps: int = STEPS,
+    peers: bool = True,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Both methods, one after the other, as one record. ValueError for a size that makes no sense."""
     recipe = _recipe(tokens, steps)
@@ -61,7 +70,11 @@ def run_training(
     for method in list(METHODS) if peers else ["auto"]:
         if progress is not None:
             progress(f"{steps} steps on {tokens} tokens, {method}")
-        runs.append(process.in_a_process(__name__, "measure", {"method": method, "tokens": tokens, "steps": steps}, timeout=3600))
+        runs.append(
+            process.in_a_process(
+                __name__, "measure", {"method": method, "tokens": tokens, "steps": steps}, timeout=3600
+            )
+        )
     record = {"bench": "training", "schema": 1, **circumstances(), "recipe": asdict(recipe), "runs": runs}
     return {**record, **_compared(*runs)} if peers else record
 
@@ -88,7 +101,9 @@ def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
 def text(record: dict[str, Any]) -> str:
     """The record in some lines."""
     recipe = record["recipe"]
-    lines = [f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} threads"]
+    lines = [
+        f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} threads"
+    ]
     for run in record["runs"]:
         lines.append(
             f"{run['method']:10} {run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB, "

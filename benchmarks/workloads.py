@@ -1,7 +1,7 @@
 """What is measured: graphs from causal to Barabasi-Albert, their sizes, their peers, and the inputs.
 
-Inputs are normal, on a CPU float32, batch 1, 8 heads of 64, in the layout in which projections leave them: ``[1, T, H, D]`` seen
-as ``[1, H, T, D]``. Every copy that a method needs is inside its time.
+Inputs are normal, on a CPU float32, batch 1, 8 heads of 64, in the layout in which projections leave them:
+``[1, T, H, D]`` seen as ``[1, H, T, D]``. Every copy that a method needs is inside its time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ PYG, SPARSE, EAGER, MHA = "PyG TransformerConv", "torch.sparse", "Hugging Face e
 
 @dataclass(frozen=True)
 class Workload:
-    """A graph of so many tokens, the sizes of its inputs and the names of its peers; ``layer``: the whole layer, not its core.
+    """A graph of so many tokens, the sizes of its inputs and the names of its peers; ``layer``: the whole
+    layer, not its core.
 
-    ``quick``: part of the short run of the suite ``attention``. ``kind`` says what bounds the best kernel of a GPU: "products" of
-    its pairs, or "gathers" of a sender for each edge; ``floors`` are its milliseconds, forward and backward, on an H200.
+    ``quick``: part of the short run of the suite ``attention``. ``kind`` says what bounds the best kernel of
+    a GPU: "products" of its pairs, or "gathers" of a sender for each edge; ``floors`` are its milliseconds,
+    forward and backward, on an H200.
     """
 
     name: str
@@ -74,13 +76,17 @@ class Workload:
 
     def tiny(self) -> Workload:
         """The same structure in some tens of tokens."""
-        return replace(self, tokens=min(self.tokens, TINY_TOKENS), heads=min(self.heads, TINY_HEADS), dim=TINY_DIM)
+        return replace(
+            self, tokens=min(self.tokens, TINY_TOKENS), heads=min(self.heads, TINY_HEADS), dim=TINY_DIM
+        )
 
     def graph(self, tokens: int | None = None) -> TokenGraph:
         """The graph, or a smaller one like it."""
         return self.build(min(self.tokens, tokens or self.tokens))
 
-    def problem(self, graph: TokenGraph | None = None, device: torch.device | str = "cpu", seed: int = 0) -> Problem:
+    def problem(
+        self, graph: TokenGraph | None = None, device: torch.device | str = "cpu", seed: int = 0
+    ) -> Problem:
         """The graph with random inputs on a device."""
         graph = self.graph() if graph is None else graph
         return Problem.draw(graph, self.layer, seed, self.heads, self.dim, self.batch, self.dtype, device)
@@ -88,7 +94,9 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph and its inputs: ``q, k, v`` of a core, or ``x`` and the heads of a whole layer; ``grad_out`` is like the output."""
+    """A graph and its inputs: ``q, k, v`` of a core, or ``x`` and the heads of a whole layer; ``grad_out`` is
+    like the output.
+    """
 
     graph: TokenGraph
     inputs: tuple[Tensor, ...]
@@ -146,7 +154,8 @@ class Problem:
         return self.graph.num_dst * self.graph.num_src
 
     def flops(self, which: str) -> float:
-        """``4 B E H D`` forward; 2.5 times that backward, which computes the logits again; "both" is their sum.
+        """``4 B E H D`` forward; 2.5 times that backward, which computes the logits again; "both" is their
+        sum.
 
         A layer adds its four projections, ``8 T width^2``, of which a backward pass has twice as many.
         """
@@ -161,8 +170,11 @@ def small(layer: bool) -> Problem:
     return Problem.draw(patterns.window(128, 16), layer)
 
 
-def select(table: Mapping[str, Workload], wanted: Sequence[str] | None = None, quick: bool = False) -> list[Workload]:
-    """The workloads of these names or letters, all without; ``quick`` takes the small ones and those named in full.
+def select(
+    table: Mapping[str, Workload], wanted: Sequence[str] | None = None, quick: bool = False
+) -> list[Workload]:
+    """The workloads of these names or letters, all without; ``quick`` takes the small ones and those named in
+    full.
 
     ValueError for an unknown name.
 
@@ -176,9 +188,6 @@ def select(table: Mapping[str, Workload], wanted: Sequence[str] | None = None, q
             raise ValueError(f"there is no workload {name!r}; give {known}: {', '.join(table)}")
     chosen = [w for w in table.values() if not wanted or w.name in wanted or (letters and w.family in wanted)]
     return [w for w in chosen if w.quick or not quick or w.name in (wanted or ())]
-
-
-# -- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def _window(n: int) -> TokenGraph:
@@ -254,18 +263,21 @@ def _random_edges(n: int, one_in: int) -> TokenGraph:
     return TokenGraph.from_edges(edges, n, name=f"{n // one_in} random senders each")
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
-
 def _table() -> list[Workload]:
     dense, tiled = (CAUSAL, MASKED, FLEX, EAGER), (MASKED, FLEX)
     every, edges = (MASKED, FLEX, PYG, SPARSE, EAGER), (MASKED, PYG, SPARSE)
     sizes = ((4096, 32), (16384, 32), (65536, 32), (16384, 8), (16384, 128))
     degrees = {f"e{n}" + (f"x{degree}" if degree != 32 else ""): (n, degree) for n, degree in sizes}
     return [
-        *(Workload(f"a{n}", f"causal, T={n}", n, patterns.causal, dense, n < 8192) for n in (512, 2048, 8192)),
+        *(
+            Workload(f"a{n}", f"causal, T={n}", n, patterns.causal, dense, n < 8192)
+            for n in (512, 2048, 8192)
+        ),
         Workload("b2048", "window 256, T=2048", 2048, _window, every, True),
-        *(Workload(f"b{n}", f"window 256, T={n}", n, _window, (*tiled, PYG, SPARSE), n == 8192) for n in (8192, 32768, 131072)),
+        *(
+            Workload(f"b{n}", f"window 256, T={n}", n, _window, (*tiled, PYG, SPARSE), n == 8192)
+            for n in (8192, 32768, 131072)
+        ),
         Workload("c4096", "BigBird, T=4096", 4096, _bigbird, every, True),
         Workload("c16384", "BigBird, T=16384", 16384, _bigbird, (*tiled, PYG)),
         Workload("d34", "34 packed documents, T=16384", 16384, partial(_documents, number=34), tiled),
@@ -294,7 +306,14 @@ def _table() -> list[Workload]:
 def _crossover() -> list[Workload]:
     n = CROSSOVER_TOKENS
     return [
-        Workload(f"x-{kind}-{each}", f"one in {each} {kind}", n, partial(build, one_in=each), (MASKED,), each in (32, 8, 2))
+        Workload(
+            f"x-{kind}-{each}",
+            f"one in {each} {kind}",
+            n,
+            partial(build, one_in=each),
+            (MASKED,),
+            each in (32, 8, 2),
+        )
         for kind, build in (("tiles", _random_tiles), ("edges", _random_edges))
         for each in DENSITIES
         if kind == "edges" or each <= n // 64

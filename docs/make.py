@@ -3,8 +3,9 @@
     python docs/make.py          # write them
     python docs/make.py --check  # exit code 1 if one of them is not what would be written
 
-``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest records in
-``tests/records``. In ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
+``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest
+records in ``tests/records``. In ``sources.md`` the claims are written by hand, and the last column, where
+each is shown, is made here.
 """
 
 from __future__ import annotations
@@ -140,11 +141,17 @@ def benchmarks() -> str:
 
 def against_peers(record: Record) -> str:
     """A row for each workload: what auto needs, and each peer in units of it."""
-    cases = {(c["workload"], c["method"], c["pass"]): c for c in record["cases"] if c["allocator"] == "default"}
+    cases = {
+        (c["workload"], c["method"], c["pass"]): c for c in record["cases"] if c["allocator"] == "default"
+    }
     peers = list(dict.fromkeys(c["method"] for c in record["cases"] if not c["ours"]))
-    shown = [w for w in record["workloads"] if w["allocator"] == "default" and not w["workload"].startswith("x-")]
+    shown = [
+        w for w in record["workloads"] if w["allocator"] == "default" and not w["workload"].startswith("x-")
+    ]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{peer}: time, memory" for peer in peers)]
-    return table(head, ([*own(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown))
+    return table(
+        head, ([*own(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown)
+    )
 
 
 def own(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
@@ -153,7 +160,10 @@ def own(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator
     yield f"{workload['edges']:,}" if "edges" in workload else "-"
     ours = [cases.get((workload["workload"], "auto", which)) for which in PASSES]
     for name, (factor, unit) in UNITS.items():
-        numbers = [rounded(case[name] * factor) + unit if case and case.get(name) is not None else "-" for case in ours]
+        numbers = [
+            rounded(case[name] * factor) + unit if case and case.get(name) is not None else "-"
+            for case in ours
+        ]
         yield " / ".join(numbers)
 
 
@@ -192,7 +202,10 @@ def targets(record: Record) -> Iterator[str]:
     yield "## Targets"
     yield f"{len(tried) - len(missed)} of {len(tried)} are met. Missed:"
     titles = {w["workload"]: w["title"] for w in record["workloads"]}
-    rows = ([titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"] for r in missed)
+    rows = (
+        [titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"]
+        for r in missed
+    )
     yield table(["workload", "pass", "target", "measured"], rows)
 
 
@@ -230,7 +243,9 @@ def sources() -> str:
 def shown(source: str) -> Iterator[str]:
     """Where a claim is shown: its test, the notebooks that carry its id, and the modules that cite it."""
     yield from (
-        f"{link(path, '`' + name + '`')}" for name, path in tests() if name.startswith(f"test_{source.replace('.', '_')}_")
+        f"{link(path, '`' + name + '`')}"
+        for name, path in tests()
+        if name.startswith(f"test_{source.replace('.', '_')}_")
     )
     for path in sorted((ROOT / "notebooks").glob("*.py")):
         if source in cited(path):
@@ -277,8 +292,12 @@ def _gpus() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, or say which would change."""
-    parser = argparse.ArgumentParser(description="Write the pages of docs/ that are made from code and records.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page would change")
+    parser = argparse.ArgumentParser(
+        description="Write the pages of docs/ that are made from code and records."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a page would change"
+    )
     check = parser.parse_args(arguments).check
     changed = [name for name, make in PAGES.items() if not is_current(name, make())]
     for name in changed:

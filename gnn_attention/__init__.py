@@ -1,7 +1,9 @@
-"""An attention mask is a graph: build it, combine it, run attention along its edges, and verify that it equals dense attention.
+"""An attention mask is a graph: build it, combine it, run attention along its edges, and verify that it
+equals dense attention.
 
-``import gnn_attention as ga`` loads torch alone. ``ga.MessagePassingAttention`` (torch_geometric), ``ga.verify`` and
-``ga.model`` are loaded when they are first used, as are ``ga.analyse``, ``ga.draw``, ``ga.expressions`` and ``ga.catalogue``.
+``import gnn_attention as ga`` loads torch alone. ``ga.MessagePassingAttention`` (torch_geometric),
+``ga.verify`` and ``ga.model`` are loaded when they are first used, as are ``ga.analyse``, ``ga.draw``,
+``ga.expressions`` and ``ga.catalogue``.
 """
 
 from __future__ import annotations

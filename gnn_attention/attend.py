@@ -14,7 +14,7 @@ from gnn_attention._support import checks, memory
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.backends.call import Call, joined
+from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
@@ -39,8 +39,8 @@ def attend(
 ) -> Any:
     """One round of attention along the edges of ``graph``: ``out_dst = sum over src -> dst of w_e v_src``.
 
-    ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``. The arithmetic is that of q's dtype
-    (sums in float32 or better): ``torch.autocast`` ends here.
+    ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``. The arithmetic is
+    that of q's dtype (sums in float32 or better): ``torch.autocast`` ends here.
 
     Args:
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
@@ -52,27 +52,31 @@ def attend(
         bias: a number for each edge, broadcastable to ``[B, Hq, E]``, in ``graph.edge_index`` order.
         sink_logits: ``[Hq]``, one more logit for each head in every softmax, without a value.
         dropout: probability with which a weight is dropped (applied as given: pass 0 outside training).
-        backend: a name of ``list_backends()``, a :class:`Backend`, or "auto" (:func:`explain` says what it takes).
+        backend: a name of ``list_backends()``, a :class:`Backend`, or "auto" (:func:`explain` says what it
+            takes).
         return_info: also return an :class:`AttentionInfo` with lse and the weights of edges.
 
     Returns:
-        ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. A receiver without in-edges gets exactly 0.
+        ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. A receiver without in-edges gets
+        exactly 0.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit together, or an unknown backend; NotImplementedError: a backend that
-        was asked for by name cannot hold the call (it never falls back to another).
+        ValueError, TypeError: arguments that do not fit together, or an unknown backend; NotImplementedError:
+        a backend that was asked for by name cannot hold the call (it never falls back to another).
 
     >>> from gnn_attention import patterns
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> attend(x, x, x, patterns.strict_causal(3), scale=0.0)[0, 0].tolist()
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
-    call = Call.checked(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info)
+    call = AttentionCall.checked(
+        q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info
+    )
     out, lse = attended(call, backend)
     return (out, AttentionInfo(call, lse)) if return_info else out
 
 
-def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
+def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if runner is None:
@@ -84,8 +88,10 @@ def attended(call: Call, backend: str | Backend) -> tuple[Tensor, Any]:
         return runner(call)
 
 
-def _run(chosen: Backend, call: Call) -> tuple[Tensor, Any]:
-    """Samples and heads of a graph that differs by them are split here, so that a backend is given plain graphs."""
+def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
+    """Samples and heads of a graph that differs by them are split here, so that a backend is given plain
+    graphs.
+    """
     if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
         if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
@@ -98,29 +104,34 @@ def _run(chosen: Backend, call: Call) -> tuple[Tensor, Any]:
 class AttentionInfo:
     """What a call of :func:`attend` can tell beside its output."""
 
-    _call: Call
+    _call: AttentionCall
     _lse: Tensor | None
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log sum over in-edges of exp(logit)``, sinks included; -inf for a receiver without in-edges. float32 or float64."""
+        """``log sum over in-edges of exp(logit)``, sinks included; -inf for a receiver without in-edges.
+        float32 or float64.
+        """
         if self._lse is None:
             raise NotImplementedError("this backend returned no lse; take one of list_backends()")
         return self._lse
 
     def weights(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """``exp(logit - lse)`` for every edge in ``graph.edge_index`` order, or for the chosen ``edges``, before dropout.
+        """``exp(logit - lse)`` for every edge in ``graph.edge_index`` order, or for the chosen ``edges``,
+        before dropout.
 
-        ``edges``: positions ``[K]`` in ``graph.edge_index``, or ``[2, K]`` senders and receivers. Computed from q, k and lse,
-        whatever the backend. ValueError for a graph that differs by head or sample, or for a pair that is no edge; IndexError
-        for a position that is none.
+        ``edges``: positions ``[K]`` in ``graph.edge_index``, or ``[2, K]`` senders and receivers. Computed
+        from q, k and lse, whatever the backend. ValueError for a graph that differs by head or sample, or for
+        a pair that is no edge; IndexError for a position that is none.
         """
         chosen = self._positions(edges)
         dst = self._call.graph.edges_on(chosen.device)[1, chosen]
         return arithmetic.weights_from_lse(self.logits(chosen), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """``score_mod(scale * q . k) + bias`` for every edge, or for the chosen ``edges``, as in :meth:`weights`."""
+        """``score_mod(scale * q . k) + bias`` for every edge, or for the chosen ``edges``, as in
+        :meth:`weights`.
+        """
         parts = [self._some(part) for part in torch.split(self._positions(edges), EDGES_AT_ONCE)]
         return torch.cat(parts, dim=-1)
 
@@ -134,7 +145,9 @@ class AttentionInfo:
         return self._call.graph.positions_of(edges).to(device)
 
     def _some(self, positions: Tensor) -> Tensor:
-        """One part of the edges; where gradients are wanted its gathered ends are computed again, not kept."""
+        """One part of the edges; where gradients are wanted its gathered ends are computed again, not
+        kept.
+        """
         if not torch.is_grad_enabled():
             return self._logits(positions)
         result: Tensor = checkpoint(self._logits, positions, use_reentrant=False)
@@ -144,7 +157,10 @@ class AttentionInfo:
         call, wide = self._call, arithmetic.accumulation_dtype(self._call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
         k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
-        q_dst, k_src = call.q.to(wide).index_select(2, dst), k.index_select(2, src)  # whose gradients are summed in one order
+        q_dst, k_src = (
+            call.q.to(wide).index_select(2, dst),
+            k.index_select(2, src),
+        )  # whose gradients are summed in one order
         score = arithmetic.logit(q_dst, k_src, call.scale)
         logits = call.modified(score, dst, src)
         return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
@@ -156,33 +172,43 @@ def list_backends() -> dict[str, str]:
     >>> [name for name in sorted(list_backends()) if "-" not in name]
     ['dense', 'flex', 'mixed', 'reference', 'rows', 'split', 'tiles', 'triton', 'varlen']
     """
-    return {name: f"{backend.supports}; {backend.capabilities.limits()}" for name, backend in BACKENDS.items()}
+    return {
+        name: f"{backend.supports}; {backend.capabilities.limits()}" for name, backend in BACKENDS.items()
+    }
 
 
 def _checked_positions(edges: Tensor, count: int) -> Tensor:
     if edges.is_floating_point() or edges.dtype == torch.bool:
-        raise TypeError(f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use nonzero()")
-    if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():  # a compiler has no values to look at
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {int(edges.min())} .. {int(edges.max())}")
+        raise TypeError(
+            f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use nonzero()"
+        )
+    if (
+        not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any()
+    ):  # a compiler has no values to look at
+        raise IndexError(
+            f"edges must be positions in 0 .. {count - 1}, got {int(edges.min())} .. {int(edges.max())}"
+        )
     return edges.long()
 
 
-def _check_result(backend: Backend, result: object, call: Call) -> None:
+def _check_result(backend: Backend, result: object, call: AttentionCall) -> None:
     """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        raise TypeError(f"backend {backend.name!r} must return (out, lse or None), its run gave {quoted(result)}")
+        raise TypeError(
+            f"backend {backend.name!r} must return (out, lse or None), its run gave {quoted(result)}"
+        )
     due = (*call.q.shape[:3], call.v.shape[3])
     if out.shape != due or not (lse is None or lse.shape == due[:3]):
         shapes = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
-        raise ValueError(f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave {shapes}")
-
-
-# -- choosing ---------------------------------------------------------------------------------------------------------
+        raise ValueError(
+            f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave {shapes}"
+        )
 
 
 def checked_backend(backend: str | Backend) -> str | Backend:
-    """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`; ValueError or TypeError otherwise.
+    """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`; ValueError or
+    TypeError otherwise.
 
     >>> checked_backend("dense")
     'dense'
@@ -190,12 +216,16 @@ def checked_backend(backend: str | Backend) -> str | Backend:
     if isinstance(backend, str):
         return checks.choice("backend", backend, ["auto", *BACKENDS])
     if not isinstance(backend, Backend):
-        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}")
+        raise TypeError(
+            f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}"
+        )
     return backend
 
 
-def _chosen(backend: str | Backend, call: Call) -> Backend:
-    """The backend of a call. The answer is cached with the graph where calls of the same form have the same one."""
+def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
+    """The backend of a call. The answer is cached with the graph where calls of the same form have the same
+    one.
+    """
     key = None
     if call.form is not None and type(backend) is str:
         key = (backend, call.form)
@@ -208,16 +238,20 @@ def _chosen(backend: str | Backend, call: Call) -> Backend:
     return chosen
 
 
-def _is_lasting(chosen: Backend, call: Call) -> bool:
+def _is_lasting(chosen: Backend, call: AttentionCall) -> bool:
     """Whether every call of this form is supported. Of much memory that is looked up each time."""
     needed = chosen.bytes_needed(call) if chosen.bytes_needed is not None else 0
-    return chosen.capabilities.cached and BACKENDS.get(chosen.name) is chosen and needed <= memory.WORTH_ASKING
+    return (
+        chosen.capabilities.cached and BACKENDS.get(chosen.name) is chosen and needed <= memory.WORTH_ASKING
+    )
 
 
-def _supporting(backend: str | Backend, call: Call) -> Backend:
+def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:
     backend = checked_backend(backend)
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
-    reason = backend.refusal(call)
+    reason = backend.unsupported_reason(call)
     if reason is not None:
-        raise RefusalError(f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}", reason)
+        raise RefusalError(
+            f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}", reason
+        )
     return backend

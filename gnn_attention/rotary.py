@@ -18,7 +18,9 @@ def _numbers(frequencies: Any) -> tuple[float, ...]:
     try:
         return tuple(float(frequency) for frequency in frequencies)
     except (TypeError, ValueError):
-        raise TypeError(f"frequencies must be numbers, one for each pair of channels, got {quoted(frequencies)}") from None
+        raise TypeError(
+            f"frequencies must be numbers, one for each pair of channels, got {quoted(frequencies)}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,14 @@ class Rotary:
             if not all(map(math.isfinite, self.frequencies)):
                 raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 
-    def turn(self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]) -> Float[Tensor, "*lead tokens dim"]:
+    def turn(
+        self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "*lead tokens dim"]:
         """``x``, its row t turned for ``positions[t]``, in float32 or better. ValueError for an odd dim."""
         if positions.shape != x.shape[-2:-1]:
-            raise ValueError(f"positions must be one for each of the {x.shape[-2]} tokens, got shape {list(positions.shape)}")
+            raise ValueError(
+                f"positions must be one for each of the {x.shape[-2]} tokens, got shape {list(positions.shape)}"
+            )
         wide = x if x.dtype == torch.float64 else x.float()
         cos, sin = (part.to(wide.dtype) for part in self._angles(x.shape[-1], positions))
         if self.interleaved:
@@ -77,5 +83,7 @@ class Rotary:
         if self.frequencies is None:
             return self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
         if len(self.frequencies) != dim // 2:
-            raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {len(self.frequencies)}")
+            raise ValueError(
+                f"frequencies must be one for each of {dim // 2} pairs of channels, got {len(self.frequencies)}"
+            )
         return torch.tensor(self.frequencies, dtype=torch.float64, device=device)

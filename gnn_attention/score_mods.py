@@ -52,7 +52,9 @@ def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
     softcap(cap=2.0)
     """
     if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}")
+        raise TypeError(
+            f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}"
+        )
     if isinstance(score_mod, FunctionType):
         if _COMPILERS_KNOW_CODE or not torch.compiler.is_compiling():
             _check_function(score_mod)
@@ -67,7 +69,9 @@ def _check_function(score_mod: FunctionType) -> None:
     code, most = score_mod.__code__, score_mod.__code__.co_argcount
     least = most - len(score_mod.__defaults__ or ())
     if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
-        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})")
+        raise TypeError(
+            f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})"
+        )
 
 
 def _check_object(score_mod: Any) -> None:
@@ -118,8 +122,12 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            raise TypeError(f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)")
-        object.__setattr__(self, "slopes", tuple(checks.number("each of slopes", slope) for slope in self.slopes))
+            raise TypeError(
+                f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)"
+            )
+        object.__setattr__(
+            self, "slopes", tuple(checks.number("each of slopes", slope) for slope in self.slopes)
+        )
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
@@ -166,7 +174,9 @@ class log_multiplicity:  # noqa: N801
 
     def __post_init__(self) -> None:
         if not isinstance(self.multiplicity, Tensor):
-            raise TypeError(f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor")
+            raise TypeError(
+                f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor"
+            )
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
@@ -218,7 +228,9 @@ class RelativeBias(nn.Module):
         """Set the table to zero."""
         nn.init.zeros_(self.table)
 
-    def forward(self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Float[Tensor, "..."]:
+    def forward(
+        self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    ) -> Float[Tensor, "..."]:
         """Add the entry of the distance."""
         return relative_bias(self.table)(score, b, h, dst, src)
 
@@ -237,7 +249,9 @@ class chain(nn.Module):  # noqa: N801
         super().__init__()
         for mod in mods:
             if not callable(mod):
-                raise TypeError(f"every link must be a score_mod (score, b, h, dst, src) -> score, got {type(mod).__name__}")
+                raise TypeError(
+                    f"every link must be a score_mod (score, b, h, dst, src) -> score, got {type(mod).__name__}"
+                )
         self.mods = mods
         self.learned = nn.ModuleList(mod for mod in mods if isinstance(mod, nn.Module))
 

@@ -42,8 +42,12 @@ torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_printoptions(precision=2, sci_mode=False)
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")  # torch, on the first product of two graphs
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="Sparse CSR tensor support is in beta"
+)  # torch, on the first product of two graphs
 
 # %% [markdown]
 # The library draws graphs (`draw.arcs`: tokens on a line with arrows). The next cell holds the drawing function that is
@@ -60,7 +64,13 @@ plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use"
 def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=None, aspect="equal"):
     """A table of numbers: blue above zero, orange below, grey where ``mask`` has no edge. ``digits=None`` writes no numbers."""
     table = torch.as_tensor(table).double()
-    ax.imshow(table if mask is None else table.masked_fill(~mask, math.nan), cmap=COLOURS, vmin=-limit, vmax=limit, aspect=aspect)
+    ax.imshow(
+        table if mask is None else table.masked_fill(~mask, math.nan),
+        cmap=COLOURS,
+        vmin=-limit,
+        vmax=limit,
+        aspect=aspect,
+    )
     ax.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(rows)), rows)
     ax.set_xticks([c + 0.5 for c in range(len(columns) - 1)], minor=True)
@@ -72,7 +82,9 @@ def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=Non
         for c, value in enumerate(row):
             if mask is None or mask[r, c]:
                 colour = "white" if value > 0.6 * limit else "black"
-                ax.text(c, r, f"{value + 0.0:.{digits}f}", ha="center", va="center", color=colour, fontsize=10)
+                ax.text(
+                    c, r, f"{value + 0.0:.{digits}f}", ha="center", va="center", color=colour, fontsize=10
+                )
 
 
 # %% [markdown]
@@ -109,7 +121,13 @@ for src, dst in edges:
 
 chosen = (LLAMAS, OUTPUT)
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.4), width_ratios=[2, 1])
-draw.arcs(ga.convert.from_edge_index(torch.tensor(edges).T, 5), left, WORDS, lit=[chosen], title="a graph: who hears whom")
+draw.arcs(
+    ga.convert.from_edge_index(torch.tensor(edges).T, 5),
+    left,
+    WORDS,
+    lit=[chosen],
+    title="a graph: who hears whom",
+)
 draw_table(right, mask, WORDS, WORDS, title="the same graph as a mask", mask=mask, digits=None)
 right.add_patch(plt.Rectangle((LLAMAS - 0.5, OUTPUT - 0.5), 1, 1, color=RED))
 right.set(xlabel="src (sender)", ylabel="dst (receiver)")
@@ -127,8 +145,18 @@ adjacency = torch.tensor(nx.to_numpy_array(graph, nodelist=range(5))).bool()
 
 assert torch.equal(mask, adjacency.T)
 assert not torch.equal(mask, adjacency)
-print("mask[output, Llamas] =", mask[OUTPUT, LLAMAS].item(), "   adjacency[Llamas, output] =", adjacency[LLAMAS, OUTPUT].item())
-print("mask[Llamas, output] =", mask[LLAMAS, OUTPUT].item(), "  adjacency[output, Llamas] =", adjacency[OUTPUT, LLAMAS].item())
+print(
+    "mask[output, Llamas] =",
+    mask[OUTPUT, LLAMAS].item(),
+    "   adjacency[Llamas, output] =",
+    adjacency[LLAMAS, OUTPUT].item(),
+)
+print(
+    "mask[Llamas, output] =",
+    mask[LLAMAS, OUTPUT].item(),
+    "  adjacency[output, Llamas] =",
+    adjacency[OUTPUT, LLAMAS].item(),
+)
 
 # %% [markdown]
 # In this library a graph is one object. Build it from a list of edges, from a mask, from networkx, or by name; printed, it
@@ -161,10 +189,16 @@ x = torch.tensor(
     ]
 )
 # one row for each feature, one column for each of two channels (W_O: the other way round)
-W_Q = torch.tensor([[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]])  # a doing looks for: a thing (2), a denial (3)
+W_Q = torch.tensor(
+    [[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
+)  # a doing looks for: a thing (2), a denial (3)
 W_K = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # findable are: a thing, a denial
-W_V = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])  # what is sent: am I many? am I a denial?
-W_O = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]])  # where it is written: into the columns many, denial
+W_V = torch.tensor(
+    [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+)  # what is sent: am I many? am I a denial?
+W_O = torch.tensor(
+    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
+)  # where it is written: into the columns many, denial
 
 # %% [markdown]
 # The four small matrices are one attention **head**. They make it a piece of grammar: a verb looks for its subject and for
@@ -227,7 +261,9 @@ print("state before", x[OUTPUT], "\nstate after ", x[OUTPUT] + update)
 overlap = (x[OUTPUT] @ W_Q) @ (x[LAST] @ W_K)
 assert overlap > 0
 assert (LAST, OUTPUT) not in edges
-print(f"overlap of output with words: {overlap:.1f}; is there an edge words -> output? {(LAST, OUTPUT) in edges}")
+print(
+    f"overlap of output with words: {overlap:.1f}; is there an edge words -> output? {(LAST, OUTPUT) in edges}"
+)
 
 # %% [markdown]
 # ## 4. All receivers at once
@@ -464,7 +500,9 @@ for form in (standard, factored, merged):
 # * **grammar**: a graph drawn with networkx, from any source you like. Edges may run to the left.
 
 # %%
-grammar = nx.DiGraph([("Llamas", "output"), ("not", "output"), ("do", "output"), ("words", "output"), ("output", "words")])
+grammar = nx.DiGraph(
+    [("Llamas", "output"), ("not", "output"), ("do", "output"), ("words", "output"), ("output", "words")]
+)
 graphs = {
     "window(5, 2)": ga.patterns.window(5, 2),
     "strict_causal(5)": ga.patterns.strict_causal(5),
@@ -524,7 +562,9 @@ shares = {}
 for name, graph in (("before", g), ("after", cut)):
     _, info = ga.attend(q, k, v, graph, return_info=True)
     src, dst = graph.edge_index
-    shares[name] = torch.zeros(5).index_add(0, src[dst == OUTPUT], info.weights()[0, 0, dst == OUTPUT])  # of head 0
+    shares[name] = torch.zeros(5).index_add(
+        0, src[dst == OUTPUT], info.weights()[0, 0, dst == OUTPUT]
+    )  # of head 0
 
 others = [LLAMAS, DO, OUTPUT]
 assert torch.allclose(shares["after"][others], shares["before"][others] / (1 - shares["before"][NOT]))
@@ -533,7 +573,13 @@ assert math.isclose(shares["after"].sum(), 1.0)
 
 figure, ax = plt.subplots(figsize=(7, 3))
 for offset, (name, share) in zip((-0.2, 0.2), shares.items(), strict=True):
-    bars = ax.bar([word + offset for word in range(4)], share[:4], width=0.38, color=[BLUE, ORANGE][offset > 0], label=name)
+    bars = ax.bar(
+        [word + offset for word in range(4)],
+        share[:4],
+        width=0.38,
+        color=[BLUE, ORANGE][offset > 0],
+        label=name,
+    )
     ax.bar_label(bars, fmt="%.2f", padding=2)
 ax.set_xticks(range(4), WORDS[:4])
 ax.set(ylabel="share of listening", ylim=(0, 1), title="whom 'output' listens to, before and after the cut")
@@ -557,7 +603,9 @@ sentence = torch.tensor([vocabulary.encode("Llamas do not output words")])
 pieces = [piece.replace(" ", "␣") for piece in vocabulary.pieces(sentence[0])]
 
 num_layers, num_heads = model.config.num_layers, model.config.num_heads
-print(f"{num_layers} layers of {num_heads} heads, states of {model.config.width} numbers, d = {model.config.head_dim}")
+print(
+    f"{num_layers} layers of {num_heads} heads, states of {model.config.width} numbers, d = {model.config.head_dim}"
+)
 print(f"{len(pieces)} nodes:", " | ".join(pieces))
 
 # %% [markdown]
@@ -604,7 +652,13 @@ layer_number, head_number = strongest(induction)
 
 figure, ax = plt.subplots(figsize=(6, 2.6))
 names = [f"head {h}" for h in range(num_heads)]
-draw_table(ax, induction, [f"layer {number}" for number in range(num_layers)], names, title="induction score of every head")
+draw_table(
+    ax,
+    induction,
+    [f"layer {number}" for number in range(num_layers)],
+    names,
+    title="induction score of every head",
+)
 plt.show()
 print(f"the strongest: layer {layer_number}, head {head_number}")
 assert induction.max() > 0.2
@@ -655,7 +709,9 @@ repeated = torch.cat([first, first], dim=1)  # 64 random texts, each said twice
 
 causal, window = ga.patterns.causal(2 * length), ga.patterns.window(2 * length, 8)
 src, dst = (window**num_layers).edge_index
-print(f"{num_layers} hops reach {(dst - src).max()} tokens back, the edges of the induction head {length - 1}")
+print(
+    f"{num_layers} hops reach {(dst - src).max()} tokens back, the edges of the induction head {length - 1}"
+)
 assert (dst - src).max() < length - 1
 assert ga.model.induction_scores(model, length=length, graph=window).max() == 0
 
@@ -680,7 +736,11 @@ ax.axvline(length - 0.5, color=GREY, linestyle="--")
 ax.axhline(math.log(len(vocabulary)), color=GREY, linestyle=":", label="even guessing")
 ax.set_ylim(0)
 ax.text(length, 0.2, "second copy begins", color="#555555", va="bottom")
-ax.set(xlabel="position of the predicted token", ylabel="surprise", title="random tokens, said twice: one model, two graphs")
+ax.set(
+    xlabel="position of the predicted token",
+    ylabel="surprise",
+    title="random tokens, said twice: one model, two graphs",
+)
 ax.legend(frameon=False, loc="lower left")
 plt.show()
 
@@ -805,7 +865,9 @@ answer = solution if answer is None else answer
 
 runs["your graph"] = surprise(answer)
 for name, graph in (("causal", causal), ("window(64, 8)", window), ("your graph", answer)):
-    print(f"{name:>14}: {graph.num_edges:>4} edges, less surprised by the second copy by {gain(runs[name]):.2f}")
+    print(
+        f"{name:>14}: {graph.num_edges:>4} edges, less surprised by the second copy by {gain(runs[name]):.2f}"
+    )
 assert answer.num_edges < 600, "too many edges"
 assert gain(runs["your graph"]) > 1, "the second copy is still a surprise"
 

@@ -89,7 +89,9 @@ print(inspect.getdoc(patterns.natten))
 def gallery(expressions, columns=4):
     """Small masks of many graphs, each written as an expression."""
     rows = -(-len(expressions) // columns)
-    _, axes = plt.subplots(rows, columns, figsize=(2.9 * columns, 3.1 * rows), squeeze=False, layout="constrained")
+    _, axes = plt.subplots(
+        rows, columns, figsize=(2.9 * columns, 3.1 * rows), squeeze=False, layout="constrained"
+    )
     for ax, expression in zip(axes.flat, expressions, strict=True):
         graph = parse(expression)
         draw.mask(graph, ax, title=expression)
@@ -101,8 +103,18 @@ def gallery(expressions, columns=4):
 
 LINE = ["causal(64)", "window(64, 8)", "dilated(64, 8, 4)", "chunked(64, 16)"]
 STRIDED = ["sparse_strided(64, 8)", "sparse_fixed(64, 8, 1)", "log_sparse(64)", "power_attention(64)"]
-HUBS = ["sink_window(64, 8)", "longformer(64, 4, 2, causal=False)", "bigbird(64, 4)", "memory_tokens(window(60, 8), 4)"]
-PACKED = ["documents([24, 8, 32])", "prefix(64, 16)", "shared_prefix(16, [16, 16, 16])", "block_diffusion(32, 8)"]
+HUBS = [
+    "sink_window(64, 8)",
+    "longformer(64, 4, 2, causal=False)",
+    "bigbird(64, 4)",
+    "memory_tokens(window(60, 8), 4)",
+]
+PACKED = [
+    "documents([24, 8, 32])",
+    "prefix(64, 16)",
+    "shared_prefix(16, [16, 16, 16])",
+    "block_diffusion(32, 8)",
+]
 gallery(LINE + STRIDED + HUBS + PACKED)
 
 # %% [markdown]
@@ -123,7 +135,9 @@ shape, patch = (8, 8), (2, 5)
 receiver = patch[0] * shape[1] + patch[1]
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
 for ax, text in zip(
-    axes, ["natten((8, 8), 3)", "swin((8, 8), 4, 2)", "axial((8, 8))", "sliding_tile((8, 8), 2, 3)"], strict=True
+    axes,
+    ["natten((8, 8), 3)", "swin((8, 8), 4, 2)", "axial((8, 8))", "sliding_tile((8, 8), 2, 3)"],
+    strict=True,
 ):
     heard = parse(text).mask()[receiver].view(shape)
     ax.imshow(heard.int(), cmap="Blues", vmin=0, vmax=1.3)
@@ -131,7 +145,9 @@ for ax, text in zip(
     ax.set_title(f"{text}\nhears {int(heard.sum())} patches", fontsize=8.5, loc="left")
     ax.set(xticks=[], yticks=[])
 plt.show()
-assert parse("natten((8, 8), 3)").in_degree().unique().tolist() == [9]  # also at the border: the window is pushed inwards
+assert parse("natten((8, 8), 3)").in_degree().unique().tolist() == [
+    9
+]  # also at the border: the window is pushed inwards
 
 # %% [markdown]
 # Graphs need not come from a picture of positions at all. An *expander* is random, with a constant number of edges per token,
@@ -142,7 +158,9 @@ assert parse("natten((8, 8), 3)").in_degree().unique().tolist() == [9]  # also a
 figure, axes = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
 for ax, text in zip(axes, ["expander(32, 2, causal=False)", "hypercube(5)", "torus(4, 8)"], strict=True):
     draw.graph(parse(text), ax)
-    print(f"{text:>29}: at most {parse(text).max_in_degree} senders each, diameter {analyse.diameter(parse(text))}")
+    print(
+        f"{text:>29}: at most {parse(text).max_in_degree} senders each, diameter {analyse.diameter(parse(text))}"
+    )
 plt.show()
 
 # %% [markdown]
@@ -200,7 +218,9 @@ past = patterns.causal(n) - patterns.self_loops(n)
 
 assert streaming_llm == patterns.sink_window(n, 8, 4)
 assert past == patterns.strict_causal(n)
-assert packed_window.num_edges < min(patterns.window(n, 8).num_edges, patterns.documents([24, 8, 32]).num_edges)
+assert packed_window.num_edges < min(
+    patterns.window(n, 8).num_edges, patterns.documents([24, 8, 32]).num_edges
+)
 assert (patterns.window(n, 3) | patterns.window(n, 3).T) == patterns.window(n, 3, causal=False)
 assert patterns.window(n, 3) @ patterns.window(n, 3) == patterns.window(n, 5)  # two layers of a window of 3
 
@@ -214,7 +234,9 @@ gallery([graph.name for graph in (streaming_llm, longformer, packed_window, past
 line = patterns.window(8, 2, causal=False)
 grid = algebra.cartesian_product(line, line)  # a token hears its neighbours in its row and in its column
 packed = algebra.disjoint_sum(patterns.causal(24), patterns.prefix(8, 4), patterns.causal(32))
-heads = algebra.per_head(patterns.causal(32), patterns.window(32, 4), patterns.dilated(32, 4, 4), patterns.sinks(32, 2))
+heads = algebra.per_head(
+    patterns.causal(32), patterns.window(32, 4), patterns.dilated(32, 4, 4), patterns.sinks(32, 2)
+)
 
 assert algebra.disjoint_sum(*map(patterns.causal, [24, 8, 32])) == patterns.documents([24, 8, 32])
 draw.mask(heads)
@@ -257,8 +279,14 @@ assert ga.convert.from_networkx(digraph) == graph
 assert ga.convert.from_edge_index(edge_index, 6) == graph
 assert torch.equal(mask, torch.tensor(nx.to_numpy_array(digraph, nodelist=range(6))).bool().T)
 
-print("longest way from token to token:", nx.dag_longest_path_length(nx.DiGraph(e for e in digraph.edges if e[0] != e[1])))
-print("nodes that everyone depends on:", [v for v in digraph if nx.descendants(digraph, v) | {v} == set(digraph)])
+print(
+    "longest way from token to token:",
+    nx.dag_longest_path_length(nx.DiGraph(e for e in digraph.edges if e[0] != e[1])),
+)
+print(
+    "nodes that everyone depends on:",
+    [v for v in digraph if nx.descendants(digraph, v) | {v} == set(digraph)],
+)
 
 # %% [markdown]
 # And any of them runs attention. Over the graph's edges alone, the result is that of dense attention under the mask:
@@ -287,7 +315,9 @@ solution = patterns.causal(12) - (patterns.window(12, 2) - patterns.self_loops(1
 answer = solution if answer is None else answer
 
 assert answer.num_edges == 12 * 13 // 2 - 11, "not the right number of edges"
-assert not any(dst - src == 1 for src, dst in answer.edge_index.T.tolist()), "somebody hears its direct predecessor"
+assert not any(dst - src == 1 for src, dst in answer.edge_index.T.tolist()), (
+    "somebody hears its direct predecessor"
+)
 assert answer == solution, "somebody hears what is still to come"
 print("right:\n", answer, sep="")
 
@@ -317,7 +347,9 @@ answer = max(w for w in range(1, 4096) if 4096 * w - w * (w - 1) // 2 <= budget)
 
 assert patterns.window(4096, answer).num_edges <= budget, "that costs more"
 assert patterns.window(4096, answer + 1).num_edges > budget, "it can be wider"
-print(f"right: w = {answer}, {answer / 4096:.1%} of the text; in the causal graph a token hears half of it on average")
+print(
+    f"right: w = {answer}, {answer / 4096:.1%} of the text; in the causal graph a token hears half of it on average"
+)
 
 # %% [markdown]
 # ## Sources

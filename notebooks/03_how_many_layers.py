@@ -79,7 +79,9 @@ draw.arcs(window, lit=list(pairwise(way)), title="a shortest way from the first 
 def influence(graph, layers, width=8):
     """How strongly the last token's final state depends on each input token: the size of the derivative."""
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(layers, 3, width, width, generator=generator, dtype=torch.float64) / math.sqrt(width)
+    weights = torch.randn(layers, 3, width, width, generator=generator, dtype=torch.float64) / math.sqrt(
+        width
+    )
     x = torch.randn(graph.num_dst, width, generator=generator, dtype=torch.float64, requires_grad=True)
     state = x
     for W_Q, W_K, W_V in weights:
@@ -95,7 +97,11 @@ for layers, look in zip((1, 2, 3, 4), ("o-", "s--", "^-.", "D:"), strict=True):
     assert strength.nonzero()[:, 0].tolist() == analyse.receptive_field(window, 11, layers).tolist()
     ax.plot(torch.where(strength > 0, strength, math.nan), look, label=f"{layers} layers")
 ax.set(
-    xlabel="input token", ylabel="influence on token 11", yscale="log", xticks=range(12), title="nothing is drawn where it is 0"
+    xlabel="input token",
+    ylabel="influence on token 11",
+    yscale="log",
+    xticks=range(12),
+    title="nothing is drawn where it is 0",
 )
 ax.legend(frameon=False)
 plt.show()
@@ -120,7 +126,9 @@ GRAPHS = {
 for text in GRAPHS:
     graph = parse(text)
     depth = analyse.layers_to_full_reach(graph)
-    print(f"{text:>31}: {graph.num_edges / n:6.1f} senders each, {depth:>3} layers until everyone has heard of all its past")
+    print(
+        f"{text:>31}: {graph.num_edges / n:6.1f} senders each, {depth:>3} layers until everyone has heard of all its past"
+    )
 
 # %% [markdown]
 # A sink costs one edge for each token and looks like a shortcut. It is none: everyone hears the sink, but with causal edges the
@@ -150,10 +158,19 @@ CHOICES = {
     "causal": (["causal(256)"], "^"),
 }
 figure, ax = plt.subplots(figsize=(7, 4.4), layout="constrained")
-for (label, (texts, marker)), colour in zip(CHOICES.items(), ["#0072B2", "#D55E00", "#009E73", "#222222"], strict=True):
+for (label, (texts, marker)), colour in zip(
+    CHOICES.items(), ["#0072B2", "#D55E00", "#009E73", "#222222"], strict=True
+):
     graphs = [parse(text) for text in texts]
     costs = [graph.num_edges / n for graph in graphs]
-    ax.plot(costs, [analyse.layers_to_full_reach(g) for g in graphs], marker, color=colour, linestyle=":", label=label)
+    ax.plot(
+        costs,
+        [analyse.layers_to_full_reach(g) for g in graphs],
+        marker,
+        color=colour,
+        linestyle=":",
+        label=label,
+    )
 ax.set(xscale="log", yscale="log", xlabel="edges per token and layer", ylabel="layers until all is heard of")
 ax.legend(frameon=False)
 plt.show()
@@ -179,7 +196,10 @@ draw.layers(factors, 4, token=5, title="a butterfly: four layers, each with a gr
 assert analyse.path_counts(factors, 4).unique().tolist() == [1]
 
 chunk, summaries = patterns.chunked(16, 4), patterns.summary_tokens(16, 4, 1)
-for names, order in (("chunk, then summaries", [chunk, summaries]), ("summaries, then chunk", [summaries, chunk])):
+for names, order in (
+    ("chunk, then summaries", [chunk, summaries]),
+    ("summaries, then chunk", [summaries, chunk]),
+):
     field = analyse.receptive_field(order, 13, 2)
     print(f"{names}: token 13 has heard of {len(field):>2} tokens: {field.tolist()}")
 assert len(analyse.receptive_field([chunk, summaries], 13, 2)) == 14  # all its past
@@ -197,7 +217,9 @@ assert len(analyse.receptive_field([chunk, summaries], 13, 2)) == 14  # all its 
 packed = patterns.documents([5, 4, 3]) & patterns.window(12, 3)
 never = analyse.never_hears(packed)
 assert analyse.layers_to_full_reach(packed) is None
-assert never == patterns.causal(12) - patterns.documents([5, 4, 3])  # exactly the pairs of different documents
+assert never == patterns.causal(12) - patterns.documents(
+    [5, 4, 3]
+)  # exactly the pairs of different documents
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.7), layout="constrained")
 draw.mask(packed, axes[0])
@@ -228,7 +250,9 @@ answer = None  # your turn: a number of tokens
 solution = 24 * 128 + 1
 answer = solution if answer is None else answer
 
-assert analyse.layers_between(patterns.window(answer, 129), 0, answer - 1) == 24, "not within 24 layers, or in less"
+assert analyse.layers_between(patterns.window(answer, 129), 0, answer - 1) == 24, (
+    "not within 24 layers, or in less"
+)
 assert analyse.layers_between(patterns.window(answer + 1, 129), 0, answer) == 25, "there is room for more"
 print("right:", answer, "tokens")
 

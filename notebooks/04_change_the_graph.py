@@ -27,7 +27,9 @@ import torch
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 
 model, vocabulary = ga.model.load_trained()
 text = "for name in names:\n    print(name)\nfor name in"
@@ -74,7 +76,9 @@ for name, graph in graphs.items():
 # %%
 with torch.no_grad():
     wanted = model(tokens, graphs["causal"])[0, -1].argmax()
-    chance = [model(tokens, ga.patterns.window(n, w))[0, -1].softmax(-1)[wanted].item() for w in range(1, n + 1)]
+    chance = [
+        model(tokens, ga.patterns.window(n, w))[0, -1].softmax(-1)[wanted].item() for w in range(1, n + 1)
+    ]
 plt.figure(figsize=(6, 2.6))
 plt.plot(range(1, n + 1), chance, marker="o")
 plt.xlabel("w of window(n, w)")
@@ -98,7 +102,9 @@ last = [(src, n - 1) for src in range(n)]
 weights = run.layers[1].weights(last)[0]  # [edges, heads]
 for head in range(weights.shape[1]):
     src = int(weights[:, head].argmax())
-    print(f"layer 1, head {head}: listens most to token {src:2} {pieces[src]!r}, weight {weights[src, head].item():.2f}")
+    print(
+        f"layer 1, head {head}: listens most to token {src:2} {pieces[src]!r}, weight {weights[src, head].item():.2f}"
+    )
 
 # %% [markdown]
 # The last word, ` in`, was there before, and some heads listen most to the token right behind it: these are the induction heads,
@@ -127,7 +133,9 @@ versions = {
     "mute in all heads": operated(ga.trace.mute),
 }
 for name, logits in versions.items():
-    print(f"{name:17} probability of {vocabulary.decode([int(wanted)])!r}: {logits[0, -1].softmax(-1)[wanted].item():.3f}")
+    print(
+        f"{name:17} probability of {vocabulary.decode([int(wanted)])!r}: {logits[0, -1].softmax(-1)[wanted].item():.3f}"
+    )
 assert not torch.equal(versions["cut in all heads"], versions["mute in all heads"])
 
 # %% [markdown]
@@ -166,7 +174,9 @@ answer = src if answer is None else answer
 
 widened = ga.patterns.window(n, 4) | ga.patterns.global_tokens(n, [answer])
 (word, chance), *_ = answers(widened)
-assert (word, chance > 0.5) == (" name", True), f"with token {answer} it says {word!r} with probability {chance}"
+assert (word, chance > 0.5) == (" name", True), (
+    f"with token {answer} it says {word!r} with probability {chance}"
+)
 print(f"right: token {answer}, {pieces[answer]!r}:", answers(widened))
 
 # %% [markdown]
@@ -186,7 +196,9 @@ with torch.no_grad():
     }
 both = [logits[0, -1].softmax(-1)[wanted].item() for logits in ways.values()]
 assert (answer == "neither") == torch.allclose(*ways.values(), atol=1e-5), f"the probabilities are {both}"
-print(f"right: {both[0]:.3f} both times. Where nothing is left to share the weight, a cut head is as silent as a muted one")
+print(
+    f"right: {both[0]:.3f} both times. Where nothing is left to share the weight, a cut head is as silent as a muted one"
+)
 
 # %% [markdown]
 # **3. A bargain.** Find a graph with at most $4 n$ edges, fewer than half of the causal graph's, over which the model gives

@@ -29,7 +29,9 @@ from torch import nn
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 _ = torch.manual_seed(0)
 T, WIDTH = 12, 16
 causal = ga.patterns.causal(T)
@@ -94,7 +96,9 @@ both_sides = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
 past_only = nn.Sequential(nn.ConstantPad1d((2, 0), 0.0), nn.Conv1d(WIDTH, WIDTH, 3))
 for name, inner in {"Conv1d, padding=1": both_sides, "Conv1d, padded on the left": past_only}.items():
     verdict = ga.audit(nn.Sequential(Layer(causal), OverTime(inner)), causal, (T, WIDTH))
-    print(f"{name}: {len(verdict.leaks)} leaks" + (f", the first: {verdict.leaks[0]}" if verdict.leaks else ""))
+    print(
+        f"{name}: {len(verdict.leaks)} leaks" + (f", the first: {verdict.leaks[0]}" if verdict.leaks else "")
+    )
 
 # %% [markdown]
 # ## 4. The other direction: edges that nobody uses

@@ -36,7 +36,9 @@ import gnn_attention as ga
 from gnn_attention import draw
 
 torch.set_grad_enabled(False)  # nothing is trained here
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 
 model, vocabulary = ga.model.load_trained()
 model = model.double()  # so that "equal" can mean equal to ten digits
@@ -66,7 +68,9 @@ def draw_table(ax, table, names, title, limit):
 def draw_curve(ax, points, width, colour):
     """A smooth line through a start, two handles and an end."""
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    ax.add_patch(PathPatch(Path(points, codes), fill=False, linewidth=width, edgecolor=colour, capstyle="round"))
+    ax.add_patch(
+        PathPatch(Path(points, codes), fill=False, linewidth=width, edgecolor=colour, capstyle="round")
+    )
 
 
 # %% [markdown]
@@ -102,7 +106,8 @@ for term in ga.trace.GLOSSARY:
     places = {call.told(view)[word].data_ptr() for view, word in words.items() if word}
     assert len(places) == 1
     print(
-        f"{len([word for word in words.values() if word])} names, {len(places)} tensor:", ", ".join(filter(None, words.values()))
+        f"{len([word for word in words.values() if word])} names, {len(places)} tensor:",
+        ", ".join(filter(None, words.values())),
     )
 
 # %% [markdown]
@@ -141,12 +146,19 @@ assert not masked[~seen].any()
 assert torch.allclose(masked, shares[head, receiver])  # this is what the model used
 
 figure, axes = plt.subplots(1, 4, figsize=(13, 2.9))
-stages = {"relevance scores": relevance, "1. the best match": hard, "2. softly ranked": soft, "3. masked, softly ranked": masked}
+stages = {
+    "relevance scores": relevance,
+    "1. the best match": hard,
+    "2. softly ranked": soft,
+    "3. masked, softly ranked": masked,
+}
 for ax, (title, numbers) in zip(axes, stages.items(), strict=True):
     ax.bar(range(n), numbers, color=[BLUE if yes else GREY for yes in seen])
     ax.set_xticks(range(n), pieces, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_title(title)
-figure.suptitle(f"{pieces[receiver]!r} searches (blue: the tokens it may see, grey: those after it)", fontsize=11)
+figure.suptitle(
+    f"{pieces[receiver]!r} searches (blue: the tokens it may see, grey: those after it)", fontsize=11
+)
 plt.show()
 
 # %% [markdown]
@@ -174,7 +186,9 @@ assert len(run.states) == len(updates) + 1 == 2 * model.config.num_layers + 1
 for before, update, after in zip(run.states, updates, run.states[1:], strict=False):
     assert torch.allclose(before + update, after)
 assert torch.allclose(sum(updates), run.states[-1] - run.states[0])
-print(f"{len(updates)} blocks, {len(run.states)} states of every token; all updates sum to the last state minus the first")
+print(
+    f"{len(updates)} blocks, {len(run.states)} states of every token; all updates sum to the last state minus the first"
+)
 
 # %% [markdown]
 # Most pictures of transformers show a tower of blocks. Turn the picture inside out: put the **streams in the middle**, one for
@@ -194,15 +208,29 @@ def draw_streams(ax, run, below, above):
             written = call.carried(call.edge_index)[0].sum(1).norm(dim=-1)  # over all heads
             for (src, dst), size in zip(call.edge_index.T.tolist(), written.tolist(), strict=True):
                 side = 0.3 if src == dst else 0.0
-                points = [(src, level), (src - side, level + 0.5), (dst - side, level + 0.5), (dst, level + 1)]
+                points = [
+                    (src, level),
+                    (src - side, level + 0.5),
+                    (dst - side, level + 0.5),
+                    (dst, level + 1),
+                ]
                 draw_curve(ax, points, 0.6 * size, BLUE)
         else:
             for token, size in enumerate(phase.update[0].norm(dim=-1).tolist()):
-                points = [(token, level), (token + 0.45, level + 0.3), (token + 0.45, level + 0.7), (token, level + 1)]
+                points = [
+                    (token, level),
+                    (token + 0.45, level + 0.3),
+                    (token + 0.45, level + 0.7),
+                    (token, level + 1),
+                ]
                 draw_curve(ax, points, 0.6 * size, ORANGE)
         ax.text(last + 0.7, level + 0.5, f"layer {phase.layer}\n{phase.name}", va="center", fontsize=9)
     ax.plot(
-        [x for x in range(last + 1) for _ in run.states], list(range(levels + 1)) * (last + 1), "o", color="black", markersize=3
+        [x for x in range(last + 1) for _ in run.states],
+        list(range(levels + 1)) * (last + 1),
+        "o",
+        color="black",
+        markersize=3,
     )
     for token, (start, end) in enumerate(zip(below, above, strict=True)):
         ax.text(token, -0.25, start, ha="center", va="top")
@@ -213,14 +241,19 @@ def draw_streams(ax, run, below, above):
 
 def said(state):
     """The token that the model would predict if this state were the last."""
-    return [piece.replace(" ", "␣") for piece in vocabulary.pieces(model.unembedding(model.norm(state)).argmax(-1).tolist())]
+    return [
+        piece.replace(" ", "␣")
+        for piece in vocabulary.pieces(model.unembedding(model.norm(state)).argmax(-1).tolist())
+    ]
 
 
 figure, ax = plt.subplots(figsize=(12, 6))
 draw_streams(ax, run, pieces, said(run.states[-1][0]))
 ax.set_title("streams at the centre: below the tokens, above what each predicts to come next")
 plt.show()
-assert torch.equal(model.unembedding(model.norm(run.states[-1])), run.output)  # the top of the picture is the model's answer
+assert torch.equal(
+    model.unembedding(model.norm(run.states[-1])), run.output
+)  # the top of the picture is the model's answer
 
 # %% [markdown]
 # Every line of attention leads to the right or straight up: a token is told nothing by those after it. And between two streams
@@ -235,7 +268,10 @@ for number, state in enumerate(run.states):
     chances = model.unembedding(model.norm(state))[0, -1].softmax(-1)
     top = chances.topk(3)
     words = [repr(piece) for piece in vocabulary.pieces(top.indices.tolist())]
-    print(f"state {number}: ", ", ".join(f"{word} {chance:.2f}" for word, chance in zip(words, top.values.tolist(), strict=True)))
+    print(
+        f"state {number}: ",
+        ", ".join(f"{word} {chance:.2f}" for word, chance in zip(words, top.values.tolist(), strict=True)),
+    )
 
 # %% [markdown]
 # ## 4. Two coupled transforms
@@ -252,11 +288,15 @@ for number, state in enumerate(run.states):
 
 # %%
 block, heads = model.blocks[1], call.heads
-x = block.attention_norm(run.phases[2].before)[0]  # what the layer was given: the states, brought to one length
+x = block.attention_norm(run.phases[2].before)[
+    0
+]  # what the layer was given: the states, brought to one length
 W_P, W_M = heads.pattern_matrix().full(), heads.message_matrix().full()
 
 distance = (torch.arange(n)[:, None] - torch.arange(n)).clamp(-model.config.reach, model.config.reach)
-position = block.attention.score_mod.table[:, distance + model.config.reach]  # a learned number for each distance
+position = block.attention.score_mod.table[
+    :, distance + model.config.reach
+]  # a learned number for each distance
 
 A = x @ W_P @ x.T * heads.scale + position
 U = x @ W_M
@@ -269,7 +309,13 @@ assert torch.allclose(Y, call.told("transforms")["mixture of updates"][0])
 
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2))
 draw_table(axes[0], A[head], pieces, f"score matrix of head {head}: all pairs", A[head].abs().max())
-draw_table(axes[1], sigma[head].masked_fill(~call.graph.mask(), math.nan), pieces, "after mask and softmax: edges", 1.0)
+draw_table(
+    axes[1],
+    sigma[head].masked_fill(~call.graph.mask(), math.nan),
+    pieces,
+    "after mask and softmax: edges",
+    1.0,
+)
 plt.show()
 
 # %% [markdown]
@@ -283,7 +329,9 @@ for layer, trained in enumerate(model.layers):
     full = trained.heads.pattern_matrix().full()
     matching, direction = (full + full.mT) / 2, (full - full.mT) / 2
     share = direction.square().sum((1, 2)) / full.square().sum((1, 2))
-    assert torch.allclose(matching.square().sum((1, 2)) + direction.square().sum((1, 2)), full.square().sum((1, 2)))
+    assert torch.allclose(
+        matching.square().sum((1, 2)) + direction.square().sum((1, 2)), full.square().sum((1, 2))
+    )
     print(f"layer {layer}: antisymmetric share of each head:", ", ".join(f"{value:.2f}" for value in share))
 
 # %% [markdown]
@@ -316,7 +364,9 @@ listening = call.weights(edges, heads=head)[0, :, 0]
 outgoing = steps["outgoing message"][0, head]
 
 for (src, _), fit, share in zip(edges, overlap.tolist(), listening.tolist(), strict=True):
-    assert math.isclose(fit, channel @ sending[src] * heads.scale + position[head, receiver, src], abs_tol=1e-9)
+    assert math.isclose(
+        fit, channel @ sending[src] * heads.scale + position[head, receiver, src], abs_tol=1e-9
+    )
     print(f"{pieces[src]!r:>8}: overlap {fit:6.2f}, share {share:.2f}")
 incoming = sum(share * outgoing[src] for (src, _), share in zip(edges, listening, strict=True))
 assert math.isclose(listening.sum(), 1.0)
@@ -344,9 +394,23 @@ print(f"{pieces[sender]!r} is heard with shares that sum to {heard_by.sum():.2f}
 src, dst = call.edge_index
 lit = [(int(s), int(d)) for s, d in zip(src, dst, strict=True) if d == receiver]
 figure, axes = plt.subplots(2, 1, figsize=(11, 6))
-draw.arcs(call.graph, axes[0], pieces, call.weights()[0, :, head], lit=lit, title=f"red: whom {pieces[receiver]!r} hears")
+draw.arcs(
+    call.graph,
+    axes[0],
+    pieces,
+    call.weights()[0, :, head],
+    lit=lit,
+    title=f"red: whom {pieces[receiver]!r} hears",
+)
 lit = [(int(s), int(d)) for s, d in zip(src, dst, strict=True) if s == sender]
-draw.arcs(call.graph, axes[1], pieces, call.weights()[0, :, head], lit=lit, title=f"red: who hears {pieces[sender]!r}")
+draw.arcs(
+    call.graph,
+    axes[1],
+    pieces,
+    call.weights()[0, :, head],
+    lit=lit,
+    title=f"red: who hears {pieces[sender]!r}",
+)
 plt.show()
 
 # %% [markdown]
@@ -356,7 +420,9 @@ plt.show()
 # %%
 for phase in run.phases:
     share = phase.update.norm(dim=-1) / phase.before.norm(dim=-1)
-    print(f"layer {phase.layer}, {phase.name:>13}: the update is {share.mean():.2f} times as long as the state")
+    print(
+        f"layer {phase.layer}, {phase.name:>13}: the update is {share.mean():.2f} times as long as the state"
+    )
 assert [phase.name for phase in run.phases] == ["communication", "computation"] * model.config.num_layers
 
 # %% [markdown]
@@ -434,7 +500,9 @@ answer = None  # your turn: a string
 answer = "mixed incoming message" if answer is None else answer
 
 assert answer in steps, f"a message exchange has no such word; it has {', '.join(steps)}"
-assert steps[answer].data_ptr() == call.told("routing")["information routed"].data_ptr(), "that is another tensor"
+assert steps[answer].data_ptr() == call.told("routing")["information routed"].data_ptr(), (
+    "that is another tensor"
+)
 print("right:", answer)
 
 # %% [markdown]
@@ -451,7 +519,9 @@ answer = (src, dst) if answer is None else answer
 
 assert not call.graph.mask()[answer[1], answer[0]], "that is an edge"
 assert absent[answer[1], answer[0]] == absent.max(), "another pair has a larger overlap"
-print(f"right: {pieces[answer[1]]!r} would listen to {pieces[answer[0]]!r}, with an overlap of {absent.max():.2f}")
+print(
+    f"right: {pieces[answer[1]]!r} would listen to {pieces[answer[0]]!r}, with an overlap of {absent.max():.2f}"
+)
 
 # %% [markdown]
 # ## Sources

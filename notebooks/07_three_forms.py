@@ -34,7 +34,9 @@ from torch.nn import functional
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from gnn_attention import cost  # noqa: E402
 from gnn_attention.interpret import circuits  # noqa: E402
 
@@ -56,8 +58,17 @@ def draw_product(ax, factors, title):
             left += 24
             continue
         label, rows, columns, colour = factor
-        ax.add_patch(plt.Rectangle((left, -rows / 2), columns, rows, facecolor=colour, edgecolor="black", alpha=0.75))
-        ax.text(left + columns / 2, -rows / 2 - 5, f"{label}\n{rows} x {columns}", ha="center", va="top", fontsize=9)
+        ax.add_patch(
+            plt.Rectangle((left, -rows / 2), columns, rows, facecolor=colour, edgecolor="black", alpha=0.75)
+        )
+        ax.text(
+            left + columns / 2,
+            -rows / 2 - 5,
+            f"{label}\n{rows} x {columns}",
+            ha="center",
+            va="top",
+            fontsize=9,
+        )
         left += columns + 10
     ax.set(xlim=(-10, 560), ylim=(-115, 75), aspect="equal")
     ax.set_title(title, loc="left")
@@ -76,7 +87,9 @@ model = model.double()
 def states_of(text):
     """The tokens of a text, and the states that they bring to the first layer."""
     tokens = torch.tensor(vocabulary.encode(text))
-    return [piece.replace(" ", "␣") for piece in vocabulary.pieces(text)], model.blocks[0].attention_norm(model.embedding(tokens))
+    return [piece.replace(" ", "␣") for piece in vocabulary.pieces(text)], model.blocks[0].attention_norm(
+        model.embedding(tokens)
+    )
 
 
 pieces, x = states_of("Llamas do not output words")
@@ -107,7 +120,14 @@ sum_of_messages = (weights @ messages).sum(0)
 
 assert torch.allclose(side_by_side, sum_of_heads, rtol=0, atol=1e-12)
 assert torch.allclose(side_by_side, sum_of_messages, rtol=0, atol=1e-12)
-print("a value:", list(v[0, 0].shape), "  a message:", list(messages[0, 0].shape), "  a state:", list(x[0].shape))
+print(
+    "a value:",
+    list(v[0, 0].shape),
+    "  a message:",
+    list(messages[0, 0].shape),
+    "  a state:",
+    list(x[0].shape),
+)
 
 # %% [markdown]
 # ## 2. Merging two projections into one
@@ -119,12 +139,32 @@ print("a value:", list(v[0, 0].shape), "  a message:", list(messages[0, 0].shape
 # %% tags=["S1.7", "S1.10"]
 X = ("X", n, width, GREY)
 figure, axes = plt.subplots(2, 2, figsize=(13, 5.4))
-thin_message = [X, (r"$W_V$", width, d, ORANGE), (r"$W_O$", d, width, ORANGE), "=", ("messages M", n, width, ORANGE)]
+thin_message = [
+    X,
+    (r"$W_V$", width, d, ORANGE),
+    (r"$W_O$", d, width, ORANGE),
+    "=",
+    ("messages M", n, width, ORANGE),
+]
 draw_product(axes[0, 0], thin_message, "values, then output")
-draw_product(axes[0, 1], [X, (r"$W_M$", width, width, ORANGE), "=", ("messages M", n, width, ORANGE)], "one message projection")
-thin_pattern = [X, (r"$W_Q$", width, d, BLUE), (r"$W_K^\top$", d, width, BLUE), "=", ("patterns P", n, width, BLUE)]
+draw_product(
+    axes[0, 1],
+    [X, (r"$W_M$", width, width, ORANGE), "=", ("messages M", n, width, ORANGE)],
+    "one message projection",
+)
+thin_pattern = [
+    X,
+    (r"$W_Q$", width, d, BLUE),
+    (r"$W_K^\top$", d, width, BLUE),
+    "=",
+    ("patterns P", n, width, BLUE),
+]
 draw_product(axes[1, 0], thin_pattern, "queries, then keys")
-draw_product(axes[1, 1], [X, (r"$W_P$", width, width, BLUE), "=", ("patterns P", n, width, BLUE)], "one pattern projection")
+draw_product(
+    axes[1, 1],
+    [X, (r"$W_P$", width, width, BLUE), "=", ("patterns P", n, width, BLUE)],
+    "one pattern projection",
+)
 plt.show()
 
 # %% [markdown]
@@ -165,7 +205,9 @@ for name, form in forms.items():
     update = ga.MessagePassingAttention(form, position)(x, graph)
     assert torch.allclose(update, expected, rtol=0, atol=1e-12)
     where = "no P, no M" if name == "standard" else "P is what a receiver brings, M what a sender tells"
-    print(f"{name:>8}: compares {list(receives.shape)} with {list(sends.shape)}, mixes {list(tells.shape)}: {where}")
+    print(
+        f"{name:>8}: compares {list(receives.shape)} with {list(sends.shape)}, mixes {list(tells.shape)}: {where}"
+    )
     if name != "standard":
         assert torch.allclose(receives, P, rtol=0, atol=1e-12)
         assert torch.allclose(sends, x.expand_as(sends))
@@ -192,7 +234,9 @@ def attention(x, W_P, W_M, mask, d):
 
 ours = ga.MessagePassingAttention(heads)(x, graph)
 assert torch.allclose(attention(x, W_P, W_M, graph.mask(), d), ours, rtol=0, atol=1e-12)
-assert not torch.allclose(attention(x, W_P, W_M, graph.mask(), width), ours, atol=1e-2)  # the scale stays that of the head
+assert not torch.allclose(
+    attention(x, W_P, W_M, graph.mask(), width), ours, atol=1e-2
+)  # the scale stays that of the head
 print("the same updates, and not if the scale were that of the model's width")
 
 # %% [markdown]
@@ -274,11 +318,20 @@ for h, (colour, marker) in enumerate(looks):
     left.plot(range(32), lengths[h, late], marker, color=colour, markersize=4, label=f"head {h}")
     right.plot(lengths[h, late], effective[h, late], marker, color=colour, markersize=4)
 left.set_xticks(
-    range(32), [piece[:8] for piece in code_pieces[late]], rotation=75, ha="right", rotation_mode="anchor", fontsize=7
+    range(32),
+    [piece[:8] for piece in code_pieces[late]],
+    rotation=75,
+    ha="right",
+    rotation_mode="anchor",
+    fontsize=7,
 )
 left.set(ylabel="length of the pattern", title="who listens decidedly, in which head", ylim=(0, None))
 left.legend(frameon=False, ncols=4, fontsize=8)
-right.set(xlabel="length of the pattern", ylabel="share effectively heard", title="a long pattern is a decided listener")
+right.set(
+    xlabel="length of the pattern",
+    ylabel="share effectively heard",
+    title="a long pattern is a decided listener",
+)
 plt.show()
 
 ranks = [numbers[:, late].flatten().argsort().argsort().double() for numbers in (lengths, effective)]
@@ -286,9 +339,13 @@ correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
 assert correlation < -0.6
 print(f"rank correlation of the two: {correlation:.2f}")
 
-signs = torch.tensor([not any(map(str.isalnum, piece.replace(r"\n", ""))) for piece in code_pieces])  # \n: the end of a line
+signs = torch.tensor(
+    [not any(map(str.isalnum, piece.replace(r"\n", ""))) for piece in code_pieces]
+)  # \n: the end of a line
 for h in (0, 1):
-    print(f"head {h}: patterns of signs are {lengths[h, signs].mean():.1f} long, of words {lengths[h, ~signs].mean():.1f}")
+    print(
+        f"head {h}: patterns of signs are {lengths[h, signs].mean():.1f} long, of words {lengths[h, ~signs].mean():.1f}"
+    )
     assert lengths[h, signs].mean() > 1.5 * lengths[h, ~signs].mean()
 
 # %% [markdown]
@@ -296,10 +353,14 @@ for h in (0, 1):
 # everyone evenly. Tripling the pattern is the same as tripling the inverse temperature, exactly:
 
 # %%
-angles = functional.normalize(P_code[0], dim=-1) @ y.T  # what is left of the logits when every pattern has length 1
+angles = (
+    functional.normalize(P_code[0], dim=-1) @ y.T
+)  # what is left of the logits when every pattern has length 1
 tripled = (3 * P_code[0] @ y.T / math.sqrt(d)).softmax(-1)
 assert torch.allclose(tripled, (angles * 3 * lengths[0, :, None] / math.sqrt(d)).softmax(-1))
-assert torch.equal(angles.argmax(-1), (P_code[0] @ y.T).argmax(-1))  # whom it fits best does not depend on its length
+assert torch.equal(
+    angles.argmax(-1), (P_code[0] @ y.T).argmax(-1)
+)  # whom it fits best does not depend on its length
 print("a length changes how sharply a receiver listens, not whom it prefers")
 
 # %% [markdown]
@@ -342,11 +403,17 @@ figure, ax = plt.subplots(figsize=(7, 3.6))
 ax.loglog(counts, longest, ":", color=GREY, label="the longest message (bound)", base=2)
 ax.loglog(counts, decided, "s-", color=ORANGE, label="sharp listening", base=2)
 ax.loglog(counts, even, "o-", color=BLUE, label="even listening", base=2)
-ax.set(xlabel="tokens heard", ylabel="mean length of what arrives", title="the softmax bounds the size, it does not fix it")
+ax.set(
+    xlabel="tokens heard",
+    ylabel="mean length of what arrives",
+    title="the softmax bounds the size, it does not fix it",
+)
 ax.legend(frameon=False)
 plt.show()
 print(f"even listening: {even[0]:.2f} with one token, {even[-1]:.2f} with 1024")
-assert math.isclose(even[-1] * 32, 7.97, rel_tol=0.02)  # a random vector of width 64 is 7.97 long, a mean of 1024 a 32nd of that
+assert math.isclose(
+    even[-1] * 32, 7.97, rel_tol=0.02
+)  # a random vector of width 64 is 7.97 long, a mean of 1024 a 32nd of that
 
 # %% [markdown]
 # ## 8. What each form costs
@@ -356,7 +423,9 @@ assert math.isclose(even[-1] * 32, 7.97, rel_tol=0.02)  # a random vector of wid
 # `gnn_attention.cost` counts without running anything.
 
 # %%
-thin, square = (cost.of_form(form, 4096, num_heads=1, head_dim=128).macs.send for form in ("factored", "merged"))
+thin, square = (
+    cost.of_form(form, 4096, num_heads=1, head_dim=128).macs.send for form in ("factored", "merged")
+)
 print(f"two thin matrices: {thin:,}   one square matrix: {square:,}   ratio: {square // thin}")
 assert (thin, square) == (1_048_576, 16_777_216) == (2 * 4096 * 128, 4096 * 4096)
 
@@ -368,8 +437,13 @@ assert (thin, square) == (1_048_576, 16_777_216) == (2 * 4096 * 128, 4096 * 4096
 # %%
 LENGTHS = [2**exponent for exponent in range(0, 17, 2)]
 figure, ax = plt.subplots(figsize=(7.5, 4))
-costs = {form: [cost.of_form(form, 4096, 32, head_dim=128, num_kv_heads=8, tokens=count) for count in LENGTHS] for form in forms}
-for (form, found), (colour, style) in zip(costs.items(), ((BLUE, "o-"), (ORANGE, "s-"), (RED, "^-")), strict=True):
+costs = {
+    form: [cost.of_form(form, 4096, 32, head_dim=128, num_kv_heads=8, tokens=count) for count in LENGTHS]
+    for form in forms
+}
+for (form, found), (colour, style) in zip(
+    costs.items(), ((BLUE, "o-"), (ORANGE, "s-"), (RED, "^-")), strict=True
+):
     ax.loglog(LENGTHS, [each.macs.total for each in found], style, color=colour, label=form, base=2)
 ax.set_yscale("log", base=10)
 ax.set(xlabel="tokens", ylabel="multiplications", title="one layer of the size of Llama 3 8B, causal")
@@ -408,7 +482,10 @@ for t, piece in enumerate(pieces):
     cache.append(new)  # step 1
     kept_patterns, kept_messages = cache.senders()
     rows.append(cache.attend(new, score_mod=position)[0])  # steps 2 and 3
-    alpha = kept_patterns[0] @ x[t] * heads.scale + position.table[:, position.table.shape[1] // 2 + t - torch.arange(t + 1)]
+    alpha = (
+        kept_patterns[0] @ x[t] * heads.scale
+        + position.table[:, position.table.shape[1] // 2 + t - torch.arange(t + 1)]
+    )
     by_hand = (alpha.softmax(-1).unsqueeze(1) @ kept_messages[0]).sum(0)
     assert torch.allclose(rows[-1], by_hand, rtol=0, atol=1e-12)
     print(f"{piece!r:>8}: patterns {list(kept_patterns[0].shape)}, messages {list(kept_messages[0].shape)}")
@@ -428,9 +505,13 @@ lean = ga.cache.PatternMessageCache(receivers, near, keep="states")
 wanted = ga.MessagePassingAttention(heads, position)(x, near)
 for t in range(n):
     for each in (short, lean):
-        assert torch.allclose(each.update(x[None, t : t + 1], score_mod=position)[0, 0], wanted[t], rtol=0, atol=1e-12)
+        assert torch.allclose(
+            each.update(x[None, t : t + 1], score_mod=position)[0, 0], wanted[t], rtol=0, atol=1e-12
+        )
 print("kept at the end:", [pieces[p] for p in short.positions.tolist()])
-print(f"patterns and messages {list(short.senders()[0][0].shape)} twice, or states {list(lean.senders()[0][0].shape)}")
+print(
+    f"patterns and messages {list(short.senders()[0][0].shape)} twice, or states {list(lean.senders()[0][0].shape)}"
+)
 
 # %% [markdown]
 # ## 10. Where patterns end: rotations
@@ -463,7 +544,10 @@ change = (matrices - matrices[0]).flatten(1).norm(dim=-1) / matrices[0].norm()
 figure, ax = plt.subplots(figsize=(7, 3.2))
 ax.plot(change, color=BLUE, marker="o", markersize=3)
 ax.set(
-    xlabel="distance dst - src", ylabel="relative difference", title="how far $W_P$(distance) is from $W_P$(0)", ylim=(0, None)
+    xlabel="distance dst - src",
+    ylabel="relative difference",
+    title="how far $W_P$(distance) is from $W_P$(0)",
+    ylim=(0, None),
 )
 plt.show()
 print(f"already one step away it differs by {change[1]:.0%}")
@@ -500,7 +584,9 @@ answer = None  # your turn: a matrix made from R
 answer = torch.linalg.inv(R).T if answer is None else answer
 
 changed = ga.StandardHeads.from_arrays(heads.W_Q @ R, heads.W_K @ answer, heads.W_V, heads.W_O)
-assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().full(), atol=1e-8), "the logits change"
+assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().full(), atol=1e-8), (
+    "the logits change"
+)
 print("right: other queries, other keys, the same patterns")
 
 # %% [markdown]
@@ -513,7 +599,9 @@ answer = None  # your turn: a number
 # %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
 answer = 2048 if answer is None else answer
 
-assert 2 * 4096 * answer == 4096 * 4096, f"two thin matrices would cost {2 * 4096 * answer:,}, the square one {4096 * 4096:,}"
+assert 2 * 4096 * answer == 4096 * 4096, (
+    f"two thin matrices would cost {2 * 4096 * answer:,}, the square one {4096 * 4096:,}"
+)
 print("right: a head of", answer, "numbers, half of the width")
 
 # %% [markdown]

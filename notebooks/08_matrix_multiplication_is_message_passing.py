@@ -36,7 +36,9 @@ from torch import nn
 import gnn_attention as ga
 from gnn_attention import draw
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 torch.manual_seed(0)
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_default_dtype(torch.float64)
@@ -62,11 +64,21 @@ def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, l
             if not math.isnan(number):
                 colour = "white" if number > 0.6 * limit else "black"
                 ax.text(
-                    column, row, f"{round(number, digits) + 0.0:.{digits}f}", ha="center", va="center", fontsize=8, color=colour
+                    column,
+                    row,
+                    f"{round(number, digits) + 0.0:.{digits}f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=colour,
                 )
     if lit is not None:
         row, column, height, breadth = lit
-        ax.add_patch(plt.Rectangle((column - 0.5, row - 0.5), breadth, height, fill=False, edgecolor=RED, linewidth=2.5))
+        ax.add_patch(
+            plt.Rectangle(
+                (column - 0.5, row - 0.5), breadth, height, fill=False, edgecolor=RED, linewidth=2.5
+            )
+        )
 
 
 # %% [markdown]
@@ -135,7 +147,12 @@ draw_table(axes[2], heard, "A @ B: what each has heard", lit=(2, 0, 1, 3))
 plt.show()
 
 weights = A[graph.edge_index[1], graph.edge_index[0]]
-draw.arcs(graph, weights=weights, lit=[(1, 2), (2, 2)], title="A as a graph: node 2 hears nodes 1 and 2 (line width = weight)")
+draw.arcs(
+    graph,
+    weights=weights,
+    lit=[(1, 2), (2, 2)],
+    title="A as a graph: node 2 hears nodes 1 and 2 (line width = weight)",
+)
 
 # %% [markdown]
 # Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph
@@ -249,7 +266,14 @@ for size in SIZES:
 
 figure, ax = plt.subplots(figsize=(7.5, 4.2))
 for (way, look), colour in zip(WAYS.items(), (RED, ORANGE, GREEN, BLUE), strict=True):
-    ax.loglog(SIZES, [1000 * time for time in times[way]], look, color=colour, label=way.__name__.replace("_", " "), base=2)
+    ax.loglog(
+        SIZES,
+        [1000 * time for time in times[way]],
+        look,
+        color=colour,
+        label=way.__name__.replace("_", " "),
+        base=2,
+    )
 ax.set_yscale("log", base=10)
 ax.set(xlabel="tokens", ylabel="milliseconds", title="causal attention, four ways, one core")
 ax.legend(frameon=False)
@@ -280,7 +304,14 @@ long_times = {way: [seconds(way, size, ga.patterns.window(size, 16)) for size in
 
 figure, ax = plt.subplots(figsize=(7.5, 4.2))
 for (way, look), colour in zip(SPARSE.items(), (ORANGE, GREEN, BLUE, "black"), strict=True):
-    ax.loglog(LONG, [1000 * time for time in long_times[way]], look, color=colour, label=way.__name__.replace("_", " "), base=2)
+    ax.loglog(
+        LONG,
+        [1000 * time for time in long_times[way]],
+        look,
+        color=colour,
+        label=way.__name__.replace("_", " "),
+        base=2,
+    )
 ax.set_yscale("log", base=10)
 ax.set(xlabel="tokens", ylabel="milliseconds", title="attention over window(n, 16), one core")
 ax.legend(frameon=False)
@@ -360,7 +391,9 @@ def by_columns(X, W_Q, W_K, W_V, W_O, adjacency):
 
 
 W_O = torch.randn(d, width) / 2
-heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], W_O[None])  # layout="row" unless said otherwise
+heads = ga.StandardHeads.from_arrays(
+    W_Q[None], W_K[None], W_V[None], W_O[None]
+)  # layout="row" unless said otherwise
 tree = ga.patterns.tree([-1, 0, 0, 1, 1, 2])
 rows = ga.MessagePassingAttention(heads)(states, tree)
 columns = by_columns(states.T, W_Q.T, W_K.T, W_V.T, W_O, tree.mask().T)

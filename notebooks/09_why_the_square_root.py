@@ -30,8 +30,16 @@ import torch
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
-BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"  # told apart by colour-blind eyes too
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
+BLUE, ORANGE, RED, GREEN, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#D55E00",
+    "#009E73",
+    "#999999",
+)  # told apart by colour-blind eyes too
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
 plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 LOOKS = {16: (BLUE, "o-"), 64: (ORANGE, "s-"), 256: (RED, "^-")}
@@ -59,14 +67,33 @@ def dot_products(d, pairs=200_000):
 
 products = {d: dot_products(d) for d in LOOKS}
 for d, numbers in products.items():
-    print(f"d = {d:>3}: variance {numbers.var():6.2f}, divided by the root {(numbers / math.sqrt(d)).var():.3f}")
+    print(
+        f"d = {d:>3}: variance {numbers.var():6.2f}, divided by the root {(numbers / math.sqrt(d)).var():.3f}"
+    )
     assert math.isclose(numbers.var(), d, rel_tol=0.02)
     assert math.isclose((numbers / math.sqrt(d)).var(), 1.0, rel_tol=0.02)
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 3), sharey=False)
 for d, numbers in products.items():
-    axes[0].hist(numbers, 120, range=(-60, 60), density=True, histtype="step", color=LOOKS[d][0], linewidth=1.8, label=f"d = {d}")
-    axes[1].hist(numbers / math.sqrt(d), 120, range=(-5, 5), density=True, histtype="step", color=LOOKS[d][0], linewidth=1.8)
+    axes[0].hist(
+        numbers,
+        120,
+        range=(-60, 60),
+        density=True,
+        histtype="step",
+        color=LOOKS[d][0],
+        linewidth=1.8,
+        label=f"d = {d}",
+    )
+    axes[1].hist(
+        numbers / math.sqrt(d),
+        120,
+        range=(-5, 5),
+        density=True,
+        histtype="step",
+        color=LOOKS[d][0],
+        linewidth=1.8,
+    )
 axes[0].set(title="q · k", yticks=[])
 axes[1].set(title="q · k, divided by the root of d", yticks=[])
 axes[0].legend(frameon=False)
@@ -99,16 +126,27 @@ without = [listening(d, 1.0) for d in WIDTHS]
 with_root = [listening(d, d**-0.5) for d in WIDTHS]
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.2))
-for weights, colour, look, name in ((without, RED, "s-", "no scale"), (with_root, BLUE, "o-", "with the root")):
+for weights, colour, look, name in (
+    (without, RED, "s-", "no scale"),
+    (with_root, BLUE, "o-", "with the root"),
+):
     axes[0].semilogx(WIDTHS, [w.amax(-1).median() for w in weights], look, color=colour, label=name, base=2)
-    axes[1].semilogx(WIDTHS, [torch.special.entr(w).sum(-1).exp().median() for w in weights], look, color=colour, base=2)
-axes[0].set(xlabel="d", ylabel="largest weight", ylim=(0, 1.05), title="without a scale one sender takes it all")
-axes[1].set(xlabel="d", ylabel="senders effectively heard", ylim=(0, N), title="how many of the 64 senders count")
+    axes[1].semilogx(
+        WIDTHS, [torch.special.entr(w).sum(-1).exp().median() for w in weights], look, color=colour, base=2
+    )
+axes[0].set(
+    xlabel="d", ylabel="largest weight", ylim=(0, 1.05), title="without a scale one sender takes it all"
+)
+axes[1].set(
+    xlabel="d", ylabel="senders effectively heard", ylim=(0, N), title="how many of the 64 senders count"
+)
 axes[0].legend(frameon=False)
 plt.show()
 
 largest = {d: weights.amax(-1).median().item() for d, weights in zip(WIDTHS, without, strict=True)}
-print("largest weight without a scale:", ", ".join(f"{weight:.3f} (d = {d})" for d, weight in largest.items()))
+print(
+    "largest weight without a scale:", ", ".join(f"{weight:.3f} (d = {d})" for d, weight in largest.items())
+)
 assert largest[1024] > 0.99
 spread = [weights.amax(-1).median() for weights in with_root]
 assert max(spread) < 0.25
@@ -130,14 +168,19 @@ def gradients(d, scale):
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 1, 8, N, d, generator=generator, dtype=torch.float64).unbind(0)
     v, direction = torch.randn(2, 1, 8, N, 16, generator=generator, dtype=torch.float64).unbind(0)
-    added = torch.zeros(1, 8, N * N, dtype=torch.float64)  # to every logit: its derivative is that of the logits
+    added = torch.zeros(
+        1, 8, N * N, dtype=torch.float64
+    )  # to every logit: its derivative is that of the logits
     for leaf in (q, added):
         leaf.requires_grad_()
     (ga.attend(q, k, v, graph, scale=scale, bias=added) * direction).sum().backward()
     return added.grad.unflatten(2, (N, N)).norm(dim=-1).median().item(), q.grad.norm(dim=-1).median().item()
 
 
-at_logits = {name: [gradients(d, d**power)[0] for d in WIDTHS] for name, power in (("no scale", 0), ("with the root", -0.5))}
+at_logits = {
+    name: [gradients(d, d**power)[0] for d in WIDTHS]
+    for name, power in (("no scale", 0), ("with the root", -0.5))
+}
 UNITS = [2.0**exponent for exponent in range(-6, 7)]
 hills = {d: [gradients(d, unit * d**-0.5)[1] for unit in UNITS] for d in (*LOOKS, 1024)}
 
@@ -151,7 +194,9 @@ for (d, hill), (colour, look) in zip(hills.items(), (*LOOKS.values(), (GREEN, "v
     axes[1].plot(UNITS[place], hill[place], "*", color=colour, markersize=15, markeredgecolor="black")
 axes[1].axvline(1.0, color=GREY, linestyle=":")
 axes[1].set(
-    xlabel="scale, in units of one over the root of d", title="the gradient at the query (stars: no scale)", ylim=(1e-4, 10)
+    xlabel="scale, in units of one over the root of d",
+    title="the gradient at the query (stars: no scale)",
+    ylim=(1e-4, 10),
 )
 for ax in axes:
     ax.set_yscale("log", base=10)
@@ -180,7 +225,9 @@ for d, hill in hills.items():
     with_it, without_it = hill[UNITS.index(1.0)], hill[UNITS.index(d**0.5)]
     print(f"d = {d:>4}: at the query {with_it:.2f} with the root, {without_it:.4f} without a scale")
 for heights in zip(*hills.values(), strict=True):
-    assert max(heights) < 1e-2 or max(heights) < 1.5 * min(heights)  # one curve, except at the foot of the cliff
+    assert max(heights) < 1e-2 or max(heights) < 1.5 * min(
+        heights
+    )  # one curve, except at the foot of the cliff
 assert hills[16][UNITS.index(4.0)] > hills[16][UNITS.index(1.0)]
 assert hills[1024][UNITS.index(32.0)] < hills[1024][UNITS.index(1.0)] / 10
 
@@ -194,7 +241,9 @@ assert hills[1024][UNITS.index(32.0)] < hills[1024][UNITS.index(1.0)] / 10
 
 # %%
 causal = ga.patterns.causal(6)
-q, k, v = torch.randn(3, 1, 1, 6, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64).unbind(0)
+q, k, v = torch.randn(3, 1, 1, 6, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64).unbind(
+    0
+)
 
 
 def shares(beta, graph, receiver):
@@ -219,7 +268,11 @@ for ax, graph_there in zip(axes, (causal, window), strict=True):
         colour, dashes = [(BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (RED, "-"), ("black", ":")][sender]
         ax.semilogx(betas, curves_there[:, column], dashes, color=colour, label=f"token {sender}")
     ax.axvline(16**-0.5, color=GREY, linestyle=":")
-    ax.set(xlabel="scale (inverse temperature)", title=f"whom token 4 hears over {graph_there.name}", ylim=(0, 1.03))
+    ax.set(
+        xlabel="scale (inverse temperature)",
+        title=f"whom token 4 hears over {graph_there.name}",
+        ylim=(0, 1.03),
+    )
 axes[0].set_ylabel("weight")
 axes[0].legend(frameon=False, fontsize=8)
 axes[0].text(16**-0.5, 0.75, "one over the root of d ", color="#555555", fontsize=8, ha="right")
@@ -249,7 +302,9 @@ with torch.no_grad():
     logits = merged.receive(x) @ merged.send(x)[0].mT
 for scale, update in updates.items():
     error = (update - expected).abs().max()
-    print(f"scale {scale:.4f}: logits of variance {(logits * scale).var():.2f}, furthest from the standard form by {error:.6f}")
+    print(
+        f"scale {scale:.4f}: logits of variance {(logits * scale).var():.2f}, furthest from the standard form by {error:.6f}"
+    )
 assert torch.allclose(updates[64**-0.5], expected, atol=1e-4)
 assert not torch.allclose(updates[512**-0.5], expected, atol=1e-1)
 assert merged.scale == heads.scale == 64**-0.5
@@ -275,7 +330,9 @@ for layer, call in enumerate(run.layers):
     peak = weights[:, :, 32:].amax(-1).flatten(2).median(-1).values.mean(0)
     deviations += spread.tolist()
     for head in range(len(spread)):
-        print(f"layer {layer}, head {head}: logits stray by {spread[head]:5.2f}, largest weight {peak[head]:.2f}")
+        print(
+            f"layer {layer}, head {head}: logits stray by {spread[head]:5.2f}, largest weight {peak[head]:.2f}"
+        )
 assert max(deviations) > 2 * min(deviations)
 
 # %% [markdown]
@@ -326,7 +383,9 @@ answer = None  # your turn: a TokenGraph of 6 tokens
 answer = ga.patterns.self_loops(6) if answer is None else answer
 
 assert answer.num_edges >= 6, "too few edges"
-assert torch.allclose(ga.attend(q, k, v, answer, scale=0.0), ga.attend(q, k, v, answer, scale=50.0)), "it does"
+assert torch.allclose(ga.attend(q, k, v, answer, scale=0.0), ga.attend(q, k, v, answer, scale=50.0)), (
+    "it does"
+)
 print("right: whoever hears only one sender gives it everything, at any temperature")
 
 # %% [markdown]

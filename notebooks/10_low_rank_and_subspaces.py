@@ -35,11 +35,19 @@ from torch.nn import functional
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from gnn_attention.interpret import circuits  # noqa: E402
 
 torch.set_num_threads(1)
-BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"  # told apart by colour-blind eyes too
+BLUE, ORANGE, RED, GREEN, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#D55E00",
+    "#009E73",
+    "#999999",
+)  # told apart by colour-blind eyes too
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
 plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 
@@ -59,12 +67,16 @@ width, head_dim, num_heads = model.config.width, model.config.head_dim, model.co
 generator = torch.Generator().manual_seed(3)
 hidden_line = functional.normalize(torch.tensor([1.0, 0.7, 0.5], dtype=torch.float64), dim=0)
 judgement = torch.linspace(-1, 1, 40, dtype=torch.float64)
-cloud = 2 * judgement[:, None] * hidden_line + 0.45 * torch.randn(40, 3, generator=generator, dtype=torch.float64)
+cloud = 2 * judgement[:, None] * hidden_line + 0.45 * torch.randn(
+    40, 3, generator=generator, dtype=torch.float64
+)
 
 judged = torch.arange(0, 40, 2)  # half of them
 centred = cloud[judged] - cloud[judged].mean(0)
 line = functional.normalize(centred.T @ judgement[judged], dim=0)
-print(f"angle between the line that was found and the hidden one: {math.degrees(math.acos(line @ hidden_line)):.1f} degrees")
+print(
+    f"angle between the line that was found and the hidden one: {math.degrees(math.acos(line @ hidden_line)):.1f} degrees"
+)
 assert line @ hidden_line > 0.97
 
 # %% [markdown]
@@ -74,7 +86,9 @@ assert line @ hidden_line > 0.97
 
 # %%
 sentiment = circuits.Subspace(line[:, None])  # its basis: the one direction, as a column
-word = int(sentiment.reject(cloud[:15]).norm(dim=1).argmax())  # of the bad ones, that which is farthest from the line
+word = int(
+    sentiment.reject(cloud[:15]).norm(dim=1).argmax()
+)  # of the bad ones, that which is farthest from the line
 down = sentiment.coordinates(cloud[word])
 edited = sentiment.edit(cloud[word], line, 1.5)
 
@@ -102,11 +116,21 @@ assert torch.linalg.matrix_rank(plane.projector()) == plane.dim == 2
 assert torch.allclose(plane.project(shadow), shadow)  # to project twice changes nothing more
 
 figure = plt.figure(figsize=(13, 4.9))
-titles = ("the cloud, its sentiment line, and one edit", "every word projected onto the line", "... and onto a plane")
+titles = (
+    "the cloud, its sentiment line, and one edit",
+    "every word projected onto the line",
+    "... and onto a plane",
+)
 for number, title in enumerate(titles, 1):
     ax = figure.add_subplot(1, 3, number, projection="3d")
     ax.scatter(
-        *cloud.T, c=judgement, cmap=plt.get_cmap("coolwarm_r", 5), s=22, depthshade=False, edgecolor="black", linewidth=0.3
+        *cloud.T,
+        c=judgement,
+        cmap=plt.get_cmap("coolwarm_r", 5),
+        s=22,
+        depthshade=False,
+        edgecolor="black",
+        linewidth=0.3,
     )
     ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2, 2), ylim=(-2, 2), zlim=(-1.8, 1.8))
     ax.set_title(title, y=0.98)
@@ -120,8 +144,12 @@ for number, title in enumerate(titles, 1):
         for start, end in zip(cloud, landing, strict=True):
             ax.plot(*torch.stack([start, end]).T, color=GREY, linewidth=0.8)
     if number == 3:
-        across = functional.normalize(sentiment.reject(second), dim=0)  # in the plane, at right angles to the line
-        corners = torch.stack([a * line + b * across for a, b in ((-2.4, -1.3), (2.4, -1.3), (2.4, 1.3), (-2.4, 1.3))])
+        across = functional.normalize(
+            sentiment.reject(second), dim=0
+        )  # in the plane, at right angles to the line
+        corners = torch.stack(
+            [a * line + b * across for a, b in ((-2.4, -1.3), (2.4, -1.3), (2.4, 1.3), (-2.4, 1.3))]
+        )
         ax.plot_trisurf(*corners.T, triangles=[[0, 1, 2], [0, 2, 3]], color=BLUE, alpha=0.2)
 plt.show()
 
@@ -142,9 +170,13 @@ for ax, which in zip(axes, ("pattern", "message"), strict=True):
         matrices = getattr(model.layers[layer].heads, f"{which}_matrix")()
         values = matrices.singular_values()
         assert matrices.rank().tolist() == [head_dim] * num_heads
-        assert torch.linalg.matrix_rank(matrices.full()).tolist() == [head_dim] * num_heads  # the full squares agree
+        assert (
+            torch.linalg.matrix_rank(matrices.full()).tolist() == [head_dim] * num_heads
+        )  # the full squares agree
         for head, row in enumerate(values / values.norm(dim=-1, keepdim=True)):
-            ax.plot(range(1, 33), row, color=colour, linewidth=1.3, label=f"layer {layer}" if head == 0 else None)
+            ax.plot(
+                range(1, 33), row, color=colour, linewidth=1.3, label=f"layer {layer}" if head == 0 else None
+            )
     untrained = getattr(fresh, f"{which}_matrix")().singular_values()[0]
     ax.plot(range(1, 33), untrained / untrained.norm(), color="black", linestyle="--", label="untrained")
     ax.plot([33, 128], [0, 0], color=RED, linewidth=2.5, label="33 to 128: exactly 0")
@@ -189,7 +221,17 @@ assert effective_rank(said).min() > 15
 layer, head = 1, 0
 circuit = circuits.of(model.layers[layer], head)
 print("reads as receiver, as sender, as value; writes:")
-print([part.dim for part in (circuit.reads_as_receiver, circuit.reads_as_sender, circuit.reads_as_value, circuit.writes)])
+print(
+    [
+        part.dim
+        for part in (
+            circuit.reads_as_receiver,
+            circuit.reads_as_sender,
+            circuit.reads_as_value,
+            circuit.writes,
+        )
+    ]
+)
 
 own = model.layers[layer].heads
 alone = ga.StandardHeads.from_arrays(*(W[head : head + 1] for W in (own.W_Q, own.W_K, own.W_V, own.W_O)))
@@ -222,10 +264,17 @@ lower, upper = (circuits.each(block) for block in model.blocks)
 previous = ga.model.previous_token_scores(model)[0]
 induction = ga.model.induction_scores(model)[1]
 
-room = torch.tensor([[float(late.reads_as_sender.overlap(early.writes)) for early in lower] for late in upper])
-strength = torch.tensor([[float(circuits.composition(early, late, "k")) for early in lower] for late in upper])
+room = torch.tensor(
+    [[float(late.reads_as_sender.overlap(early.writes)) for early in lower] for late in upper]
+)
+strength = torch.tensor(
+    [[float(circuits.composition(early, late, "k")) for early in lower] for late in upper]
+)
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.6))
-for ax, table, title in ((axes[0], room, "overlap of the subspaces"), (axes[1], strength, "composition: with strengths")):
+for ax, table, title in (
+    (axes[0], room, "overlap of the subspaces"),
+    (axes[1], strength, "composition: with strengths"),
+):
     ax.imshow(table, cmap="Blues", vmin=0, vmax=1.6 * table.max())
     for row in range(num_heads):
         for column in range(num_heads):
@@ -279,7 +328,8 @@ def chance_of_in(state, number, graph=None):
 def line_between(number):
     """The direction from "if" to "for", and where the means of both lie on it."""
     means = {
-        word: torch.stack([states_of(text)[number][0, -1] for text in texts[learn]]).mean(0) for word, texts in TEXTS.items()
+        word: torch.stack([states_of(text)[number][0, -1] for text in texts[learn]]).mean(0)
+        for word, texts in TEXTS.items()
     }
     direction = functional.normalize(means["for"] - means["if"], dim=0)
     return direction, {word: (mean @ direction).item() for word, mean in means.items()}
@@ -302,7 +352,9 @@ def edited_chances(number, along=None):
             before.append(chance_of_in(state, number))
             changed = subspace.edit(state[0, -1], direction, levels[other])
             step = levels[other] - state[0, -1] @ direction
-            assert torch.allclose(subspace.reject(changed), subspace.reject(state[0, -1]))  # the other 127 directions
+            assert torch.allclose(
+                subspace.reject(changed), subspace.reject(state[0, -1])
+            )  # the other 127 directions
             state[0, -1] = changed if along is None else state[0, -1] + step * along
             after.append(chance_of_in(state, number))
         found[word], found[f"{word}, edited to {other}"] = before, after
@@ -314,7 +366,12 @@ by_chance = functional.normalize(torch.randn(width, generator=generator, dtype=t
 late, random, early = edited_chances(3), edited_chances(3, by_chance), edited_chances(2)
 for name, chances in late.items():
     print(f"{name:>18}: P(' in') =", ", ".join(f"{chance:.2f}" for chance in chances))
-print(" and moved along a random line:", ", ".join(f"{chance:.2f}" for chance in random["for, edited to if"]), "and", end=" ")
+print(
+    " and moved along a random line:",
+    ", ".join(f"{chance:.2f}" for chance in random["for, edited to if"]),
+    "and",
+    end=" ",
+)
 print(", ".join(f"{chance:.2f}" for chance in random["if, edited to for"]))
 assert min(late["for"]) > 0.5 > 0.1 > max(late["for, edited to if"])
 assert max(late["if"]) < 0.1 < 0.5 < min(late["if, edited to for"])
@@ -438,8 +495,12 @@ def parameters(design, size):
 
 
 full = surprise(model)
-unused = surprise(cut_down(lambda heads: ga.StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, 0 * heads.W_O)))
-assert math.isclose(surprise(cut_down(lambda heads: thinner(heads, 32))), full)  # nothing is cut: nothing changes
+unused = surprise(
+    cut_down(lambda heads: ga.StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, 0 * heads.W_O))
+)
+assert math.isclose(
+    surprise(cut_down(lambda heads: thinner(heads, 32))), full
+)  # nothing is cut: nothing changes
 assert math.isclose(surprise(cut_down(lambda heads: through_a_latent(heads, 128))), full)
 
 BUDGETS = {
@@ -450,13 +511,20 @@ results = {}
 print(f"all 65,536 parameters of a layer: surprise {full:.2f}; no attention at all: {unused:.2f}")
 for budget, designs in BUDGETS.items():
     for design, size in designs.items():
-        results[budget, design] = surprise(cut_down(lambda heads, design=design, size=size: design(heads, size)))
+        results[budget, design] = surprise(
+            cut_down(lambda heads, design=design, size=size: design(heads, size))
+        )
         name = design.__name__.replace("_", " ")
-        print(f"{budget}: {name} ({size}), {parameters(design, size):,} parameters: surprise {results[budget, design]:.2f}")
+        print(
+            f"{budget}: {name} ({size}), {parameters(design, size):,} parameters: surprise {results[budget, design]:.2f}"
+        )
     counts = [parameters(design, size) for design, size in designs.items()]
     assert max(counts) < 1.01 * min(counts)
 
-assert all(results[budget, thinner] < min(results[budget, grouped], results[budget, through_a_latent]) for budget in BUDGETS)
+assert all(
+    results[budget, thinner] < min(results[budget, grouped], results[budget, through_a_latent])
+    for budget in BUDGETS
+)
 assert results["five eighths", thinner] < full + 0.2
 
 # %% [markdown]
@@ -505,7 +573,10 @@ def learn_from(teacher, student, seen, unseen, steps=400):
         optimizer.step()
     with torch.no_grad():
         answers = [answer_of(student, states) for states in (seen, unseen)]
-    return [((answer - goal).square().mean() / goal.square().mean()).item() for answer, goal in zip(answers, goals, strict=True)]
+    return [
+        ((answer - goal).square().mean() / goal.square().mean()).item()
+        for answer, goal in zip(answers, goals, strict=True)
+    ]
 
 
 EXAMPLES, errors = (16, 32, 64), {}
@@ -519,7 +590,10 @@ for seed in range(3):
         answer_of(start, unseen), answer_of(ga.MergedHeads.of(start), unseen)
     )  # one function, written in two ways
     for count in EXAMPLES:
-        for name, student in (("thin factors", copy.deepcopy(start)), ("merged squares", ga.MergedHeads.of(start))):
+        for name, student in (
+            ("thin factors", copy.deepcopy(start)),
+            ("merged squares", ga.MergedHeads.of(start)),
+        ):
             errors.setdefault((name, count), []).append(learn_from(teacher, student, drawn[:count], unseen))
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=True)
@@ -529,7 +603,14 @@ for ax, which, title in ((axes[0], 0, "examples that were seen"), (axes[1], 1, "
         ax.loglog(EXAMPLES, found.median(1).values, color=colour, linewidth=1, base=2)
         for column in range(3):
             label = name if column == 0 else None
-            ax.loglog([count * shift for count in EXAMPLES], found[:, column], look, color=colour, label=label, base=2)
+            ax.loglog(
+                [count * shift for count in EXAMPLES],
+                found[:, column],
+                look,
+                color=colour,
+                label=label,
+                base=2,
+            )
     ax.set_yscale("log", base=10)
     ax.axhline(1.0, color=GREY, linestyle=":")
     ax.set(xlabel="number of examples", title=f"error on {title}", xticks=EXAMPLES, ylim=(6e-6, 5))
@@ -593,7 +674,9 @@ answer = None  # your turn: a number
 
 # %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
 values = lower[int(previous.argmax())].pattern.singular_values()
-lost = [values[rank:].norm() / values.norm() for rank in range(33)]  # the best that any matrix of that rank can do
+lost = [
+    values[rank:].norm() / values.norm() for rank in range(33)
+]  # the best that any matrix of that rank can do
 answer = next(rank for rank in range(33) if lost[rank] < 0.1) if answer is None else answer
 
 assert lost[answer] < 0.1, f"with rank {answer} at least {lost[answer]:.0%} is lost"

@@ -36,7 +36,9 @@ from gnn_attention import draw, patterns
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 
 # %% [markdown]
@@ -53,7 +55,9 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 
 # %%
 T, WIDTH = 8, 16
-small = ga.model.LanguageModel(ga.model.Config(64, width=WIDTH, num_layers=1, num_heads=2, head_dim=8, mlp_width=32)).double()
+small = ga.model.LanguageModel(
+    ga.model.Config(64, width=WIDTH, num_layers=1, num_heads=2, head_dim=8, mlp_width=32)
+).double()
 block = small.blocks[0]
 graph = patterns.window(T, 3) | patterns.sinks(T, 1)
 x = torch.randn(1, T, WIDTH, dtype=torch.float64)
@@ -75,7 +79,9 @@ found = {name: who_depends_on_whom(step) for name, step in STEPS.items()}
 figure, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained", sharey=True)
 for ax, (name, strength) in zip(axes, found.items(), strict=True):
     colours = plt.get_cmap("Blues").with_extremes(bad="#E4E4E4")
-    ax.imshow(strength.where(strength > 0, math.nan), cmap=colours, vmin=-0.4 * strength.max(), vmax=strength.max())
+    ax.imshow(
+        strength.where(strength > 0, math.nan), cmap=colours, vmin=-0.4 * strength.max(), vmax=strength.max()
+    )
     ax.set(title=name, xlabel="src (sender)", xticks=range(T), yticks=range(T))
     ax.tick_params(length=0)
 axes[0].set_ylabel("dst (receiver)")
@@ -140,7 +146,11 @@ silence = patterns.causal(length) - patterns.causal(length)  # no edges at all
 @torch.no_grad()
 def surprise(graph, thinking=True):
     """The mean surprise; without thinking the MLPs say nothing."""
-    hooks = [] if thinking else [b.mlp.register_forward_hook(lambda *call: torch.zeros_like(call[-1])) for b in model.blocks]
+    hooks = (
+        []
+        if thinking
+        else [b.mlp.register_forward_hook(lambda *call: torch.zeros_like(call[-1])) for b in model.blocks]
+    )
     chances = model(tokens, graph)[0, :-1].log_softmax(-1)
     for hook in hooks:
         hook.remove()
@@ -161,7 +171,9 @@ assert result["neither"] > result["only computation"]
 with torch.no_grad():
     together = model(tokens, silence)[0, 20]
     single = model(tokens[:, 20:21], patterns.causal(1) - patterns.causal(1))[0, 0]
-assert torch.allclose(together, single, atol=1e-4)  # token 20 among the others, hearing none of them, and token 20 alone
+assert torch.allclose(
+    together, single, atol=1e-4
+)  # token 20 among the others, hearing none of them, and token 20 alone
 
 # %% [markdown]
 # `ga.trace.record` marks the phases of a run. Each one adds an **update** to the state of every token, and between them the
@@ -177,8 +189,17 @@ names = [f"layer {phase.layer}: {phase.name}" for phase in run.phases]
 
 figure, ax = plt.subplots(figsize=(9.5, 2.9), layout="constrained")
 ax.imshow(sizes, cmap="Blues", vmin=0, vmax=float(sizes.max()) * 1.2, aspect="auto")
-for (row, column), value in zip([(r, c) for r in range(len(names)) for c in range(len(pieces))], sizes.flatten(), strict=True):
-    ax.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if value > 0.7 * sizes.max() else "black")
+for (row, column), value in zip(
+    [(r, c) for r in range(len(names)) for c in range(len(pieces))], sizes.flatten(), strict=True
+):
+    ax.text(
+        column,
+        row,
+        f"{value:.1f}",
+        ha="center",
+        va="center",
+        color="white" if value > 0.7 * sizes.max() else "black",
+    )
 ax.set_xticks(range(len(pieces)), pieces)
 ax.set_yticks(range(len(names)), names)
 ax.tick_params(length=0)
@@ -243,7 +264,9 @@ print("update of node 0 begins with", [round(value, 2) for value in updates[0, :
 # library together with the graph. It refuses:
 
 # %%
-q, k, v = (torch.stack([answer(node) for node in nodes]) for answer in (Node.looks_for, Node.offers, Node.says))
+q, k, v = (
+    torch.stack([answer(node) for node in nodes]) for answer in (Node.looks_for, Node.offers, Node.says)
+)
 try:
     ga.convert.from_edge_index(torch.tensor(edges).T, 10)
 except ValueError as error:
@@ -256,14 +279,21 @@ except ValueError as error:
 
 # %%
 graph = ga.convert.from_edge_index(torch.tensor(edges).T, 10, coalesce=True)
-times = torch.zeros(10, 10).index_put((torch.tensor(edges)[:, 1], torch.tensor(edges)[:, 0]), torch.ones(40), accumulate=True)
+times = torch.zeros(10, 10).index_put(
+    (torch.tensor(edges)[:, 1], torch.tensor(edges)[:, 0]), torch.ones(40), accumulate=True
+)
 twice_heard = ga.score_mods.log_multiplicity(times)  # [dst, src]
 
-by_matrices = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0, score_mod=twice_heard)[0, 0]
+by_matrices = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0, score_mod=twice_heard)[
+    0, 0
+]
 assert torch.allclose(by_matrices, updates, atol=1e-5)
 as_a_set = ga.attend(q[None, None], k[None, None], v[None, None], graph, scale=1.0)[0, 0]
 assert not torch.allclose(as_a_set, updates, atol=1e-2)
-print(f"{len(edges)} edges drawn, {graph.num_edges} different ones; the largest change by counting each once:", end=" ")
+print(
+    f"{len(edges)} edges drawn, {graph.num_edges} different ones; the largest change by counting each once:",
+    end=" ",
+)
 print(f"{(as_a_set - updates).abs().max():.2f}")
 draw.graph(graph, title="who hears whom: an arrow runs from sender to receiver")
 
@@ -280,7 +310,9 @@ for node in nodes:
     node.W_Q, node.W_K, node.W_V = W_Q / 20**0.25, W_K / 20**0.25, W_V  # 1/sqrt(d), half on either side
 states = torch.stack([node.state for node in nodes])
 each_once = graph.edge_index.T.tolist()
-assert torch.allclose(ga.MessagePassingAttention(heads)(states, graph), one_round(nodes, each_once), atol=1e-5)
+assert torch.allclose(
+    ga.MessagePassingAttention(heads)(states, graph), one_round(nodes, each_once), atol=1e-5
+)
 print("the layer and the objects agree")
 
 # %% [markdown]
@@ -308,7 +340,9 @@ deaf = next(
     if {dst for _, dst in draw_} == set(range(10)) - {3}  # node 3, and only node 3, hears nobody
 )
 right, wrong = one_round(nodes, deaf), one_round_side_by_side(nodes, deaf)
-received = {number: next((i for i in range(10) if torch.equal(wrong[number], right[i])), None) for number in range(10)}
+received = {
+    number: next((i for i in range(10) if torch.equal(wrong[number], right[i])), None) for number in range(10)
+}
 print("node -> whose update it was given:", received)
 assert received == {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 3}
 
@@ -323,11 +357,20 @@ for ax, shift, title in ((axes[0], 0, "by number"), (axes[1], 1, "side by side")
     for number in set(range(10)) - {3}:
         to = number - shift if number > 3 else number
         colour = BLUE if to == number else RED
-        ax.annotate("", (to, 0.08), (number, 0.92), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.8})
+        ax.annotate(
+            "", (to, 0.08), (number, 0.92), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.8}
+        )
     for number in range(10):
         for level in (0, 1):
             hollow = number == 3 and level == 1
-            ax.plot(number, level, "o", markersize=15, color="white" if hollow else "#DDDDDD", markeredgecolor=GREY)
+            ax.plot(
+                number,
+                level,
+                "o",
+                markersize=15,
+                color="white" if hollow else "#DDDDDD",
+                markeredgecolor=GREY,
+            )
             ax.text(number, level, str(number), ha="center", va="center", fontsize=10)
     ax.set(title=title, xlim=(-0.7, 9.7), ylim=(-0.25, 1.25), xticks=[])
     ax.set_yticks([0, 1], ["is given to", "update of"])
@@ -350,10 +393,14 @@ some_deaf = sum((-1) ** (k + 1) * math.comb(10, k) * (1 - k / 10) ** 40 for k in
 
 draws = torch.randint(10, (20000, 40, 2), generator=generator)
 hears = torch.zeros(20000, 10, dtype=torch.bool).scatter(1, draws[..., 1], True)
-shifted = (~hears & (hears.flip(1).cumsum(1).flip(1) > 0)).any(1)  # somebody deaf, and somebody behind who is not
+shifted = (~hears & (hears.flip(1).cumsum(1).flip(1) > 0)).any(
+    1
+)  # somebody deaf, and somebody behind who is not
 different = torch.tensor([len({tuple(edge) for edge in one.tolist()}) for one in draws[:2000]])
 
-print(f"some node hears nobody: {some_deaf:.1%} by the formula, {(~hears).any(1).double().mean():.1%} of 20,000 draws")
+print(
+    f"some node hears nobody: {some_deaf:.1%} by the formula, {(~hears).any(1).double().mean():.1%} of 20,000 draws"
+)
 print(f"an update goes astray:  {shifted.double().mean():.1%}")
 twice = (different < 40).double().mean()
 print(f"an edge drawn twice:    {twice:.2%} of 2,000 draws, {40 - different.double().mean():.0f} on average")
@@ -372,7 +419,12 @@ update = ga.MessagePassingAttention(heads)(states, graph)
 plain = torch.where(graph.mask(), states @ W_Q @ W_K.T @ states.T, -math.inf).softmax(-1)
 assert not update[3].any()
 assert plain[3].isnan().all()
-print("update of node 3:", update[3].abs().max().item(), "   softmax of its row of the matrix:", plain[3, 0].item())
+print(
+    "update of node 3:",
+    update[3].abs().max().item(),
+    "   softmax of its row of the matrix:",
+    plain[3, 0].item(),
+)
 
 # %% [markdown]
 # ## 5. Exercises
@@ -390,7 +442,9 @@ answer = solution if answer is None else answer
 
 draws = torch.randint(10, (20000, 20), generator=generator)
 deaf_on_average = 10 - torch.zeros(20000, 10).scatter(1, draws, 1.0).sum(1).mean().item()
-assert abs(answer - deaf_on_average) < 0.03, "each node is missed by an edge with probability 9/10, and there are 20 edges"
+assert abs(answer - deaf_on_average) < 0.03, (
+    "each node is missed by an edge with probability 9/10, and there are 20 edges"
+)
 print(f"right: {answer:.2f}; in 20,000 draws {deaf_on_average:.2f}")
 
 # %% [markdown]
@@ -416,7 +470,9 @@ def one_after_the_other(states):
 
 
 derivative = jacobian(one_after_the_other, states[:6]).norm(dim=(1, 3))
-assert torch.equal(derivative > 0, answer.mask()), f"not quite: {int((derivative > 0).sum())} pairs depend on each other"
+assert torch.equal(derivative > 0, answer.mask()), (
+    f"not quite: {int((derivative > 0).sum())} pairs depend on each other"
+)
 print("right: what one round does in place takes five rounds at once")
 
 # %% [markdown]
@@ -428,7 +484,9 @@ print("right: what one round does in place takes five rounds at once")
 answer = None  # your turn: a TokenGraph over 7 tokens
 
 # %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < 4) | (src <= dst), 7, name="encoder and decoder")
+solution = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src < 4) | (src <= dst), 7, name="encoder and decoder"
+)
 answer = solution if answer is None else answer
 
 assert answer.in_degree().tolist() == [4, 4, 4, 4, 5, 6, 7], "somebody hears too many or too few"

@@ -29,7 +29,9 @@ from torch.nn import functional
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from gnn_attention import draw, patterns  # noqa: E402
 from gnn_attention.interpret import circuits, trace  # noqa: E402
 
@@ -55,20 +57,35 @@ kinds = sorted(set(WORDS))
 text = torch.tensor([kinds.index(word) for word in WORDS])
 n, size = len(text), len(kinds)
 
-word_half, memory_half = torch.eye(2 * size).view(2, size, 2 * size)  # each [size, 2 size]: from a word into its half of a state
-shift = ga.StandardHeads.from_arrays(word_half.T[None], word_half.T[None], word_half.T[None], memory_half[None])
-match = ga.StandardHeads.from_arrays(100 * word_half.T[None], memory_half.T[None], word_half.T[None], word_half[None])
+word_half, memory_half = torch.eye(2 * size).view(
+    2, size, 2 * size
+)  # each [size, 2 size]: from a word into its half of a state
+shift = ga.StandardHeads.from_arrays(
+    word_half.T[None], word_half.T[None], word_half.T[None], memory_half[None]
+)
+match = ga.StandardHeads.from_arrays(
+    100 * word_half.T[None], memory_half.T[None], word_half.T[None], word_half[None]
+)
 
 one_before = patterns.window(n, 2) - patterns.self_loops(n)
 state = functional.one_hot(text, size).float() @ word_half
 state = state + ga.MessagePassingAttention(shift)(state, one_before)
-heard, (_, weights) = ga.MessagePassingAttention(match)(state, patterns.strict_causal(n), return_attention_weights=True)
+heard, (_, weights) = ga.MessagePassingAttention(match)(
+    state, patterns.strict_causal(n), return_attention_weights=True
+)
 
 src, dst = patterns.strict_causal(n).edge_index
 strong = [(int(s), int(d)) for s, d, w in zip(src, dst, weights[:, 0], strict=True) if d >= 5 and w > 0.5]
 figure, axes = plt.subplots(2, 1, figsize=(9, 4.6), layout="constrained")
 draw.arcs(one_before, axes[0], WORDS, title="round 1: every token hears the one before")
-draw.arcs(patterns.strict_causal(n), axes[1], WORDS, weights[:, 0], lit=strong, title="round 2: whose memory holds my own word?")
+draw.arcs(
+    patterns.strict_causal(n),
+    axes[1],
+    WORDS,
+    weights[:, 0],
+    lit=strong,
+    title="round 2: whose memory holds my own word?",
+)
 plt.show()
 
 answers = [kinds[int(row.argmax())] for row in heard @ word_half.T]
@@ -92,7 +109,12 @@ assert answers[5:] == ["do", "not"]
 said_twice = torch.tensor([3, 1, 4, 0, 5, 2] * 2)
 figure, axes = plt.subplots(1, 3, figsize=(11.5, 4), layout="constrained")
 for ax, (name, template) in zip(axes, circuits.TEMPLATES.items(), strict=True):
-    draw.mask(template(said_twice), ax, labels=[str(token) for token in said_twice.tolist()], title=name.replace("_", " "))
+    draw.mask(
+        template(said_twice),
+        ax,
+        labels=[str(token) for token in said_twice.tolist()],
+        title=name.replace("_", " "),
+    )
 plt.show()
 
 src, dst = circuits.TEMPLATES["induction"](said_twice).edge_index
@@ -107,7 +129,9 @@ assert torch.equal(said_twice[src - 1], said_twice[dst])
 model, vocabulary = ga.model.load_trained()
 length, samples = 48, 16
 generator = torch.Generator().manual_seed(0)
-once = torch.stack([torch.randperm(model.config.vocabulary_size, generator=generator)[:length] for _ in range(samples)])
+once = torch.stack(
+    [torch.randperm(model.config.vocabulary_size, generator=generator)[:length] for _ in range(samples)]
+)
 tokens = torch.cat([once, once], dim=1)
 
 scores = {name: circuits.detect(model, tokens, name) for name in circuits.TEMPLATES}
@@ -115,9 +139,18 @@ scores = {name: circuits.detect(model, tokens, name) for name in circuits.TEMPLA
 figure, axes = plt.subplots(1, 3, figsize=(11.5, 2.4), layout="constrained", sharey=True)
 for ax, (name, score) in zip(axes, scores.items(), strict=True):
     ax.imshow(score, cmap="Blues", vmin=0, vmax=1)
-    for (layer, head), value in [((r, c), score[r, c].item()) for r in range(score.shape[0]) for c in range(score.shape[1])]:
-        ax.text(head, layer, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black")
-    ax.set(title=name.replace("_", " "), xlabel="head", xticks=range(score.shape[1]), yticks=range(score.shape[0]))
+    for (layer, head), value in [
+        ((r, c), score[r, c].item()) for r in range(score.shape[0]) for c in range(score.shape[1])
+    ]:
+        ax.text(
+            head, layer, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.6 else "black"
+        )
+    ax.set(
+        title=name.replace("_", " "),
+        xlabel="head",
+        xticks=range(score.shape[1]),
+        yticks=range(score.shape[0]),
+    )
     ax.tick_params(length=0)
 axes[0].set_ylabel("layer")
 plt.show()
@@ -129,7 +162,9 @@ def strongest(score):
 
 
 previous, induction = strongest(scores["previous_token"]), strongest(scores["induction"])
-print(f"previous token: layer {previous[0]}, head {previous[1]}; induction: layer {induction[0]}, head {induction[1]}")
+print(
+    f"previous token: layer {previous[0]}, head {previous[1]}; induction: layer {induction[0]}, head {induction[1]}"
+)
 assert (previous[0], induction[0]) == (0, 1)  # first the memory, then the match
 assert sorted(scores["previous_token"][0].topk(2).indices.tolist()) == [2, 3]
 assert sorted(scores["induction"][1].topk(2).indices.tolist()) == [0, 3]
@@ -155,8 +190,14 @@ composition = circuits.compositions(model, "k", relative=True)[1, :, 0]  # [head
 figure, ax = plt.subplots(figsize=(4.8, 3.1), layout="constrained")
 ax.imshow(composition, cmap="PuOr", vmin=0, vmax=2)
 for (later, earlier), value in [((r, c), composition[r, c].item()) for r in range(4) for c in range(4)]:
-    ax.text(earlier, later, f"{value:.2f}", ha="center", va="center", color="white" if value > 1.7 else "black")
-ax.set(xlabel="written by this head of layer 0", ylabel="read by this head of layer 1", title="K composition; 1 = unrelated")
+    ax.text(
+        earlier, later, f"{value:.2f}", ha="center", va="center", color="white" if value > 1.7 else "black"
+    )
+ax.set(
+    xlabel="written by this head of layer 0",
+    ylabel="read by this head of layer 1",
+    title="K composition; 1 = unrelated",
+)
 ax.set_xticks(range(4))
 ax.set_yticks(range(4))
 ax.tick_params(length=0)
@@ -211,7 +252,9 @@ def others(edges, seed):
 
 total = 2 * length
 job, line = (circuits.TEMPLATES[name](tokens[0]) for name in ("induction", "previous_token"))
-assert job == circuits.TEMPLATES["induction"](tokens[5])  # no token twice in a copy: the same places in every text
+assert job == circuits.TEMPLATES["induction"](
+    tokens[5]
+)  # no token twice in a copy: the same places in every text
 
 conditions = {
     "nothing is cut": [predictions()],
@@ -220,7 +263,9 @@ conditions = {
     "previous-token edges, layer 0": [predictions(trace.cut(line, layers=0))],
     "as many others, layer 0": [predictions(trace.cut(others(line, seed), layers=0)) for seed in range(5)],
 }
-found = {name: torch.tensor([second_copy(curves) for curves in runs]) for name, runs in conditions.items()}  # [draw, 2]
+found = {
+    name: torch.tensor([second_copy(curves) for curves in runs]) for name, runs in conditions.items()
+}  # [draw, 2]
 first_copy = conditions["nothing is cut"][0][0][: length - 1].mean().item()
 print(f"{'first copy':>30}: surprise {first_copy:5.2f}")
 for name, values in found.items():
@@ -271,19 +316,30 @@ for name in ("as many others, layer 1", "as many others, layer 0"):
 # %%
 heads = range(model.config.num_heads)
 without = [second_copy(predictions(trace.cut(job, layers=1, heads=head)))[1] for head in heads]
-only = [second_copy(predictions(trace.cut(job, layers=1, heads=[h for h in heads if h != head])))[1] for head in heads]
+only = [
+    second_copy(predictions(trace.cut(job, layers=1, heads=[h for h in heads if h != head])))[1]
+    for head in heads
+]
 
 figure, ax = plt.subplots(figsize=(6.6, 3.2), layout="constrained")
 ax.bar([head - 0.2 for head in heads], without, width=0.38, color=BLUE, label="cut in this head alone")
 ax.bar([head + 0.2 for head in heads], only, width=0.38, color=ORANGE, label="cut in all heads but this")
 ax.axhline(intact, color="black", linestyle=":", linewidth=1)
 ax.text(4.35, intact, "nothing cut", ha="right", va="bottom", fontsize=9)
-ax.set(xticks=list(heads), xlabel="head of layer 1", ylabel="share predicted right", xlim=(-0.6, 4.4), ylim=(0, 0.2))
+ax.set(
+    xticks=list(heads),
+    xlabel="head of layer 1",
+    ylabel="share predicted right",
+    xlim=(-0.6, 4.4),
+    ylim=(0, 0.2),
+)
 ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=2)
 plt.show()
 for head in heads:
     score = scores["induction"][1, head]
-    print(f"head {head}: template score {score:.2f}; right without it {without[head]:5.1%}, with it alone {only[head]:5.1%}")
+    print(
+        f"head {head}: template score {score:.2f}; right without it {without[head]:5.1%}, with it alone {only[head]:5.1%}"
+    )
 assert without[1] == without[2] == intact
 assert max(without[0], without[3], *only) < 0.1 * intact
 
@@ -324,7 +380,9 @@ answer = solution if answer is None else answer
 
 elsewhere = second_copy(predictions(trace.cut(line, layers=1)))[1]
 there = found["previous-token edges, layer 0"][0, 1]
-assert answer == ("more" if elsewhere < there else "less"), "see section 1: in which round is the token before needed?"
+assert answer == ("more" if elsewhere < there else "less"), (
+    "see section 1: in which round is the token before needed?"
+)
 print(f"right: {elsewhere:.1%} are still right, and {there:.1%} without the edges in layer 0")
 
 # %% [markdown]
@@ -336,11 +394,15 @@ print(f"right: {elsewhere:.1%} are still right, and {there:.1%} without the edge
 answer = None  # your turn: two numbers (cut, mute)
 
 # %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = tuple(second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute))
+solution = tuple(
+    second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute)
+)
 answer = solution if answer is None else answer
 
 wanted = [second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute)]
-assert all(abs(a - b) < 0.01 for a, b in zip(answer, wanted, strict=True)), "second_copy(predictions(trace.mute(job, layers=1)))"
+assert all(abs(a - b) < 0.01 for a, b in zip(answer, wanted, strict=True)), (
+    "second_copy(predictions(trace.mute(job, layers=1)))"
+)
 print(f"right: cut {wanted[0]:.2f}, muted {wanted[1]:.2f}")
 
 # %% [markdown]

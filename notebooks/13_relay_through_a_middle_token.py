@@ -33,7 +33,9 @@ from torch.autograd.functional import jacobian
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from gnn_attention import analyse, draw, patterns  # noqa: E402
 from gnn_attention.interpret import trace  # noqa: E402
 
@@ -47,7 +49,12 @@ LLAMAS, DO, NOT, OUTPUT, LAST = range(5)
 def draw_table(ax, table, rows, columns, title="", digits=2):
     """A table of sizes: darker is larger, grey is exactly zero."""
     top = float(table.max())
-    ax.imshow(table.where(table > 0, math.nan), cmap=plt.get_cmap("Blues").with_extremes(bad="#E4E4E4"), vmin=0, vmax=1.2 * top)
+    ax.imshow(
+        table.where(table > 0, math.nan),
+        cmap=plt.get_cmap("Blues").with_extremes(bad="#E4E4E4"),
+        vmin=0,
+        vmax=1.2 * top,
+    )
     ax.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(length=0)
@@ -55,7 +62,14 @@ def draw_table(ax, table, rows, columns, title="", digits=2):
     for r, row in enumerate(table.tolist()):
         for c, value in enumerate(row):
             if value:
-                ax.text(c, r, f"{value:.{digits}f}", ha="center", va="center", color="white" if value > 0.7 * top else "black")
+                ax.text(
+                    c,
+                    r,
+                    f"{value:.{digits}f}",
+                    ha="center",
+                    va="center",
+                    color="white" if value > 0.7 * top else "black",
+                )
 
 
 # %% [markdown]
@@ -82,8 +96,12 @@ def dependence(step):
 message = dependence(lambda x: ga.FactoredHeads.of(heads).messages(x[None])[0].sum(0))
 update = dependence(lambda x: ga.MessagePassingAttention(heads)(x, causal))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.9), layout="constrained")
-draw_table(left, message, WORDS, WORDS, "how the message of a token (row)\ndepends on the state of a token (column)")
-draw_table(right, update, WORDS, WORDS, "how the update of a token (row)\ndepends on the state of a token (column)")
+draw_table(
+    left, message, WORDS, WORDS, "how the message of a token (row)\ndepends on the state of a token (column)"
+)
+draw_table(
+    right, update, WORDS, WORDS, "how the update of a token (row)\ndepends on the state of a token (column)"
+)
 plt.show()
 
 assert torch.equal(message > 0, torch.eye(5, dtype=torch.bool))
@@ -172,7 +190,9 @@ with torch.no_grad():
     round_2 = torch.einsum("hj,jd,hde->je", w2[:, t], x, M2)
     relayed = torch.einsum("gq,hqj,jd,hde,gef->qjf", w2[:, t], w1, x, M1, M2)  # [through q, from j, width]
 
-assert torch.allclose(x[t] + round_1.sum(0) + round_2.sum(0) + relayed.sum((0, 1)), run.output[t], rtol=0, atol=1e-10)
+assert torch.allclose(
+    x[t] + round_1.sum(0) + round_2.sum(0) + relayed.sum((0, 1)), run.output[t], rtol=0, atol=1e-10
+)
 
 rows = ["heard in round 1", "heard in round 2", *(f"relayed by {word}" for word in WORDS)]
 sizes = torch.cat([round_1[None], round_2[None], relayed]).norm(dim=-1)
@@ -195,8 +215,14 @@ with torch.no_grad():
     cell = relayed[OUTPUT, NOT]
     w2_after = operated.layers[1].dense(operated.layers[1].weights())[0]
 
-print("states that change:", ", ".join(word for word, row in zip(WORDS, change, strict=True) if row.abs().max() > 1e-12))
-print(f"at 'words': the change has length {change[t].norm():.3f}, the cell of the table {cell.norm():.3f}; ", end="")
+print(
+    "states that change:",
+    ", ".join(word for word, row in zip(WORDS, change, strict=True) if row.abs().max() > 1e-12),
+)
+print(
+    f"at 'words': the change has length {change[t].norm():.3f}, the cell of the table {cell.norm():.3f}; ",
+    end="",
+)
 print(f"what is left, {(change[t] - cell).norm():.3f}, comes from other weights")
 for head in range(2):
     before, after = w2[head, t, OUTPUT], w2_after[head, t, OUTPUT]
@@ -222,7 +248,9 @@ assert (change[t] - cell).norm() > 1e-3
 trained, _ = ga.model.load_trained()
 length, samples = 48, 16
 generator = torch.Generator().manual_seed(0)
-once = torch.stack([torch.randperm(trained.config.vocabulary_size, generator=generator)[:length] for _ in range(samples)])
+once = torch.stack(
+    [torch.randperm(trained.config.vocabulary_size, generator=generator)[:length] for _ in range(samples)]
+)
 tokens = torch.cat([once, once], dim=1)
 head = int(ga.model.induction_scores(trained)[1].argmax())
 chosen = range(8, 48, 8)  # where q stands, in the first copy
@@ -274,7 +302,9 @@ class Rounds(nn.Module):
     def __init__(self, graphs):
         super().__init__()
         self.graphs = graphs
-        self.rounds = nn.ModuleList(ga.MessagePassingAttention(ga.StandardHeads(width, 2).double()) for _ in graphs)
+        self.rounds = nn.ModuleList(
+            ga.MessagePassingAttention(ga.StandardHeads(width, 2).double()) for _ in graphs
+        )
 
     def forward(self, x):
         for layer, graph in zip(self.rounds, self.graphs, strict=True):
@@ -284,7 +314,10 @@ class Rounds(nn.Module):
 
 with torch.no_grad():
     only_relay = trace.record(Rounds([edge(NOT, OUTPUT), edge(OUTPUT, LAST)]), x)
-share, pipe = trace.rollout(only_relay.layers, [LAST])[0, 0, NOT].item(), trace.flow(only_relay.layers, NOT, LAST)
+share, pipe = (
+    trace.rollout(only_relay.layers, [LAST])[0, 0, NOT].item(),
+    trace.flow(only_relay.layers, NOT, LAST),
+)
 print(f"from 'not' to 'words': rollout {share:.2f}, flow {pipe:.2f}")
 assert (share, pipe) == (0.25, 0.5)
 

@@ -33,7 +33,9 @@ from torch.nn import functional
 from gnn_attention import analyse, draw, patterns
 from gnn_attention.convert.expressions import parse
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from gnn_attention.training.tasks import Reader  # noqa: E402
 
 torch.set_num_threads(1)  # with more, sums are made in another order, and the numbers below differ a little
@@ -59,7 +61,10 @@ def rows(samples, generator):
 
 
 x, place, held = rows(1, torch.Generator().manual_seed(0))
-text = ["abcd"[symbol] + ("!" if mark else "") for symbol, mark in zip(x[0, :, :4].argmax(-1), x[0, :, 4], strict=True)]
+text = [
+    "abcd"[symbol] + ("!" if mark else "")
+    for symbol, mark in zip(x[0, :, :4].argmax(-1), x[0, :, 4], strict=True)
+]
 print(" ".join(text), " -> ", "abcd"[held.item()])
 
 # %% [markdown]
@@ -89,7 +94,9 @@ field = {text: analyse.receptive_field(graph, N - 1, LAYERS) for text, graph in 
 best = {text: len(f) / N + (1 - len(f) / N) / SYMBOLS for text, f in field.items()}
 edges = {text: graph.num_edges / N for text, graph in graphs.items()}
 for text in TEXTS:
-    print(f"{text:>28}: {edges[text]:5.1f} edges per token, {len(field[text]):>2} of 64 in reach, at best {best[text]:.0%} right")
+    print(
+        f"{text:>28}: {edges[text]:5.1f} edges per token, {len(field[text]):>2} of 64 in reach, at best {best[text]:.0%} right"
+    )
 
 # %%
 figure, axes = plt.subplots(2, 4, figsize=(11.5, 6.2), layout="constrained")
@@ -143,11 +150,15 @@ def right_by_distance(model, graph):
 
 
 runs = {text: [trained(graph, seed) for seed in range(SEEDS)] for text, graph in graphs.items()}
-right = {text: torch.stack([right_by_distance(model, graphs[text]) for model, _ in runs[text]]) for text in TEXTS}
+right = {
+    text: torch.stack([right_by_distance(model, graphs[text]) for model, _ in runs[text]]) for text in TEXTS
+}
 
 for text in TEXTS:
     each = right[text].mean(1)
-    print(f"{text:>28}: {each.mean():4.0%} right, from {each.min():.0%} to {each.max():.0%} by seed; at best {best[text]:.0%}")
+    print(
+        f"{text:>28}: {each.mean():4.0%} right, from {each.min():.0%} to {each.max():.0%} by seed; at best {best[text]:.0%}"
+    )
 
 # %% [markdown]
 # How well do the last tokens know a needle, as its distance grows? The line is the mean over the seeds, smoothed over five
@@ -155,7 +166,9 @@ for text in TEXTS:
 
 # %%
 figure, axes = plt.subplots(1, 4, figsize=(12.5, 2.9), layout="constrained", sharey=True)
-for ax, text in zip(axes, ["window(64, 4)", "window(64, 8)", "sparse_strided(64, 8)", "causal(64)"], strict=True):
+for ax, text in zip(
+    axes, ["window(64, 4)", "window(64, 8)", "sparse_strided(64, 8)", "causal(64)"], strict=True
+):
     curve = right[text].mean(0)
     smooth = functional.avg_pool1d(curve[None], 5, stride=1, padding=2, count_include_pad=False)[0]
     ax.plot(range(N), smooth, color=BLUE)
@@ -166,7 +179,9 @@ for ax, text in zip(axes, ["window(64, 4)", "window(64, 8)", "sparse_strided(64,
 axes[0].set_ylabel("last token is right")
 plt.show()
 
-inside = {text: right[text][:, [N - 1 - token for token in field[text].tolist()]].mean().item() for text in TEXTS}
+inside = {
+    text: right[text][:, [N - 1 - token for token in field[text].tolist()]].mean().item() for text in TEXTS
+}
 outside = {
     text: right[text][:, [d for d in range(N) if N - 1 - d not in field[text].tolist()]].mean().item()
     for text in TEXTS
@@ -186,7 +201,12 @@ assert all(abs(value - 1 / SYMBOLS) < 0.05 for value in outside.values())  # cha
 # learned, with a bar from the worst seed to the best.
 
 # %%
-STYLE = {"window": ("o", BLUE), "log_sparse": ("D", GREEN), "sparse_strided": ("s", RED), "causal": ("^", "black")}
+STYLE = {
+    "window": ("o", BLUE),
+    "log_sparse": ("D", GREEN),
+    "sparse_strided": ("s", RED),
+    "causal": ("^", "black"),
+}
 figure, ax = plt.subplots(figsize=(8.2, 4.4), layout="constrained")
 for text in TEXTS:
     marker, colour = ("v", PURPLE) if "sinks" in text else STYLE[text.split("(")[0]]
@@ -195,7 +215,10 @@ for text in TEXTS:
     ax.plot([edges[text]] * 2, [each.min(), each.max()], color=colour, linewidth=2)
     ax.plot(edges[text], each.mean(), marker, color=colour)
     name = text.replace("(64, ", "(").replace("(64)", "").replace("64, ", "")
-    left = text in ("window(64, 8)", "sparse_strided(64, 8)")  # of the mark; the others have their name on the right
+    left = text in (
+        "window(64, 8)",
+        "sparse_strided(64, 8)",
+    )  # of the mark; the others have their name on the right
     place = {"xytext": (-11, -4), "ha": "right"} if left else {"xytext": (11, -4)}
     ax.annotate(name, (edges[text], each.mean()), textcoords="offset points", fontsize=9, **place)
 ax.axhline(1 / SYMBOLS, color=GREY, linestyle=":")
@@ -225,10 +248,16 @@ assert best["window(64, 8) | sinks(64, 2)"] - best["window(64, 8)"] < 0.03
 
 # %%
 figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-reaching = {"causal(64)": ("black", "-"), "sparse_strided(64, 8)": (RED, "--"), "window(64, 22)": (BLUE, "-.")}
+reaching = {
+    "causal(64)": ("black", "-"),
+    "sparse_strided(64, 8)": (RED, "--"),
+    "window(64, 22)": (BLUE, "-."),
+}
 for text, (colour, style) in reaching.items():
     for number, (_, losses) in enumerate(runs[text]):
-        smooth = functional.avg_pool1d(torch.tensor([losses]), 5, stride=1, padding=2, count_include_pad=False)[0]
+        smooth = functional.avg_pool1d(
+            torch.tensor([losses]), 5, stride=1, padding=2, count_include_pad=False
+        )[0]
         ax.plot(smooth, style, color=colour, label=None if number else text)
 ax.set(xlabel="step", ylabel="loss", ylim=(0, None))
 ax.legend(frameon=False)
@@ -256,7 +285,9 @@ solution = 29 / 64 + 35 / 64 / 4
 answer = solution if answer is None else answer
 
 share = len(analyse.receptive_field(patterns.window(N, 8), N - 1, 4)) / N
-assert abs(answer - (share + (1 - share) / SYMBOLS)) < 0.005, "how many tokens are in reach after four hops of seven?"
+assert abs(answer - (share + (1 - share) / SYMBOLS)) < 0.005, (
+    "how many tokens are in reach after four hops of seven?"
+)
 print(f"right: {answer:.1%}")
 
 # %% [markdown]

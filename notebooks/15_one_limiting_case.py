@@ -33,7 +33,9 @@ from torch.nn import functional
 
 import gnn_attention as ga
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, on import, about progress bars nobody asked for
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
 from torch_geometric.nn import EdgeConv, GATConv  # noqa: E402
 
 from gnn_attention import patterns  # noqa: E402
@@ -78,10 +80,14 @@ assert torch.allclose(graph_attention(x, graph), gat(x, graph.edge_index), rtol=
 
 mlp = nn.Sequential(nn.Linear(2 * width, 32), nn.ReLU(), nn.Linear(32, 5)).double()
 usual = EdgeConv(mlp, aggr="add")  # before the parts are used: it draws their weights anew
-edge_convolution = pairwise.PairwiseMessages(message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
+edge_convolution = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1))
+)
 assert torch.allclose(edge_convolution(x, graph), usual(x, graph.edge_index), rtol=0, atol=1e-12)
 
-mean = pairwise.PairwiseMessages(message=lambda x_dst, x_src: x_src, logit=lambda x_dst, x_src: torch.zeros_like(x_src[..., 0]))
+mean = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: x_src, logit=lambda x_dst, x_src: torch.zeros_like(x_src[..., 0])
+)
 degree = graph.in_degree()[:, None]
 assert torch.allclose(mean(x, graph), graph.mask().double() @ x / degree, rtol=0, atol=1e-12)
 print("attention, graph attention, edge convolution, mean of the neighbours: all equal to their usual form")
@@ -148,7 +154,10 @@ assert list(ranks.values()) == [1, 2, 3, 6, 10]
 # %%
 ROW = 8
 turned = torch.stack([torch.eye(ROW).roll(places, 1) for places in range(ROW)])  # [listener, from, to]
-everyone, names = patterns.cross(ROW, 2), torch.eye(ROW)  # 8 listeners, 2 senders; a listener's state is its number
+everyone, names = (
+    patterns.cross(ROW, 2),
+    torch.eye(ROW),
+)  # 8 listeners, 2 senders; a listener's state is its number
 
 
 def rows_and_answers(samples, generator):
@@ -202,11 +211,17 @@ energy = torch.linalg.svdvals(answers).pow(2)  # [sample, singular value], large
 least = {number: (energy[:, number + 1 :].sum() / energy.sum()).item() for number in COUNTS}
 
 figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
-ax.plot(COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H listeners")
+ax.plot(
+    COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H listeners"
+)
 ax.plot(COUNTS, list(least.values()), ":", color=RED, label="no rank H + 1 can be below this")
 for seed, marker in enumerate("os"):
     ax.plot(
-        COUNTS, [values[seed] for values in errors.values()], marker, color=BLUE, label=None if seed else "attention, trained"
+        COUNTS,
+        [values[seed] for values in errors.values()],
+        marker,
+        color=BLUE,
+        label=None if seed else "attention, trained",
     )
 ax.plot(COUNTS, [0.0] * 4, "D", color=ORANGE, markersize=5, label="a message of both ends")
 ax.set(xlabel="heads", ylabel="mean squared error", xticks=COUNTS, ylim=(-0.05, 1.05))
@@ -246,7 +261,9 @@ with torch.no_grad():
     state = block.mlp_norm(run.phases[-1].before)[0]
     assert torch.allclose(nodes(state), block.mlp(state), atol=1e-4)
     assert torch.allclose(nodes(state), run.phases[-1].update[0], atol=1e-4)
-print(f"{len(pieces)} tokens hear {len(nodes.patterns)} static nodes: {len(pieces) * len(nodes.patterns)} edges, the same update")
+print(
+    f"{len(pieces)} tokens hear {len(nodes.patterns)} static nodes: {len(pieces) * len(nodes.patterns)} edges, the same update"
+)
 
 # %% [markdown]
 # So this is what the two phases of a layer are, side by side:
@@ -274,18 +291,30 @@ left.set_yticks(range(len(pieces)), pieces)
 left.set_xticks(range(14), strongest.tolist(), rotation=60, fontsize=9)
 left.set(xlabel="static node", title="weights of the edges from node to token")
 left.tick_params(length=0)
-for (row, column), value in [((r, c), weights[r, strongest[c]].item()) for r in range(len(pieces)) for c in range(14)]:
+for (row, column), value in [
+    ((r, c), weights[r, strongest[c]].item()) for r in range(len(pieces)) for c in range(14)
+]:
     if abs(value) >= 0.3:
         left.text(
-            column, row, f"{value:.1f}", ha="center", va="center", color="white" if value > 0.7 * top else "black", fontsize=9
+            column,
+            row,
+            f"{value:.1f}",
+            ha="center",
+            va="center",
+            color="white" if value > 0.7 * top else "black",
+            fontsize=9,
         )
 for row in weights:
     right.plot(row.sort(descending=True).values, color=BLUE, alpha=0.4)
 right.axhline(0, color=GREY, linewidth=1)
-right.set(xlabel="nodes, in order of weight", ylabel="weight", title="a few nodes are heard loudly, most hardly")
+right.set(
+    xlabel="nodes, in order of weight", ylabel="weight", title="a few nodes are heard loudly, most hardly"
+)
 plt.show()
 loud, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)
-print(f"weights beyond ±0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}")
+print(
+    f"weights beyond ±0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}"
+)
 
 # %% [markdown]
 # What does a node say? Its message is as wide as a state, so the unembedding turns it into tokens, just as it does with a
@@ -317,7 +346,13 @@ with torch.no_grad():
 
 figure, ax = plt.subplots(figsize=(6.2, 3.2), layout="constrained")
 ax.plot(counts, rest, "o-", color=BLUE)
-ax.set(xscale="log", xticks=counts, xlabel="nodes heard by each token", ylabel="error of the update", ylim=(-0.03, 1))
+ax.set(
+    xscale="log",
+    xticks=counts,
+    xlabel="nodes heard by each token",
+    ylabel="error of the update",
+    ylim=(-0.03, 1),
+)
 ax.set_xticks(counts, counts)
 ax.minorticks_off()
 plt.show()
@@ -365,7 +400,9 @@ i, written = 5, torch.zeros(width, dtype=torch.float64)
 for head in range(3):
     by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
     W_1, W_2 = by.patterns, by.messages.T
-    mlp = nn.Sequential(nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)).double()
+    mlp = nn.Sequential(
+        nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)
+    ).double()
     mlp[0].weight.data, mlp[2].weight.data = W_1.data, W_2.data
     written = written + mlp(context[i])
 assert torch.allclose(update[i], written, rtol=0, atol=1e-12)
@@ -390,7 +427,9 @@ W_K, W_V, W_O = torch.randn(1, 12, 4), torch.randn(1, 12, 4), torch.randn(1, 4, 
 layer = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(answer, W_K, W_V, W_O))
 states = torch.randn(n, 12)
 wanted = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:, None]
-assert torch.allclose(layer(states, graph), wanted, atol=1e-4), "some token still hears one sender more than another"
+assert torch.allclose(layer(states, graph), wanted, atol=1e-4), (
+    "some token still hears one sender more than another"
+)
 print("right: a token that looks for nothing hears everyone alike")
 
 # %% [markdown]
@@ -406,7 +445,9 @@ answer = solution if answer is None else answer
 
 mask = graph.mask().float()
 wanted = mask @ states - mask.sum(1, keepdim=True) * states
-assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), wanted, atol=1e-5), "not the sum of differences"
+assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), wanted, atol=1e-5), (
+    "not the sum of differences"
+)
 print("right: a message of attention has no place for it, since it would depend on who hears it")
 
 # %% [markdown]

@@ -8,7 +8,9 @@ import pytest
 
 DOCTESTS = {"gnn_attention/draw/pictures.py": "matplotlib"}
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other share the processors: one thread for each
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # processes beside each other share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -28,7 +30,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="session")
 def _without_progress():
-    """On a slow machine a quick command may take more than 5 s; tests of what stands on stderr do not hang on that."""
+    """On a slow machine a quick command may take more than 5 s; tests of what stands on stderr do not hang on
+    that.
+    """
     from gnn_attention._support import progress
 
     progress.EVERY = 3600.0
@@ -36,9 +40,12 @@ def _without_progress():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """A module that cannot be imported for its doctests is skipped only where an extra may be absent: never a test file."""
+    """A module that cannot be imported for its doctests is skipped only where an extra may be absent: never a
+    test file.
+    """
     report = yield
-    # pytest imports a file for its doctests first, and after a failure finds half a module, without tests, for its tests
+    # pytest imports a file for its doctests first, and after a failure finds half a module, without tests,
+    # for its tests
     unimportable = report.skipped and "unable to import module" in str(report.longrepr)
     if unimportable and ("CI" in os.environ or collector.path.name.startswith("test_")):
         report.outcome, report.longrepr = "failed", str(report.longrepr)
@@ -46,7 +53,9 @@ def pytest_make_collect_report(collector):
 
 
 def pytest_collection_modifyitems(items):
-    """Doctests of an extra that is absent are skipped with the reason, as :mod:`support.extras` does for tests."""
+    """Doctests of an extra that is absent are skipped with the reason, as :mod:`support.extras` does for
+    tests.
+    """
     for item in items:
         package = DOCTESTS.get(item.nodeid.split("::")[0])
         if package is not None and "CI" not in os.environ and importlib.util.find_spec(package) is None:
@@ -54,7 +63,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What was collected lives to the end: the garbage collector spent a sixth of the time on looking at it again."""
+    """What was collected lives to the end: the garbage collector spent a sixth of the time on looking at it
+    again.
+    """
     gc.collect()
     gc.freeze()
 

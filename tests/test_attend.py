@@ -1,4 +1,6 @@
-"""The verb: against SDPA and plain loops, its errors by name, its extras (lse, weights, dropout, explain), and compilation."""
+"""The verb: against SDPA and plain loops, its errors by name, its extras (lse, weights, dropout, explain),
+and compilation.
+"""
 
 import copy
 import gc
@@ -13,7 +15,7 @@ from torch.nn import functional
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, dense, flex, support_matrix
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
@@ -61,7 +63,12 @@ def test_equals_loops_over_an_irregular_graph(backend, scale):
 def test_output_has_the_dtype_of_q_and_lse_is_wide(backend, dtype):
     """Half in, half out; lse in float32."""
     out, info = ga.attend(*qkv(dtype=dtype), patterns.window(9, 3), backend=backend, return_info=True)
-    assert (out.dtype, info.lse.dtype, out.shape, info.lse.shape) == (dtype, torch.float32, (2, 4, 9, 6), (2, 4, 9))
+    assert (out.dtype, info.lse.dtype, out.shape, info.lse.shape) == (
+        dtype,
+        torch.float32,
+        (2, 4, 9, 6),
+        (2, 4, 9),
+    )
 
 
 def test_seventy_thousand_equal_fp16_logits_give_the_mean():
@@ -84,7 +91,9 @@ def test_dot_products_beyond_fp16_are_fine(backend):
 
 
 @pytest.mark.parametrize("backend", NAMES)
-@pytest.mark.parametrize("sinks", [None, torch.tensor([1.0, -2.0], dtype=torch.float64)], ids=["plain", "sinks"])
+@pytest.mark.parametrize(
+    "sinks", [None, torch.tensor([1.0, -2.0], dtype=torch.float64)], ids=["plain", "sinks"]
+)
 def test_lse_of_nobody_is_minus_infinity(backend, sinks):
     """Log of a sum of nothing, and the output is 0: a sink is for those who hear somebody."""
     q, k, v = qkv(dst=4, src=3, heads=2, kv_heads=1, batch=1)
@@ -97,9 +106,13 @@ def test_lse_of_nobody_is_minus_infinity(backend, sinks):
 
 
 @pytest.mark.parametrize("backend", NAMES)
-@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0], dtype=torch.float64)], ids=["plain", "sinks"])
 @pytest.mark.parametrize(
-    "graph", [patterns.causal(3), patterns.window(300, 40), patterns.erdos_renyi(90, 0.05)], ids=lambda g: g.name
+    "sinks", [None, torch.tensor([0.5, -2.0], dtype=torch.float64)], ids=["plain", "sinks"]
+)
+@pytest.mark.parametrize(
+    "graph",
+    [patterns.causal(3), patterns.window(300, 40), patterns.erdos_renyi(90, 0.05)],
+    ids=lambda g: g.name,
 )
 def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
     """They equal no edges; where all of them do, the output is 0 and lse that of the sink alone."""
@@ -127,8 +140,13 @@ def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
 def test_lse_with_sinks_and_bias(backend):
     """Lse = log(sum exp(logit) + exp(sink)), written out."""
     q, k, v = qkv(dst=1, src=3, heads=2, kv_heads=2, batch=1)
-    bias, sinks = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), torch.tensor([0.3, -4.0], dtype=torch.float64)
-    out, info = ga.attend(q, k, v, patterns.cross(1, 3), bias=bias, sink_logits=sinks, backend=backend, return_info=True)
+    bias, sinks = (
+        torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64),
+        torch.tensor([0.3, -4.0], dtype=torch.float64),
+    )
+    out, info = ga.attend(
+        q, k, v, patterns.cross(1, 3), bias=bias, sink_logits=sinks, backend=backend, return_info=True
+    )
     logits = torch.einsum("hd,hjd->hj", q[0, :, 0], k[0]) * 8**-0.5 + bias
     total = logits.exp().sum(-1) + sinks.exp()
     assert_exact(info.lse[0, :, 0], total.log())
@@ -150,7 +168,9 @@ def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
 
 @pytest.mark.parametrize("backend", FULL)
 def test_minus_infinity_on_an_edge_silences_it(backend):
-    """An edge with bias -inf equals no edge; a receiver whose edges are all silenced receives 0 and finite gradients."""
+    """An edge with bias -inf equals no edge; a receiver whose edges are all silenced receives 0 and finite
+    gradients.
+    """
     q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
     graph = patterns.causal(3)
     bias = torch.zeros(6, dtype=torch.float64)
@@ -192,7 +212,9 @@ def test_backends_agree_over_every_pairing_of_options():
     bias = torch.randn(graph.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for mod in mods:
         for extra in ({}, {"bias": bias}, {"sink_logits": torch.ones(4, dtype=torch.float64)}):
-            first, *others = (ga.attend(q, k, v, graph, score_mod=mod, backend=name, **extra) for name in FULL)
+            first, *others = (
+                ga.attend(q, k, v, graph, score_mod=mod, backend=name, **extra) for name in FULL
+            )
             for other in others:
                 assert_exact(other, first)
 
@@ -200,18 +222,26 @@ def test_backends_agree_over_every_pairing_of_options():
 def test_graphs_by_head_and_by_sample_run_each_on_its_own_edges():
     """A graph that differs by sample and head equals separate calls on its parts."""
     q, k, v = qkv()
-    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src >= 0) & (dst - src <= b + h), 9, heads=4, batch=2)
+    graph = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (dst - src >= 0) & (dst - src <= b + h), 9, heads=4, batch=2
+    )
     for name in NAMES:
         whole = ga.attend(q, k, v, graph, backend=name)
         for b in range(2):
             for h in range(4):
-                part = (q[b : b + 1, h : h + 1], k[b : b + 1, h // 2 : h // 2 + 1], v[b : b + 1, h // 2 : h // 2 + 1])
+                part = (
+                    q[b : b + 1, h : h + 1],
+                    k[b : b + 1, h // 2 : h // 2 + 1],
+                    v[b : b + 1, h // 2 : h // 2 + 1],
+                )
                 alone = ga.attend(*part, patterns.window(9, b + h + 1), backend=name)
                 assert_exact(whole[b, h], alone[0, 0])
 
 
 def test_score_mods_are_told_absolute_positions_and_query_heads():
-    """On rows 5..8 of a graph dst counts from 5; h counts query heads, b samples, also where the graph varies."""
+    """On rows 5..8 of a graph dst counts from 5; h counts query heads, b samples, also where the graph
+    varies.
+    """
     seen = {}
 
     def spy(score, b, h, dst, src):
@@ -230,7 +260,10 @@ def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph)
     """Divided by 0 where dst + 1 = src: what is thrown away must not come back as 0 * inf in a gradient."""
     q, k, v = (x.requires_grad_() for x in qkv(dst=graph.num_dst))
     weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    mods = [lambda s, b, h, dst, src, least=least: weight * s / (dst - src + 1).clamp(min=least) for least in (0, 1)]
+    mods = [
+        lambda s, b, h, dst, src, least=least: weight * s / (dst - src + 1).clamp(min=least)
+        for least in (0, 1)
+    ]
     found, wanted = (ga.attend(q, k, v, graph, score_mod=mod, backend=backend) for mod in mods)
     assert_exact(found, wanted)
     gradients = [torch.autograd.grad(out.sum(), [q, k, v, weight]) for out in (found, wanted)]
@@ -238,12 +271,20 @@ def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph)
 
 
 def test_a_score_mod_without_a_value_on_non_edges_where_the_graph_varies():
-    """Each head borrows from its own edges, a head without any from those of the others; without edges nobody is asked."""
+    """Each head borrows from its own edges, a head without any from those of the others; without edges nobody
+    is asked.
+    """
     some = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst - h) & (h > 0), 9, heads=4)
     for graph in (some, patterns.strict_causal(9) - patterns.full(9)):
         q, k, v = (x.requires_grad_() for x in qkv())
-        outs = [ga.attend(q, k, v, graph, score_mod=lambda s, b, h, dst, src: s / (dst - src - h), backend=n) for n in FULL]
-        gradients = [torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True, materialize_grads=True) for out in outs]
+        outs = [
+            ga.attend(q, k, v, graph, score_mod=lambda s, b, h, dst, src: s / (dst - src - h), backend=n)
+            for n in FULL
+        ]
+        gradients = [
+            torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True, materialize_grads=True)
+            for out in outs
+        ]
         for out, slopes in zip(outs[1:], gradients[1:], strict=True):
             assert_exact(outs[0], out)
             assert_exact(gradients[0], slopes)
@@ -256,7 +297,11 @@ def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
     places, graph = torch.arange(9.0), patterns.causal(9)
     for mod, queries, added in (
         (lambda score, b, h, dst, src: score + torch.arange(9, dtype=torch.float64)[src], q, places),
-        (lambda score, b, h, dst, src: (dst - src).double(), torch.zeros_like(q), places.view(-1, 1) - places),
+        (
+            lambda score, b, h, dst, src: (dst - src).double(),
+            torch.zeros_like(q),
+            places.view(-1, 1) - places,
+        ),
     ):
         found = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
         assert found.dtype == torch.float32
@@ -281,7 +326,8 @@ def test_autocast_does_not_reach_the_sums(backend):
         assert info.lse.dtype == torch.float32
         assert_rule(found, {}, truth)
         assert_rule(alone, {}, truth)
-        # the product of 8 channels, scaled (9), softcap (6), a sum of 9 exponentials (11), a logarithm (3) plus the largest logit
+        # the product of 8 channels, scaled (9), softcap (6), a sum of 9 exponentials (11), a logarithm (3)
+        # plus the largest logit
         assert_sum(info.lse, exact.lse, 30, reach + float(exact.lse.abs().max()))
 
 
@@ -318,7 +364,9 @@ def test_a_nan_does_not_cost_a_mask_of_all_pairs(graph):
     """Full and causal graphs never become T x T, poisoned or not, compiled or not."""
     q, k, v = qkv()
     q[:, :, 3] = torch.nan
-    assert ga.attend(q, k, v, graph, backend="dense").isnan().any(-1)[0, 0].tolist() == [i == 3 for i in range(9)]
+    assert ga.attend(q, k, v, graph, backend="dense").isnan().any(-1)[0, 0].tolist() == [
+        i == 3 for i in range(9)
+    ]
     assert not [key for key in graph._memo if key[0] in ("_dense", "_enumerate")]
 
 
@@ -338,16 +386,17 @@ def test_nothing_at_all_is_a_size_too(backend, dst, src, batch, extra):
 def test_gradcheck(backend):
     """Numerical derivatives of every input, bias and sinks included."""
     graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2], [1, 1, 0, 3]]), 4, 3)
-    q, k, v = (x.requires_grad_() for x in qkv(dst=4, src=3, heads=2, kv_heads=1, dim=2, value_dim=3, batch=1))
+    q, k, v = (
+        x.requires_grad_() for x in qkv(dst=4, src=3, heads=2, kv_heads=1, dim=2, value_dim=3, batch=1)
+    )
     bias, sinks = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in (4, 2))
 
     def run(q, k, v, bias, sinks):
-        return ga.attend(q, k, v, graph, bias=bias, sink_logits=sinks, score_mod=score_mods.softcap(2.0), backend=backend)
+        return ga.attend(
+            q, k, v, graph, bias=bias, sink_logits=sinks, score_mod=score_mods.softcap(2.0), backend=backend
+        )
 
     assert torch.autograd.gradcheck(run, (q, k, v, bias, sinks))
-
-
-# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", NAMES)
@@ -376,7 +425,9 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     assert_exact(info.logits(chosen), wanted[..., chosen])
     assert_exact(info.weights(chosen), info.weights()[..., chosen])
     pairs = torch.tensor([[3, 0], [8, 4]])  # 3 -> 8 and 0 -> 4
-    assert_exact(info.logits(edges=pairs), torch.stack([wanted[..., 8 * 9 // 2 + 3], wanted[..., 4 * 5 // 2]], -1))
+    assert_exact(
+        info.logits(edges=pairs), torch.stack([wanted[..., 8 * 9 // 2 + 3], wanted[..., 4 * 5 // 2]], -1)
+    )
     with pytest.raises(ValueError, match=r"4 -> 3 is no edge of .*causal\(9\)"):
         info.weights(torch.tensor([[0, 4], [0, 3]]))
 
@@ -386,7 +437,11 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     [
         (torch.tensor([0, -1]), IndexError, r"edges must be positions in 0 .. 44, got -1 .. 0"),
         (torch.tensor([45]), IndexError, r"edges must be positions in 0 .. 44, got 45 .. 45"),
-        (torch.ones(45, dtype=torch.bool), TypeError, r"edges must be integers, .* got torch.bool; .* nonzero"),
+        (
+            torch.ones(45, dtype=torch.bool),
+            TypeError,
+            r"edges must be integers, .* got torch.bool; .* nonzero",
+        ),
         (torch.tensor([1.0]), TypeError, r"edges must be integers"),
     ],
 )
@@ -411,9 +466,6 @@ def test_weights_of_a_graph_that_varies_are_refused_by_name():
         info.weights()
 
 
-# -- choosing, explaining ---------------------------------------------------------------------------------------------
-
-
 def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
     """And explain says so beforehand."""
     graph = patterns.window(128, 2)
@@ -425,14 +477,18 @@ def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
 
 
 def test_a_backend_of_your_own():
-    """A Backend object is a backend: it is called with the call, its refusal is respected, and it never falls back."""
+    """A Backend object is a backend: it is called with the call, its unsupported_reason is respected, and it
+    never falls back.
+    """
     mine = Backend("mine", lambda call: (call.v.new_full((*call.q.shape[:3], call.v.shape[-1]), 7.0), None))
     out, info = ga.attend(*qkv(), patterns.causal(9), backend=mine, return_info=True)
     assert (out == 7).all()
     with pytest.raises(NotImplementedError, match="returned no lse"):
         _ = info.lse
-    picky = Backend("picky", mine.run, refusal=lambda call: "it is Friday")
-    with pytest.raises(ga.RefusalError, match=r"backend .picky. cannot hold this call on .*causal.*: it is Friday") as refused:
+    picky = Backend("picky", mine.run, unsupported_reason=lambda call: "it is Friday")
+    with pytest.raises(
+        ga.RefusalError, match=r"backend .picky. cannot hold this call on .*causal.*: it is Friday"
+    ) as refused:
         ga.attend(*qkv(), patterns.causal(9), backend=picky)
     assert refused.value.reason == "it is Friday"
 
@@ -440,9 +496,18 @@ def test_a_backend_of_your_own():
 def test_a_wrong_backend_of_your_own_is_refused():
     Backend("mine", max, bytes_needed=None)
     for given, said in (
-        (("mine", 3), r"run of a Backend must be a function \(call\) -> \(out, lse or None\), got 3 of type int"),
-        (("mine", max, "", "no"), r"refusal of a Backend must be a function \(call\) -> str or None, got 'no' of type str"),
-        (("mine", max, "", max, 7), r"bytes_needed of a Backend must be a function \(call\) -> int, or None, got 7 of type int"),
+        (
+            ("mine", 3),
+            r"run of a Backend must be a function \(call\) -> \(out, lse or None\), got 3 of type int",
+        ),
+        (
+            ("mine", max, "", "no"),
+            r"unsupported_reason of a Backend must be a function \(call\) -> str or None, got 'no' of type str",
+        ),
+        (
+            ("mine", max, "", max, 7),
+            r"bytes_needed of a Backend must be a function \(call\) -> int, or None, got 7 of type int",
+        ),
         ((3, max), "name of a Backend must be a string, got 3 of type int"),
     ):
         with pytest.raises(TypeError, match=said):
@@ -465,9 +530,17 @@ WRONG_RESULTS = {
     "out alone": (lambda call: torch.ones(OUT), TypeError, r"must return \(out, lse or None\)"),
     "a list": (lambda call: [torch.ones(OUT), None], TypeError, r"must return \(out, lse or None\)"),
     "lse in words": (lambda call: (torch.ones(OUT), "lse"), TypeError, r"must return \(out, lse or None\)"),
-    "a smaller out": (lambda call: (torch.ones(2, 4, 9, 4), None), ValueError, r"gave \[2, 4, 9, 4\] and None"),
+    "a smaller out": (
+        lambda call: (torch.ones(2, 4, 9, 4), None),
+        ValueError,
+        r"gave \[2, 4, 9, 4\] and None",
+    ),
     "a smaller lse": (lambda call: (torch.ones(OUT), torch.ones(2, 4, 8)), ValueError, r"and \[2, 4, 8\]"),
-    "a larger lse": (lambda call: (torch.ones(OUT), torch.ones(2, 4, 10)), ValueError, r"gave \[2, 4, 9, 6\] and \[2, 4, 10\]"),
+    "a larger lse": (
+        lambda call: (torch.ones(OUT), torch.ones(2, 4, 10)),
+        ValueError,
+        r"gave \[2, 4, 9, 6\] and \[2, 4, 10\]",
+    ),
     "an lse like out": (lambda call: (torch.ones(OUT), torch.ones(OUT)), ValueError, r"and \[2, 4, 9, 6\]"),
 }
 
@@ -508,7 +581,9 @@ def test_the_table_of_backends():
     assert {"dense", "mixed", "reference", "rows", "tiles"} <= set(ga.list_backends()) == set(BACKENDS)
     assert all(name == backend.name and backend.supports for name, backend in BACKENDS.items())
     assert ga.list_backends()["mixed"].endswith("no score_mod, bias, dropout, second derivative")
-    assert ga.list_backends()["flex"].endswith("sink_logits on cuda only; lse on cuda only; backward pass on cuda only")
+    assert ga.list_backends()["flex"].endswith(
+        "sink_logits on cuda only; lse on cuda only; backward pass on cuda only"
+    )
 
 
 def test_the_support_matrix():
@@ -519,10 +594,20 @@ def test_the_support_matrix():
     found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert found["`varlen`"]["devices"] == "cuda"
     assert found["`varlen`"]["dtypes"] == "float16, bfloat16"
-    assert (found["`flex`"]["lse"], found["`flex`"]["bias"], found["`rows`"]["bias"]) == ("cuda only", "no", "yes")
-    call = Call.checked(*qkv(), patterns.causal(9), score_mod=score_mods.softcap(1.0))
-    refused = {f"`{name}`" for name, backend in BACKENDS.items() if "no score_mod" in (backend.refusal(call) or "")}
-    assert refused == {name for name, row in found.items() if row["score_mod"] == "no" and row["devices"] == "all"}
+    assert (found["`flex`"]["lse"], found["`flex`"]["bias"], found["`rows`"]["bias"]) == (
+        "cuda only",
+        "no",
+        "yes",
+    )
+    call = AttentionCall.checked(*qkv(), patterns.causal(9), score_mod=score_mods.softcap(1.0))
+    refused = {
+        f"`{name}`"
+        for name, backend in BACKENDS.items()
+        if "no score_mod" in (backend.unsupported_reason(call) or "")
+    }
+    assert refused == {
+        name for name, row in found.items() if row["score_mod"] == "no" and row["devices"] == "all"
+    }
 
 
 @pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
@@ -530,14 +615,14 @@ def test_full_and_causal_graphs_are_one_sdpa_call_without_a_mask(monkeypatch, gr
     """However the graph was made: also as an edge list that happens to be causal."""
     calls = []
     real = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **kw: calls.append(kw) or real(*a, **kw))
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *a, **kw: calls.append(kw) or real(*a, **kw)
+    )
     for same in (graph, ga.convert.from_mask(graph.mask()), graph.T.T):
         ga.attend(*qkv(), same)
     assert [kw["attn_mask"] for kw in calls] == [None] * 3
     assert {kw["is_causal"] for kw in calls} == {graph.is_causal()}
 
-
-# -- errors -----------------------------------------------------------------------------------------------------------
 
 Q, K, V = qkv()
 CAUSAL = patterns.causal(9)
@@ -548,18 +633,43 @@ BY_SAMPLE = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - b, 9, ba
 WRONG = [
     ((Q[0], K, V, CAUSAL), {}, ValueError, r"q must be \[B, Hq, dst, D\], got shape \[4, 9, 8\]"),
     ((Q, K.tolist(), V, CAUSAL), {}, TypeError, r"k must be a float tensor \[B, Hkv, src, D\], got list"),
-    ((Q, K, V.long(), CAUSAL), {}, TypeError, r"v must be a float tensor \[B, Hkv, src, Dv\], got torch.int64"),
-    ((Q, K.float(), V, CAUSAL), {}, ValueError, r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu"),
+    (
+        (Q, K, V.long(), CAUSAL),
+        {},
+        TypeError,
+        r"v must be a float tensor \[B, Hkv, src, Dv\], got torch.int64",
+    ),
+    (
+        (Q, K.float(), V, CAUSAL),
+        {},
+        ValueError,
+        r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu",
+    ),
     (
         (Q, K, V[:, :, :5], CAUSAL),
         {},
         ValueError,
         r"k and v must agree in \[B, Hkv, src\], got \[2, 2, 9, 8\] and \[2, 2, 5, 6\]",
     ),
-    ((Q[:1], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]"),
+    (
+        (Q[:1], K, V, CAUSAL),
+        {},
+        ValueError,
+        r"q and k must agree in B and D, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]",
+    ),
     ((Q[..., :4], K, V, CAUSAL), {}, ValueError, r"q and k must agree in B and D"),
-    ((Q[:, :3], K, V, CAUSAL), {}, ValueError, r"heads of q must be a multiple of the heads of k, got 3 and 2"),
-    ((Q, K, V, CAUSAL.mask()), {}, TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention.convert"),
+    (
+        (Q[:, :3], K, V, CAUSAL),
+        {},
+        ValueError,
+        r"heads of q must be a multiple of the heads of k, got 3 and 2",
+    ),
+    (
+        (Q, K, V, CAUSAL.mask()),
+        {},
+        TypeError,
+        r"graph must be a TokenGraph, got Tensor; see gnn_attention.convert",
+    ),
     (
         (Q, K, V, patterns.causal(8)),
         {},
@@ -569,8 +679,18 @@ WRONG = [
     ((Q[:, :, :2], K, V, CAUSAL), {}, ValueError, r"does not fit q with 2 receivers and k with 9 senders"),
     ((Q, K, V, BY_HEAD), {}, ValueError, r"differs by heads \(3\), but q has heads 4"),
     ((Q, K, V, BY_SAMPLE), {}, ValueError, r"differs by batch \(5\), but q has batch 2"),
-    ((Q, K, V, CAUSAL), {"backend": "fast"}, ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'"),
-    ((Q, K, V, CAUSAL), {"backend": 3}, TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int"),
+    (
+        (Q, K, V, CAUSAL),
+        {"backend": "fast"},
+        ValueError,
+        r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'",
+    ),
+    (
+        (Q, K, V, CAUSAL),
+        {"backend": 3},
+        TypeError,
+        r"backend must be a name or a gnn_attention.backends.Backend, got int",
+    ),
     ((Q, K, V, CAUSAL), {"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\), got 1.0"),
     ((Q, K, V, CAUSAL), {"dropout": True}, ValueError, r"dropout must be a probability"),
     (
@@ -579,7 +699,12 @@ WRONG = [
         TypeError,
         r"score_mod must be a function \(score, b, h, dst, src\) -> score, got float",
     ),
-    ((Q, K, V, CAUSAL), {"bias": [0.0]}, TypeError, r"bias must be a float tensor broadcastable to \[B, Hq, E\], got list"),
+    (
+        (Q, K, V, CAUSAL),
+        {"bias": [0.0]},
+        TypeError,
+        r"bias must be a float tensor broadcastable to \[B, Hq, E\], got list",
+    ),
     (
         (Q, K, V, CAUSAL),
         {"bias": torch.zeros(44)},
@@ -587,9 +712,24 @@ WRONG = [
         r"bias must be broadcastable to \[B, Hq, E\] = \[2, 4, 45\], got \[44\]",
     ),
     ((Q, K, V, CAUSAL), {"bias": torch.zeros(1, 2, 4, 45)}, ValueError, r"bias must be broadcastable"),
-    ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(2)}, ValueError, r"sink_logits must be \[Hq\] = \[4\], got \[2\]"),
-    ((Q, K, V, CAUSAL), {"sink_logits": 1.0}, TypeError, r"sink_logits must be a float tensor \[Hq\], got float"),
-    ((Q[..., :0], K[..., :0], V, CAUSAL), {}, ValueError, r"q must have at least one channel \(D\), got shape \[2, 4, 9, 0\]"),
+    (
+        (Q, K, V, CAUSAL),
+        {"sink_logits": torch.zeros(2)},
+        ValueError,
+        r"sink_logits must be \[Hq\] = \[4\], got \[2\]",
+    ),
+    (
+        (Q, K, V, CAUSAL),
+        {"sink_logits": 1.0},
+        TypeError,
+        r"sink_logits must be a float tensor \[Hq\], got float",
+    ),
+    (
+        (Q[..., :0], K[..., :0], V, CAUSAL),
+        {},
+        ValueError,
+        r"q must have at least one channel \(D\), got shape \[2, 4, 9, 0\]",
+    ),
     (
         (Q, K, V, CAUSAL),
         {"scale": torch.tensor(0.5, requires_grad=True)},
@@ -598,15 +738,30 @@ WRONG = [
     ),
     ((Q, K, V, CAUSAL), {"scale": "0.5"}, TypeError, r"scale must be a number or None, got str"),
     ((Q, K, V, CAUSAL), {"scale": math.nan}, ValueError, r"scale must be finite, got nan"),
-    ((Q, K, V, CAUSAL), {"bias": torch.zeros(45, device="meta")}, ValueError, r"bias must be on the device of q, cpu, got meta"),
-    ((Q, K, V, CAUSAL), {"sink_logits": torch.zeros(4, device="meta")}, ValueError, r"sink_logits must be on the device of q"),
+    (
+        (Q, K, V, CAUSAL),
+        {"bias": torch.zeros(45, device="meta")},
+        ValueError,
+        r"bias must be on the device of q, cpu, got meta",
+    ),
+    (
+        (Q, K, V, CAUSAL),
+        {"sink_logits": torch.zeros(4, device="meta")},
+        ValueError,
+        r"sink_logits must be on the device of q",
+    ),
     (
         (Q, K, V, CAUSAL),
         {"score_mod": lambda score, b, h, dst, src: score > 0},
         TypeError,
         r"score_mod must return a float tensor, the new scores, got a torch.bool tensor",
     ),
-    ((Q, K, V, CAUSAL), {"score_mod": lambda *ends: None}, TypeError, r"score_mod must return a float tensor, .* got a NoneType"),
+    (
+        (Q, K, V, CAUSAL),
+        {"score_mod": lambda *ends: None},
+        TypeError,
+        r"score_mod must return a float tensor, .* got a NoneType",
+    ),
     (
         (Q, K, V, CAUSAL),
         {"score_mod": lambda score, b, h, dst, src: score[None]},
@@ -639,12 +794,10 @@ def test_bias_on_a_graph_that_varies_is_refused_by_name():
         ga.attend(Q, K, V, graph, bias=torch.zeros(3))
 
 
-# -- compilation ------------------------------------------------------------------------------------------------------
-
-
 @quiet
 @pytest.mark.parametrize(
-    "backend", [name if name in ("dense", "split") else pytest.param(name, marks=pytest.mark.slow) for name in FULL]
+    "backend",
+    [name if name in ("dense", "split") else pytest.param(name, marks=pytest.mark.slow) for name in FULL],
 )
 def test_fullgraph_compile_follows_the_graph(backend):
     """No graph breaks; another graph is another program, not the old one."""
@@ -669,7 +822,9 @@ def test_compiled_calls_keep_the_nan_rule(backend):
     q, k, v = qkv(dtype=torch.float32)
     v[:, :, 4] = torch.nan
     graph = patterns.window(9, 2)
-    out = torch.compile(lambda: ga.attend(q, k, v, graph, backend=backend), fullgraph=True, backend="aot_eager")()
+    out = torch.compile(
+        lambda: ga.attend(q, k, v, graph, backend=backend), fullgraph=True, backend="aot_eager"
+    )()
     assert out.isnan().any(-1).any(0).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 3
 
 
@@ -677,7 +832,9 @@ def test_compiled_calls_keep_the_nan_rule(backend):
 @quiet
 @pytest.mark.parametrize("backend", ["dense", "reference", "auto"])
 def test_compiled_calls_serve_other_sizes(backend):
-    """The second size makes the compiler take sizes as symbols: with options too, for which auto weighs bytes."""
+    """The second size makes the compiler take sizes as symbols: with options too, for which auto weighs
+    bytes.
+    """
     torch.compiler.reset()
 
     def run(q, k, v, graph):
@@ -729,11 +886,14 @@ def test_a_scale_need_not_be_positive(scale, backend):
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex")])
 def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
-    """With all that is kept with it, at once: no cycle that waits for Python's collector, to which a tensor is a small thing.
+    """With all that is kept with it, at once: no cycle that waits for Python's collector, to which a tensor
+    is a small thing.
 
     Every second graph has a bias, where the backend takes one and the graph has one list of edges.
     """
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+    monkeypatch.setattr(
+        "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False
+    )
     monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     held, refused, grads = 0, [], name != "flex"
@@ -744,7 +904,10 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
             graph = case.graph
             del case
             bias = (held + len(refused)) % 2 and name in FULL and not (graph.heads or graph.batch)
-            q, k = (torch.randn(8, heads, n, 4, requires_grad=grads) for heads, n in ((4, graph.num_dst), (2, graph.num_src)))
+            q, k = (
+                torch.randn(8, heads, n, 4, requires_grad=grads)
+                for heads, n in ((4, graph.num_dst), (2, graph.num_src))
+            )
             options = {"bias": torch.randn(graph.num_edges, requires_grad=grads)} if bias else {}
             try:
                 out = ga.attend(q, k, k, graph, backend=name, **options)
@@ -763,7 +926,9 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
 
 
 def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind():
-    """What was checked is cached with the graph by shapes, of which there are few; numbers such as a temperature are many."""
+    """What was checked is cached with the graph by shapes, of which there are few; numbers such as a
+    temperature are many.
+    """
     graph, x = patterns.window(6, 2), torch.ones(1, 1, 6, 4)
     sizes = []
     for step in range(20):

@@ -26,8 +26,12 @@ def assert_each(found: Tensor, true: Tensor) -> None:
     assert_exact(torch.where(same, 1.0, found / true), torch.ones_like(true))
 
 
-def loop_softmax(logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """For each leading position and receiver: torch.softmax over its own in-edges (and the sink), thrown away again."""
+def loop_softmax(
+    logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """For each leading position and receiver: torch.softmax over its own in-edges (and the sink), thrown away
+    again.
+    """
     weights = torch.zeros_like(logits)
     lse = torch.full((*logits.shape[:-1], num_dst), -INF, dtype=logits.dtype)
     sinks = None if sink_logits is None else sink_logits.to(logits).expand(logits.shape[:-1])
@@ -36,7 +40,11 @@ def loop_softmax(logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor 
             mine = (dst == receiver).nonzero().flatten()
             if not len(mine):
                 continue
-            total = logits[lead][mine] if sinks is None else torch.cat([logits[lead][mine], sinks[lead].reshape(1)])
+            total = (
+                logits[lead][mine]
+                if sinks is None
+                else torch.cat([logits[lead][mine], sinks[lead].reshape(1)])
+            )
             lse[(*lead, receiver)] = torch.logsumexp(total, 0)
             if not bool((total == -INF).all()):
                 weights[lead][mine] = torch.softmax(total, 0)[: len(mine)]
@@ -76,7 +84,9 @@ class TestSmall:
         ]
         assert_exact(result, torch.tensor(by_hand, dtype=torch.float64).view(2, 3, 5))
 
-    @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)])  # the last: as many samples as heads
+    @pytest.mark.parametrize(
+        ("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)]
+    )  # the last: as many samples as heads
     def test_query_head_h_is_served_by_its_group(self, kv_heads, heads):
         x = seeded(2, kv_heads, 3, 4)
         wide = edges.per_query_head(x, heads)
@@ -121,7 +131,9 @@ class TestSoftmax:
         dst, num_dst = DST["mixed"]
         logits = seeded(6)
         for ours, theirs in zip(
-            edges.softmax(logits, dst, num_dst, torch.tensor(-INF)), edges.softmax(logits, dst, num_dst), strict=True
+            edges.softmax(logits, dst, num_dst, torch.tensor(-INF)),
+            edges.softmax(logits, dst, num_dst),
+            strict=True,
         ):
             assert torch.equal(ours, theirs)
 
@@ -158,7 +170,8 @@ class TestSoftmax:
         """Sums are as wide as the logits that come in."""
         n = 70_000
         weights, lse = edges.softmax(torch.zeros(n), torch.zeros(n, dtype=torch.int64), 1)
-        # the sum of n ones is exact below 2^24: what is left is the rounding of 1 / n, and that of the logarithm (3 at most)
+        # the sum of n ones is exact below 2^24: what is left is the rounding of 1 / n, and that of the
+        # logarithm (3 at most)
         assert_sum(weights.double().sum(), 1.0, terms=2, magnitude=1.0)
         assert_sum(lse, torch.tensor([math.log(n)], dtype=torch.float64), terms=4, magnitude=math.log(n))
 
@@ -183,7 +196,9 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [False, True])
     def test_gradcheck(self, sink):
-        """Both results, receivers without in-edges included; their lse of -inf is left out, it has no derivative."""
+        """Both results, receivers without in-edges included; their lse of -inf is left out, it has no
+        derivative.
+        """
         dst, num_dst = DST["mixed"]
         inputs = [seeded(2, 6).requires_grad_()] + [seeded(2, seed=1).requires_grad_()] * sink
 
@@ -195,7 +210,9 @@ class TestSoftmax:
         assert torch.autograd.gradgradcheck(call, inputs)
 
     def test_gradients_of_the_deaf_are_zero(self):
-        """A loss over all of lse's finite part and all weights leaves the sink of a head that nobody uses at 0."""
+        """A loss over all of lse's finite part and all weights leaves the sink of a head that nobody uses at
+        0.
+        """
         sinks = torch.zeros(1, requires_grad=True)
         weights, _ = edges.softmax(torch.zeros(1, 0), torch.tensor([], dtype=torch.int64), 3, sinks)
         weights.sum().backward()
@@ -237,7 +254,9 @@ class TestWeightsFromLse:
         assert logits.grad.tolist() == [0.0, 0.0]
 
     def test_nan_is_carried(self):
-        weights = edges.weights_from_lse(torch.tensor([0.0, 0.0]), torch.tensor([0, 1]), torch.tensor([torch.nan, 0.0]))
+        weights = edges.weights_from_lse(
+            torch.tensor([0.0, 0.0]), torch.tensor([0, 1]), torch.tensor([torch.nan, 0.0])
+        )
         assert weights[0].isnan()
         assert weights[1] == 1
 
@@ -283,10 +302,19 @@ class TestMerge:
     @pytest.mark.parametrize("shift", [1e4, -1e4])
     def test_large_normalisers(self, shift):
         logits, values = 3 * seeded(2, 7), seeded(2, 7, 3, seed=1)
-        parts = [self.part(logits + shift, values, chosen) for chosen in (torch.arange(3), torch.arange(3, 7))]
+        parts = [
+            self.part(logits + shift, values, chosen) for chosen in (torch.arange(3), torch.arange(3, 7))
+        ]
         out, _ = edges.merge(*parts[0], *parts[1])
-        # a share has the roundings of two lse, each the sum of a logarithm and a largest logit, which is rounded itself
-        assert_sum(out, self.part(logits, values, torch.arange(7))[0], 4, 1e4 * float(values.abs().max()), torch.float64)
+        # a share has the roundings of two lse, each the sum of a logarithm and a largest logit, which is
+        # rounded itself
+        assert_sum(
+            out,
+            self.part(logits, values, torch.arange(7))[0],
+            4,
+            1e4 * float(values.abs().max()),
+            torch.float64,
+        )
 
     def test_shares_sum_to_one(self):
         """Up to some roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
@@ -303,7 +331,8 @@ class TestMerge:
         for dtype in (torch.float32, torch.float64):
             inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in given)]
             slopes.append(torch.autograd.grad(edges.merge(*inputs)[0].sum(), inputs[3])[0].double())
-        # e^lse_b (2 roundings) times the difference of two sums of 3, which are weighed by shares of their own
+        # e^lse_b (2 roundings) times the difference of two sums of 3, which are weighed by shares of their
+        # own
         reach = given[3].float().double().exp() * (given[0].abs().sum(-1) + given[2].abs().sum(-1))
         assert ((slopes[0] - slopes[1]).abs() <= summation_bound(16, reach, torch.float32)).all()
 
@@ -366,15 +395,22 @@ class TestAddSinks:
 
     @pytest.mark.parametrize("sinks", [[0.0, 0.0], [-3.0, 40.0], [-INF, 700.0]], ids=str)
     def test_is_the_softmax_with_the_logit_in_it(self, sinks):
-        logits, values, sink_logits = seeded(3, 2, 7), seeded(3, 2, 7, 4, seed=1), torch.tensor(sinks, dtype=torch.float64)
+        logits, values, sink_logits = (
+            seeded(3, 2, 7),
+            seeded(3, 2, 7, 4, seed=1),
+            torch.tensor(sinks, dtype=torch.float64),
+        )
         dst, num_dst = torch.tensor([3, 0, 3, 1, 0, 3, 1]), 5  # receivers 2 and 4 hear nobody
         results = []
         for sink in (None, sink_logits):
             weights, lse = edges.softmax(logits, dst, num_dst, sink)
-            out = torch.zeros(3, 2, num_dst, 4, dtype=torch.float64).index_add(2, dst, weights.unsqueeze(-1) * values)
+            out = torch.zeros(3, 2, num_dst, 4, dtype=torch.float64).index_add(
+                2, dst, weights.unsqueeze(-1) * values
+            )
             results.append((out, lse))
         out, lse = edges.add_sinks(*results[0], sink_logits, torch.tensor([True, True, False, True, False]))
-        # a logit less 700 is rounded by half an ulp of 700, which is 6e-14: 1e-12 of each number is more than both ways have
+        # a logit less 700 is rounded by half an ulp of 700, which is 6e-14: 1e-12 of each number is more than
+        # both ways have
         assert_each(out, results[1][0])
         assert_exact(lse, results[1][1])
         assert out[:, :, [2, 4]].abs().max() == 0
@@ -385,7 +421,8 @@ class TestAddSinks:
         lse, sinks = 300 + 2 * seeded(1, 2, 500).float(), 300 + seeded(2, seed=1).float()
         out, _ = edges.add_sinks(torch.ones(1, 2, 500, 1), lse, sinks, torch.tensor(True))
         exact = (lse.double() - sinks.double().view(1, 2, 1)).sigmoid()
-        # the exponential (2), the sum of both masses, its reciprocal, a product with it, and one for the output
+        # the exponential (2), the sum of both masses, its reciprocal, a product with it, and one for the
+        # output
         assert ((out.squeeze(-1) - exact).abs() <= summation_bound(6, exact, torch.float32)).all()
 
     def test_a_sink_too_weak_to_change_the_sum_has_its_gradient(self):
@@ -399,8 +436,14 @@ class TestAddSinks:
 
     def test_gradients(self):
         """Right where somebody is heard, finite and 0 where nobody is."""
-        sinks, out, lse = (seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_(), seeded(1, 2, 3, seed=2))
-        assert torch.autograd.gradcheck(edges.add_sinks, (out, lse.requires_grad_(), sinks, torch.tensor(True)))
+        sinks, out, lse = (
+            seeded(2).requires_grad_(),
+            seeded(1, 2, 3, 4, seed=1).requires_grad_(),
+            seeded(1, 2, 3, seed=2),
+        )
+        assert torch.autograd.gradcheck(
+            edges.add_sinks, (out, lse.requires_grad_(), sinks, torch.tensor(True))
+        )
         deaf = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
         sinks = torch.tensor([0.3, -INF], dtype=torch.float64, requires_grad=True)
         result, result_lse = edges.add_sinks(out, deaf, sinks, torch.tensor(False))
@@ -410,13 +453,17 @@ class TestAddSinks:
     def test_in_edges_that_weigh_nothing(self):
         """They leave the sink alone in the softmax; and nothing at all if the sink weighs nothing too."""
         lse = torch.full((1, 2, 1), -INF)
-        out, found = edges.add_sinks(torch.zeros(1, 2, 1, 1), lse, torch.tensor([0.5, -INF]), torch.tensor(True))
+        out, found = edges.add_sinks(
+            torch.zeros(1, 2, 1, 1), lse, torch.tensor([0.5, -INF]), torch.tensor(True)
+        )
         assert out.flatten().tolist() == [0.0, 0.0]
         assert found.flatten().tolist() == [0.5, -INF]
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_outputs_stay_half(self, dtype):
         sinks = torch.zeros(2, dtype=dtype)
-        out, lse = edges.add_sinks(torch.ones(1, 2, 3, 4, dtype=dtype), torch.zeros(1, 2, 3), sinks, torch.tensor(True))
+        out, lse = edges.add_sinks(
+            torch.ones(1, 2, 3, 4, dtype=dtype), torch.zeros(1, 2, 3), sinks, torch.tensor(True)
+        )
         assert (out.dtype, lse.dtype) == (dtype, torch.float32)
         assert bool((out == 0.5).all())

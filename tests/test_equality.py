@@ -1,7 +1,8 @@
-"""Properties: ``attend`` and the layer are the float64 formula, on whatever graph, options, sizes and dtype are put together.
+"""Properties: ``attend`` and the layer are the float64 formula, on whatever graph, options, sizes and dtype
+are put together.
 
-The same problems and rule as those of guarantee F1; here they are composed of strategies, so that a failure shrinks to few
-tokens and few options. Faults are planted, and the properties must fail on each.
+The same problems and rule as those of guarantee F1; here they are composed of strategies, so that a failure
+shrinks to few tokens and few options. Faults are planted, and the properties must fail on each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 
 def few(count):
     """As many examples, the same each time."""
-    return settings(derandomize=True, deadline=None, max_examples=count, suppress_health_check=CHECKS, print_blob=True)
+    return settings(
+        derandomize=True, deadline=None, max_examples=count, suppress_health_check=CHECKS, print_blob=True
+    )
 
 
 NIGHT = settings(few(500), derandomize=False, database=None)
@@ -59,7 +62,9 @@ def families(n, batch, heads_):
     """A family with its definition."""
     names = [name for name in FAMILIES if batch or name != "by sample"]
     chance = st.randoms(note_method_calls=False, use_true_random=False)
-    return st.tuples(st.sampled_from(names), chance).map(lambda drawn: FAMILIES[drawn[0]](drawn[1], n, batch, heads_))
+    return st.tuples(st.sampled_from(names), chance).map(
+        lambda drawn: FAMILIES[drawn[0]](drawn[1], n, batch, heads_)
+    )
 
 
 def joined(parts):
@@ -88,7 +93,9 @@ def rows(draw, expressions):
 def tables(draw, n):
     """A mask with more or fewer receivers than senders."""
     num_dst = draw(st.integers(0, n + 3))
-    table = draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=num_dst, max_size=num_dst))
+    table = draw(
+        st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=num_dst, max_size=num_dst)
+    )
     mask = torch.tensor(table, dtype=torch.bool).reshape(num_dst, n)
     return convert.from_mask(mask), lambda b, h, i, j: table[i][j]
 
@@ -116,10 +123,18 @@ def graphs(draw, kind, n, batch, heads_):
         return made, lambda b, h, i, j: (j, i) in known, listed, kind
     family = families(n, batch, heads_)
     expressions = st.recursive(
-        family, lambda part: st.tuples(st.sampled_from(sorted(OPERATIONS)), part, part).map(joined), max_leaves=3
+        family,
+        lambda part: st.tuples(st.sampled_from(sorted(OPERATIONS)), part, part).map(joined),
+        max_leaves=3,
     )
     isolated = st.tuples(expressions, st.integers(1, 3)).map(with_isolated)
-    made = {"family": family, "expression": expressions, "isolated": isolated, "rows": rows(expressions), "table": tables(n)}
+    made = {
+        "family": family,
+        "expression": expressions,
+        "isolated": isolated,
+        "rows": rows(expressions),
+        "table": tables(n),
+    }
     return *draw(made[kind]), None, kind
 
 
@@ -132,7 +147,9 @@ OPTIONS = {
     "dtype": st.sampled_from(["float64", *DTYPES]),
     "size": st.sampled_from([1.0, 5.0]),
     "scale": st.sampled_from([None, 0.7, 0.05]),
-    "mod": st.sampled_from(["none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap", "relative, multiplicity"]),
+    "mod": st.sampled_from(
+        ["none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap", "relative, multiplicity"]
+    ),
     "bias": st.sampled_from(["none", "none", "none", "one for all", "by head", "by sample and head"]),
     "sinks": st.booleans(),
     "layout": st.sampled_from(["as made", "tokens first", "every second channel", "one sample for all"]),
@@ -141,8 +158,12 @@ OPTIONS = {
 
 @st.composite
 def examples(draw, kind, *forms):
-    """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens, or of a few lengths beyond a tile."""
-    composed = Numbers(form=draw(st.sampled_from(forms)), **{name: draw(option) for name, option in OPTIONS.items()})
+    """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens, or of a few lengths beyond a
+    tile.
+    """
+    composed = Numbers(
+        form=draw(st.sampled_from(forms)), **{name: draw(option) for name, option in OPTIONS.items()}
+    )
     n = draw(st.integers(0, 16).map(lambda n: {14: 21, 15: 34, 16: 65}.get(n, n)))
     made = draw(graphs(kind, n, composed.batch, composed.heads))
     return Example(draw(st.integers(0, 9)), composed, made)
@@ -154,7 +175,9 @@ def usual():
 
 
 def check(example, backends):
-    """Output and every gradient by the rule, on each of the backends that holds the problem (None: the walk)."""
+    """Output and every gradient by the rule, on each of the backends that holds the problem (None: the
+    walk).
+    """
     problem = problem_of(example)
     for backend in backends:
         if backend is None and not (isinstance(problem, LayerProblem) and example.edges is not None):
@@ -167,7 +190,9 @@ def check(example, backends):
 
 
 def check_conversion(example):
-    """A form made of standard heads, beside the formula on the weights of those: in float64, output and gradients of states."""
+    """A form made of standard heads, beside the formula on the weights of those: in float64, output and
+    gradients of states.
+    """
     numbers = replace(example.numbers, dtype="float64")
     standard = LayerProblem(replace(example, composed=replace(numbers, form="standard")))
     out, gradients = LayerProblem(replace(example, composed=numbers)).run(BACKENDS["dense"])
@@ -176,7 +201,9 @@ def check_conversion(example):
 
 
 def calls(kind, backends):
-    """The property of ``attend`` as a function without arguments, which raises the AssertionError of a failing example."""
+    """The property of ``attend`` as a function without arguments, which raises the AssertionError of a
+    failing example.
+    """
     return given(examples(kind, "attend"))(lambda example: check(example, backends))
 
 
@@ -213,7 +240,11 @@ def test_thousands_of_new_examples(kind):
         NIGHT(examined)()
 
 
-SOUGHT = {"rows from the left": "rows", "decode rows aligned top-left": "rows", "duplicate edges counted twice": "list"}
+SOUGHT = {
+    "rows from the left": "rows",
+    "decode rows aligned top-left": "rows",
+    "duplicate edges counted twice": "list",
+}
 SOUGHT |= dict.fromkeys(["isolated receive", "b_V added to receivers without in-edges"], "isolated")
 
 

@@ -33,7 +33,9 @@ tasks.neighbours_match cache.KeyValueCache cache.PatternMessageCache
 
 def run(program):
     """Standard output of a program in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -74,7 +76,9 @@ print(json.dumps({"package": package, "commands": commands, "planted": by_us()[l
 
 @pytest.fixture(scope="module")
 def imports():
-    """What is loaded in a fresh interpreter, and which of our modules imports a heavy package (torch_geometric's are its own)."""
+    """What is loaded in a fresh interpreter, and which of our modules imports a heavy package
+    (torch_geometric's are its own).
+    """
     return json.loads(run(IMPORTS))
 
 
@@ -86,7 +90,9 @@ def test_importing_loads_neither_torch_geometric_nor_plotting(imports):
 
 
 def test_commands_load_no_heavy_package_before_they_need_it(imports):
-    """A command line, which knows verify and bench, answers at once; networkx and others come with what uses them."""
+    """A command line, which knows verify and bench, answers at once; networkx and others come with what uses
+    them.
+    """
     assert imports["commands"] == []
 
 
@@ -122,9 +128,13 @@ def test_a_heavy_import_would_be_seen(imports):
 
 @pytest.mark.slow
 def test_importing_costs_less_than_half_of_torch_again():
-    """Python -c 'import gnn_attention' stays below 1.5x of import torch: the best of up to five pairs of fresh processes."""
+    """Python -c 'import gnn_attention' stays below 1.5x of import torch: the best of up to five pairs of
+    fresh processes.
+    """
     program = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-    ratios = (float(run(program.format("gnn_attention"))) / float(run(program.format("torch"))) for _ in range(5))
+    ratios = (
+        float(run(program.format("gnn_attention"))) / float(run(program.format("torch"))) for _ in range(5)
+    )
     assert any(ratio < 1.5 for ratio in ratios)
 
 
@@ -152,10 +162,37 @@ def test_the_contract_is_there():
             thing = getattr(thing, part)
         assert callable(thing), dotted
     names = list(inspect.signature(ga.attend).parameters)
-    assert names == ["q", "k", "v", "graph", "scale", "score_mod", "bias", "sink_logits", "dropout", "backend", "return_info"]
+    assert names == [
+        "q",
+        "k",
+        "v",
+        "graph",
+        "scale",
+        "score_mod",
+        "bias",
+        "sink_logits",
+        "dropout",
+        "backend",
+        "return_info",
+    ]
     names = list(inspect.signature(ga.StandardHeads).parameters)
-    assert names == ["width", "num_heads", "head_dim", "value_dim", "num_kv_heads", "bias", "source_width", "rotary", "qk_norm"]
-    assert list(inspect.signature(ga.MessagePassingAttention).parameters) == ["heads", "score_mod", "dropout", "backend"]
+    assert names == [
+        "width",
+        "num_heads",
+        "head_dim",
+        "value_dim",
+        "num_kv_heads",
+        "bias",
+        "source_width",
+        "rotary",
+        "qk_norm",
+    ]
+    assert list(inspect.signature(ga.MessagePassingAttention).parameters) == [
+        "heads",
+        "score_mod",
+        "dropout",
+        "backend",
+    ]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -170,6 +207,8 @@ def test_public_names_are_documented(name):
         if callable(thing) and getattr(thing, "__module__", "").startswith("gnn_attention"):
             assert thing.__doc__, f"{name}.{export}"
             for method, value in vars(thing).items() if inspect.isclass(thing) else ():
-                ours = inspect.isfunction(value) and value.__module__ == thing.__module__  # not made by torch_geometric
+                ours = (
+                    inspect.isfunction(value) and value.__module__ == thing.__module__
+                )  # not made by torch_geometric
                 if ours and not method.startswith("_"):
                     assert value.__doc__, f"{name}.{export}.{method}"

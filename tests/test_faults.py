@@ -1,7 +1,9 @@
-"""A test of the tests: known faults are planted in the library, one at a time, and its tests and its public checks must fail.
+"""A test of the tests: known faults are planted in the library, one at a time, and its tests and its public
+checks must fail.
 
-Each fault is a change of the source (``support.faults``), planted in a fork of this process, so that nothing is loaded anew. What
-fails with a fault must pass without one: that is run too. The properties of ``test_equality`` find the same faults, every time.
+Each fault is a change of the source (``support.faults``), planted in a fork of this process, so that nothing
+is loaded anew. What fails with a fault must pass without one: that is run too. The properties of
+``test_equality`` find the same faults, every time.
 """
 
 import multiprocessing
@@ -43,7 +45,9 @@ CHECKS = {
 
 
 def in_a_fork(work, fault, said):
-    """Exit code of ``work()`` in a fork with the fault in it (None: without one); what it writes is in the file ``said``."""
+    """Exit code of ``work()`` in a fork with the fault in it (None: without one); what it writes is in the
+    file ``said``.
+    """
 
     def run():
         torch.set_num_threads(1)
@@ -75,7 +79,16 @@ class Failed:
 
 def suite(place, *tests):
     """Tests up to the first that fails, in this process."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", str(TESTS.parent / "pyproject.toml")]
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-c",
+        str(TESTS.parent / "pyproject.toml"),
+    ]
     return lambda: pytest.main([*options, "--rootdir", str(TESTS.parent), *tests], plugins=[Failed(place)])
 
 
@@ -88,9 +101,13 @@ def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
     """And the test that fails passes without the fault."""
     failed, said = tmp_path / "failed", tmp_path / "said"
     file = str(TESTS / f"{FOUND_BY[fault]}.py")
-    assert in_a_fork(suite(failed, file), fault, said) == pytest.ExitCode.TESTS_FAILED, said.read_text()[-3000:]
+    assert in_a_fork(suite(failed, file), fault, said) == pytest.ExitCode.TESTS_FAILED, said.read_text()[
+        -3000:
+    ]
     again = str(TESTS.parent / failed.read_text())
-    assert in_a_fork(suite(tmp_path / "none", again), None, said) == pytest.ExitCode.OK, said.read_text()[-3000:]
+    assert in_a_fork(suite(tmp_path / "none", again), None, said) == pytest.ExitCode.OK, said.read_text()[
+        -3000:
+    ]
 
 
 def checks():

@@ -1,4 +1,6 @@
-"""How far a call travels: own functions and modules that the second call of ``attend`` and of the layer passes through."""
+"""How far a call travels: own functions and modules that the second call of ``attend`` and of the layer
+passes through.
+"""
 
 import sys
 from pathlib import Path

@@ -8,7 +8,8 @@ from pathlib import Path
 import gnn_attention
 
 PACKAGE = Path(gnn_attention.__file__).parent
-# From the bottom: a package imports from the rows above its own in this table, and from its own row if that makes no circle.
+# From the bottom: a package imports from the rows above its own in this table, and from its own row if that
+# makes no circle.
 LAYERS = """
 _support
 graph edges score_mods rotary
@@ -35,7 +36,8 @@ ALLOWED_INSIDE = {
     "tqdm",
     "matplotlib",
     *(
-        f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".windows", ".tiles")
+        f"gnn_attention.backends.gpu.kernels{name}"
+        for name in ("", "._common", ".rows", ".windows", ".tiles")
     ),  # they need Triton
 }  # loaded when asked for
 
@@ -78,12 +80,18 @@ def names(node, path):
 def is_module(dotted):
     """True if the dotted name is a module of this package."""
     path = PACKAGE.parent / Path(*dotted.split("."))
-    return dotted.startswith("gnn_attention") and (path.with_suffix(".py").exists() or (path / "__init__.py").exists())
+    return dotted.startswith("gnn_attention") and (
+        path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    )
 
 
 def own_imports(path):
     """What a file imports of this package, but for its front door."""
-    return {module.removeprefix("gnn_attention.") for module, _ in imports(path) if module.startswith("gnn_attention.")}
+    return {
+        module.removeprefix("gnn_attention.")
+        for module, _ in imports(path)
+        if module.startswith("gnn_attention.")
+    }
 
 
 def circle(arrows):
@@ -158,13 +166,19 @@ def test_nothing_below_the_layer_knows_torch_geometric():
     for name, path in modules():
         if LEVEL[name.split(".")[0]] < LEVEL["layer"]:
             for imported, inside in imports(path):
-                assert not imported.startswith("torch_geometric") or (name.startswith("convert.") and inside), name
+                assert not imported.startswith("torch_geometric") or (
+                    name.startswith("convert.") and inside
+                ), name
 
 
 def unions_of_types(path):
     """Lines with ``isinstance(x, A | B)``, which the compilers of older torch cannot read."""
     for node in nodes(path):
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
+        called = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        )
         if called and len(node.args) == 2 and isinstance(node.args[1], ast.BinOp):
             yield node.lineno
 

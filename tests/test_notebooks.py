@@ -1,12 +1,13 @@
 """The notebooks: what is committed is what their sources say, and running them raises nothing.
 
-A notebook is written as ``notebooks/NAME.py`` (jupytext's percent format). ``notebooks/NAME.ipynb`` is made from it, run, and
-committed with its outputs. After a change of a source, of the trained weights, or of code that a notebook prints:
+A notebook is written as ``notebooks/NAME.py`` (jupytext's percent format). ``notebooks/NAME.ipynb`` is made
+from it, run, and committed with its outputs. After a change of a source, of the trained weights, or of code
+that a notebook prints:
 
     python tests/test_notebooks.py
 
-``jupytext --to ipynb --execute notebooks/NAME.py`` does the same where nbconvert is installed, but writes the time of
-every cell and new random cell ids into the file.
+``jupytext --to ipynb --execute notebooks/NAME.py`` does the same where nbconvert is installed, but writes the
+time of every cell and new random cell ids into the file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
 TRAINED = ("10_low_rank_and_subspaces", "14_sparse_against_dense", "15_one_limiting_case")
 NUMBER = re.compile(r"-?\d+\.\d+")
-# Half of the time of all notebooks goes into one: with one seed instead of three its printed numbers are others.
+# Half of the time of all notebooks goes into one: with one seed instead of three its printed numbers are
+# others.
 ONE_SEED = {"14_sparse_against_dense": ("SEEDS, STEPS, BATCH = 3,", "SEEDS, STEPS, BATCH = 1,")}
 # A kernel as it was when it started, but for the modules that it has loaded, which take most of the time.
 RESET = """%reset -f
@@ -51,7 +53,9 @@ each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for 
 
 @contextmanager
 def kernel() -> Iterator[KernelManager]:
-    """A kernel in the notebooks' folder, without anyone's IPython settings, and with no history written into them."""
+    """A kernel in the notebooks' folder, without anyone's IPython settings, and with no history written into
+    them.
+    """
     with tempfile.TemporaryDirectory() as settings:
         backend = "module://matplotlib_inline.backend_inline"
         manager = KernelManager(kernel_name="python3")
@@ -64,19 +68,25 @@ def kernel() -> Iterator[KernelManager]:
 
 
 def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
-    """The notebook of a source, of which one text may be changed, with the outputs of a run; an error in a cell is raised."""
+    """The notebook of a source, of which one text may be changed, with the outputs of a run; an error in a
+    cell is raised.
+    """
     notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # not random: the same source gives the same file
     execute(notebook, manager, timeout)
-    for data in (output["data"] for cell in code_cells(notebook) for output in cell.outputs if "data" in output):
+    for data in (
+        output["data"] for cell in code_cells(notebook) for output in cell.outputs if "data" in output
+    ):
         if "image/png" in data:
             data["image/png"] = small(data["image/png"])
     return notebook
 
 
 def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
-    client = nbclient.NotebookClient(notebook, km=manager, timeout=timeout, record_timing=False, coalesce_streams=True)
+    client = nbclient.NotebookClient(
+        notebook, km=manager, timeout=timeout, record_timing=False, coalesce_streams=True
+    )
     try:
         client.execute()
     finally:
@@ -102,7 +112,10 @@ def code_cells(notebook: Any) -> list[Any]:
 
 def kinds(cell: Any) -> list[list[str]]:
     """What sort of outputs a cell has."""
-    return [[output.output_type, output.get("name", ""), *sorted(output.get("data", ()))] for output in cell.outputs]
+    return [
+        [output.output_type, output.get("name", ""), *sorted(output.get("data", ()))]
+        for output in cell.outputs
+    ]
 
 
 def texts(notebook: Any) -> list[str]:
@@ -114,12 +127,16 @@ def texts(notebook: Any) -> list[str]:
 
 def test_every_notebook_has_a_source_and_is_committed() -> None:
     assert SOURCES
-    assert [notebook.stem for notebook in sorted(NOTEBOOKS.glob("*.ipynb"))] == [source.stem for source in SOURCES]
+    assert [notebook.stem for notebook in sorted(NOTEBOOKS.glob("*.ipynb"))] == [
+        source.stem for source in SOURCES
+    ]
 
 
 @each_notebook
 def test_cells_are_those_of_the_source(source: Path) -> None:
-    wanted, found = ([(c.cell_type, c.source) for c in nb.cells] for nb in (jupytext.read(source), committed(source)))
+    wanted, found = (
+        [(c.cell_type, c.source) for c in nb.cells] for nb in (jupytext.read(source), committed(source))
+    )
     assert found == wanted, RENEW
 
 
@@ -133,7 +150,9 @@ def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
     for kind, name, *_ in (kind for cell in cells for kind in kinds(cell)):
         assert kind != "error"
         assert name != "stderr"
-    assert not any("execution" in cell.metadata for cell in cells), "the times of a run are in the file; " + RENEW
+    assert not any("execution" in cell.metadata for cell in cells), (
+        "the times of a run are in the file; " + RENEW
+    )
 
 
 @each_notebook
@@ -158,15 +177,18 @@ def shared() -> Iterator[KernelManager]:
 def allowed(number: str, notebook: str) -> float:
     """How far a printed number may be from the committed one.
 
-    A number with k decimals: one unit of the last, since a rounding error of any size may move it over the middle between two.
-    After a training 2 in a hundred: hundreds of steps make much of each rounding, and every processor rounds in its own way.
+    A number with k decimals: one unit of the last, since a rounding error of any size may move it over the
+    middle between two. After a training 2 in a hundred: hundreds of steps make much of each rounding, and
+    every processor rounds in its own way.
     """
     unit = 10.0 ** -len(number.partition(".")[2])
     return max(1.01 * unit, 0.02 * max(1.0, abs(float(number)))) if notebook in TRAINED else 1.01 * unit
 
 
 def check_kinds(fresh: Any, source: Path) -> None:
-    assert [kinds(cell) for cell in code_cells(fresh)] == [kinds(cell) for cell in code_cells(committed(source))], RENEW
+    assert [kinds(cell) for cell in code_cells(fresh)] == [
+        kinds(cell) for cell in code_cells(committed(source))
+    ], RENEW
 
 
 def check_run(source: Path, manager: KernelManager) -> None:

@@ -1,4 +1,6 @@
-"""What a reader is given: the code in it runs, its links lead somewhere, and its generated pages are current."""
+"""What a reader is given: the code in it runs, its links lead somewhere, and its generated pages are
+current.
+"""
 
 import doctest
 import importlib.util
@@ -36,7 +38,9 @@ def make():
 # ---- code
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in text_of(page)], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ">>> " in text_of(page)], ids=lambda path: path.name
+)
 def test_code_runs(page):
     """Every line after >>> prints what the page says."""
     needs("transformers")
@@ -48,7 +52,9 @@ def test_code_runs(page):
 
 def test_commands_for_ci():
     """The scripts in .ci read two commands from the README: to install and verify, and to test."""
-    read = subprocess.run(["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True)
+    read = subprocess.run(
+        ["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     first, second = read.stdout.splitlines()
     assert first.startswith("pip install ")
     assert first.endswith(" && gnn-attention verify")
@@ -109,7 +115,9 @@ def test_code_of_docs(make):
 def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
     """What does not hold is not shown as if it did."""
     row = '"name": "F1", "promise": "p", "bar": "none", "count": 1, "full": false, "value": "2 of 9", "holds": false'
-    (tmp_path / "2000-01-01-guarantees.json").write_text(f'{{"environment": {{}}, "guarantees": [{{{row}}}]}}')
+    (tmp_path / "2000-01-01-guarantees.json").write_text(
+        f'{{"environment": {{}}, "guarantees": [{{{row}}}]}}'
+    )
     monkeypatch.setattr(make, "RECORDS", tmp_path)
     assert "| F1 | p | none | **fails**: in part (1 cases): 2 of 9 |" in make.guarantees()
 
@@ -127,8 +135,14 @@ def test_sources_name_every_claim_that_is_cited(make):
 
 def test_architecture_names_every_package():
     """Whatever stands in the package has its place on the map."""
-    targets = {Path(target).parts[1] for target in LINK.findall(text_of(ROOT / "ARCHITECTURE.md")) if "gnn_attention/" in target}
-    entries = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    targets = {
+        Path(target).parts[1]
+        for target in LINK.findall(text_of(ROOT / "ARCHITECTURE.md"))
+        if "gnn_attention/" in target
+    }
+    entries = {
+        path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
     assert entries - targets <= {"__init__.py", "__main__.py"}
 
 

@@ -1,4 +1,6 @@
-"""Rotary positions against complex numbers: a pair of channels is one complex number, a turn is a product with e^(i angle)."""
+"""Rotary positions against complex numbers: a pair of channels is one complex number, a turn is a product
+with e^(i angle).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class TestTurn:
         expected = complex_turn(x, positions, rotary.base, rotary.interleaved)
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == torch.float64
-        # a frequency is a power, off by an ulp; so is an angle, its product with a position, and the cosine of that
+        # a frequency is a power, off by an ulp; so is an angle, its product with a position, and the cosine
+        # of that
         ulps = torch.finfo(torch.float64).eps * (2 * max(map(abs, positions)) + 4)
         assert error(turned, expected) <= ulps * 2**0.5 * float(x.abs().max())
 
@@ -75,17 +78,22 @@ class TestTurn:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_other_dtypes(self, rotary, dtype):
-        """The dtype comes back; angles are exact even at position 100,000, where a half has none of its digits."""
+        """The dtype comes back; angles are exact even at position 100,000, where a half has none of its
+        digits.
+        """
         x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == dtype
-        # in float32 cosine and sine are rounded, multiplied and added; the sum of a pair, at most this long, is rounded once more
+        # in float32 cosine and sine are rounded, multiplied and added; the sum of a pair, at most this long,
+        # is rounded once more
         length = 2**0.5 * float(x.double().abs().max())
         allowed = summation_bound(4, 2**0.5 * length, torch.float32) + summation_bound(1, length, dtype)
         assert error(turned, complex_turn(x, positions, rotary.base, rotary.interleaved)) <= allowed
 
     def test_gradcheck(self, rotary):
-        assert torch.autograd.gradcheck(lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()])
+        assert torch.autograd.gradcheck(
+            lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()]
+        )
 
     def test_no_tokens(self, rotary):
         assert rotary.turn(torch.zeros(2, 0, 4), torch.arange(0)).shape == (2, 0, 4)
@@ -100,7 +108,8 @@ class TestTurn:
         turned_k = rotary.turn(k.unsqueeze(0), torch.tensor([src]))[0]
         assert matrix.dtype == torch.float64
         assert matrix.shape == (6, 6)
-        # three angles, rounded each: those of src, of src + distance and of distance, in radians at most these numbers
+        # three angles, rounded each: those of src, of src + distance and of distance, in radians at most
+        # these numbers
         angles = 2 * (src + abs(distance)) * torch.finfo(torch.float64).eps / 2
         assert error(q @ matrix @ k, turned_q @ turned_k) <= (angles + 1e-12) * float(q.norm() * k.norm())
         assert_exact(matrix.T @ matrix, torch.eye(6).double())
@@ -115,7 +124,9 @@ class TestTurn:
 
 class TestLayouts:
     def test_the_first_frequency_is_one_radian(self):
-        """Channel pairs by hand: halves (0, 2), (1, 3); interleaved (0, 1), (2, 3); the second turns by base^(-1/2) = 0.1."""
+        """Channel pairs by hand: halves (0, 2), (1, 3); interleaved (0, 1), (2, 3); the second turns by
+        base^(-1/2) = 0.1.
+        """
         x = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
         one = torch.tensor([1])
         halves = [math.cos(1), math.cos(0.1), math.sin(1), math.sin(0.1)]
@@ -149,7 +160,9 @@ class TestFrequencies:
             for i, frequency in enumerate(frequencies):
                 pair = [2 * i, 2 * i + 1] if interleaved else [i, i + 3]
                 angles = positions * torch.tensor(frequency, dtype=torch.float64)
-                expected = torch.view_as_complex(x[:, pair].contiguous()) * torch.polar(torch.ones_like(angles), angles)
+                expected = torch.view_as_complex(x[:, pair].contiguous()) * torch.polar(
+                    torch.ones_like(angles), angles
+                )
                 assert_exact(turned[:, pair], torch.view_as_real(expected))
 
     def test_the_powers_of_the_base_are_the_default(self):
@@ -166,7 +179,9 @@ class TestFrequencies:
 
 class TestRefusals:
     def test_a_frequency_for_each_pair(self):
-        with pytest.raises(ValueError, match="frequencies must be one for each of 3 pairs of channels, got 2"):
+        with pytest.raises(
+            ValueError, match="frequencies must be one for each of 3 pairs of channels, got 2"
+        ):
             Rotary(frequencies=(1.0, 0.5)).turn(torch.zeros(2, 6), torch.arange(2))
 
     @pytest.mark.parametrize("wrong", [math.nan, math.inf])

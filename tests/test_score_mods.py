@@ -1,4 +1,6 @@
-"""What an edge adds to its logit: each score_mod against its formula written with plain numbers, and through every kernel."""
+"""What an edge adds to its logit: each score_mod against its formula written with plain numbers, and through
+every kernel.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,14 @@ def learned() -> score_mods.RelativeBias:
 MODS = {
     "alibi": (score_mods.alibi(SLOPES), lambda s, h, i, j: s - 2.0 ** (-2 * (h + 1)) * abs(i - j)),
     "softcap": (score_mods.softcap(1.5), lambda s, h, i, j: 1.5 * math.tanh(s / 1.5)),
-    "log_multiplicity of senders": (score_mods.log_multiplicity(COUNTS), lambda s, h, i, j: s + math.log(j + 1)),
-    "log_multiplicity of pairs": (score_mods.log_multiplicity(PAIRS), lambda s, h, i, j: s + math.log(PAIRS[i, j])),
+    "log_multiplicity of senders": (
+        score_mods.log_multiplicity(COUNTS),
+        lambda s, h, i, j: s + math.log(j + 1),
+    ),
+    "log_multiplicity of pairs": (
+        score_mods.log_multiplicity(PAIRS),
+        lambda s, h, i, j: s + math.log(PAIRS[i, j]),
+    ),
     "relative_bias": (
         score_mods.relative_bias(TABLE),
         lambda s, h, i, j: s + float(TABLE[h, 3 + max(-3, min(3, i - j))]),
@@ -73,19 +81,26 @@ class TestFormulas:
     def test_on_a_list_of_edges(self, mod, formula, dtype):
         dst, src = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 10, 3, 4])
         score = seeded(1, HEADS, 4, dtype=dtype)
-        result = mod(score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src).detach()
+        result = mod(
+            score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src
+        ).detach()
         assert result.shape == score.shape
         assert result.dtype == dtype
         places = [(head, e, int(dst[e]), int(src[e])) for head, e in product(range(HEADS), range(4))]
-        expected = torch.tensor([formula(float(score[0, h, e]), h, i, j) for h, e, i, j in places], dtype=torch.float64)
-        # score / cap, tanh (4), times cap; a slope or table, its product with a distance, the sum: 9 roundings of such numbers
+        expected = torch.tensor(
+            [formula(float(score[0, h, e]), h, i, j) for h, e, i, j in places], dtype=torch.float64
+        )
+        # score / cap, tanh (4), times cap; a slope or table, its product with a distance, the sum: 9
+        # roundings of such numbers
         reach = float(score.abs().max()) + max(abs(formula(0.0, h, i, j)) for h, _, i, j in places)
         assert_sum(result.flatten(), expected, 9, reach, dtype)
 
     @each_mod
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_through_attend(self, mod, formula, backend):
-        """Softmax over the in-edges of the changed scores, receiver by receiver; a receiver that hears nobody gets 0."""
+        """Softmax over the in-edges of the changed scores, receiver by receiver; a receiver that hears nobody
+        gets 0.
+        """
         graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(seeded(NUM_DST, NUM_SRC, seed=9) > 0.3)
         q, k = seeded(1, HEADS, NUM_DST, 4), seeded(1, HEADS, NUM_SRC, 4, seed=1)
         v = seeded(1, HEADS, NUM_SRC, 3, seed=2)
@@ -95,13 +110,17 @@ class TestFormulas:
             heard = [src for src in range(NUM_SRC) if mask[dst, src]]
             logits = [formula(float(q[0, head, dst] @ k[0, head, src]) / 2, head, dst, src) for src in heard]
             weights = torch.softmax(torch.tensor(logits, dtype=torch.float64), 0)
-            expected = sum((w * v[0, head, src] for w, src in zip(weights, heard, strict=True)), torch.zeros(3).double())
+            expected = sum(
+                (w * v[0, head, src] for w, src in zip(weights, heard, strict=True)), torch.zeros(3).double()
+            )
             assert_exact(out[0, head, dst], expected)
 
     @each_mod
     def test_in_eager_flex_attention(self, mod, formula, monkeypatch):
         # not traced anew in each call
-        monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+        monkeypatch.setattr(
+            "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False
+        )
         graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(seeded(NUM_DST, NUM_SRC, seed=9) > 0.3)
         q, k, v = (seeded(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
         with torch.no_grad():
@@ -110,7 +129,9 @@ class TestFormulas:
         assert_exact(ours, theirs)
 
     @each_mod
-    @pytest.mark.parametrize("again", [copy.deepcopy, lambda mod: pickle.loads(pickle.dumps(mod))], ids=["deepcopy", "pickle"])
+    @pytest.mark.parametrize(
+        "again", [copy.deepcopy, lambda mod: pickle.loads(pickle.dumps(mod))], ids=["deepcopy", "pickle"]
+    )
     def test_copies(self, mod, formula, again):
         zero, h, dst, src = torch.tensor(0), torch.tensor(1), torch.tensor(2), torch.tensor(8)
         score = torch.tensor(0.7, dtype=torch.float64)
@@ -140,13 +161,17 @@ class TestAlibi:
         ],
     )
     def test_slopes(self, num_heads, exponents):
-        """The paper's sequence for powers of two; else those of the power below, then every second one of the power above."""
+        """The paper's sequence for powers of two; else those of the power below, then every second one of the
+        power above.
+        """
         slopes = score_mods.alibi_slopes(num_heads)
         assert len(slopes) == num_heads
         for slope, exponent in zip(slopes, exponents, strict=True):
             assert_exact(slope, 2.0**-exponent)
 
-    @pytest.mark.parametrize(("num_heads", "error"), [(0, ValueError), (-4, ValueError), (2.0, TypeError), (True, TypeError)])
+    @pytest.mark.parametrize(
+        ("num_heads", "error"), [(0, ValueError), (-4, ValueError), (2.0, TypeError), (True, TypeError)]
+    )
     def test_wrong_numbers_of_heads(self, num_heads, error):
         with pytest.raises(error, match="num_heads must be"):
             score_mods.alibi_slopes(num_heads)
@@ -156,7 +181,10 @@ class TestAlibi:
         zero = torch.zeros(())
         mod = score_mods.alibi((0.5,))
         for dst in range(5):
-            row = [float(mod(zero, *[torch.tensor(0)] * 2, torch.tensor(dst), torch.tensor(src))) for src in range(dst + 1)]
+            row = [
+                float(mod(zero, *[torch.tensor(0)] * 2, torch.tensor(dst), torch.tensor(src)))
+                for src in range(dst + 1)
+            ]
             assert row == [-0.5 * distance for distance in range(dst, -1, -1)]
 
     def test_values_are_compared_by_content(self):
@@ -175,7 +203,9 @@ class TestSoftcap:
         """Within (-cap, cap), odd, and of slope 1 at 0."""
 
         def bend(x):
-            return float(score_mods.softcap(3.0)(torch.tensor(x, dtype=torch.float64), *[torch.tensor(0)] * 4))
+            return float(
+                score_mods.softcap(3.0)(torch.tensor(x, dtype=torch.float64), *[torch.tensor(0)] * 4)
+            )
 
         assert bend(1e6) == 3.0
         assert bend(-1e6) == -3.0
@@ -199,7 +229,9 @@ class TestHash:
     def test_made_in_a_compiled_function(self, make):
         torch.compiler.reset()
         x, graph = torch.randn(1, 2, 5, 4, dtype=torch.float64), patterns.causal(5)
-        compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, score_mod=make()), fullgraph=True, backend="eager")
+        compiled = torch.compile(
+            lambda x: ga.attend(x, x, x, graph, score_mod=make()), fullgraph=True, backend="eager"
+        )
         assert_exact(compiled(x), ga.attend(x, x, x, graph, score_mod=make()))
 
 
@@ -216,7 +248,9 @@ class TestLogMultiplicity:
     def test_multiplicity_zero_is_no_edge(self):
         q, k, v = seeded(1, 2, 4, 4), seeded(1, 2, 3, 4, seed=1), seeded(1, 2, 3, 4, seed=2)
         mod = score_mods.log_multiplicity(torch.tensor([1.0, 0.0, 1.0]))
-        expected = ga.attend(q, k, v, patterns.cross(4, 3) - convert.from_mask(torch.tensor([[False, True, False]] * 4)))
+        expected = ga.attend(
+            q, k, v, patterns.cross(4, 3) - convert.from_mask(torch.tensor([[False, True, False]] * 4))
+        )
         for backend in ("dense", "reference"):
             assert_exact(ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected)
 

@@ -1,10 +1,10 @@
 """The claims of the five source texts, one test for each, in their order: ``test_S1_15_...`` is seed S1.15.
 
-S0 = "Refactoring the Attention Equations: Patterns and Messages", S1 = "Patterns and Messages - Part 2 - Token Communication"
-(both Chris McCormick), S2 = the note on query, key and value projections, S3 = "Multi-Headed attention as matrix
-multiplication", S4 = "Attention: All you need to know" (far.in.net). What is expected is written out here in plain torch and
-in float64; of the library only parameters are read for it. Where a text errs, the right thing is tested and the docstring
-says "Erratum".
+S0 = "Refactoring the Attention Equations: Patterns and Messages", S1 = "Patterns and Messages - Part 2 -
+Token Communication" (both Chris McCormick), S2 = the note on query, key and value projections, S3 =
+"Multi-Headed attention as matrix multiplication", S4 = "Attention: All you need to know" (far.in.net). What
+is expected is written out here in plain torch and in float64; of the library only parameters are read for it.
+Where a text errs, the right thing is tested and the docstring says "Erratum".
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import EdgeConv
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, cost, edges, explorer, patterns
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    MessagePassingAttention,
+    StandardHeads,
+    cost,
+    edges,
+    explorer,
+    patterns,
+)
 from gnn_attention import model as lm
 from gnn_attention.cache import PatternMessageCache
 from gnn_attention.cli import cost as cli_cost
@@ -60,7 +69,9 @@ LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 
 
 @pytest.fixture(params=[None, "reference", "dense"], ids=["walk", "reference", "dense"])
 def way(request: pytest.FixtureRequest) -> str | None:
-    """Every way through a layer: edge by edge as torch_geometric walks, and two backends (``attend`` has no walk: "auto")."""
+    """Every way through a layer: edge by edge as torch_geometric walks, and two backends (``attend`` has no
+    walk: "auto").
+    """
     way: str | None = request.param
     return way
 
@@ -102,7 +113,9 @@ def update_of(heads: StandardHeads, x: Tensor, mask: Tensor | None = None) -> Te
     """The update by the standard form, head after head: ``sum_h softmax(q k^T / sqrt(d)) v W_O``."""
     assert heads.W_O is not None
     parts = zip(heads.W_Q, heads.W_K, heads.W_V, heads.W_O, strict=True)
-    return sum((listening(x @ Q, x @ K, mask) @ (x @ V) @ W_O for Q, K, V, W_O in parts), start=torch.zeros(()))
+    return sum(
+        (listening(x @ Q, x @ K, mask) @ (x @ V) @ W_O for Q, K, V, W_O in parts), start=torch.zeros(())
+    )
 
 
 def table_of(weights: Tensor, graph: ga.TokenGraph) -> Tensor:
@@ -118,19 +131,26 @@ def differ(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() > 1e-3)
 
 
-# -- S0: refactoring the attention equations --------------------------------------------------------------------------
-
-
 def test_S0_1_concat_heads_equals_mha(way):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O."""
     mha, x = redrawn(nn.MultiheadAttention(12, 3, batch_first=True)), drawn(2, 6, 12)
     layer = MessagePassingAttention(StandardHeads.from_mha(mha), backend=way)
-    q, k, v = functional.linear(x, mha.in_proj_weight, mha.in_proj_bias).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
-    for graph, hidden in ((patterns.full(6), None), (patterns.causal(6), ~torch.ones(6, 6, dtype=torch.bool).tril())):
+    q, k, v = (
+        functional.linear(x, mha.in_proj_weight, mha.in_proj_bias)
+        .unflatten(-1, (3, 3, 4))
+        .permute(2, 0, 3, 1, 4)
+    )
+    for graph, hidden in (
+        (patterns.full(6), None),
+        (patterns.causal(6), ~torch.ones(6, 6, dtype=torch.bool).tril()),
+    ):
         update = layer(x, graph)
         assert_exact(update, mha(x, x, x, attn_mask=hidden, need_weights=False)[0])
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=hidden is not None)
-        assert_exact(update, functional.linear(heads.transpose(1, 2).flatten(2), mha.out_proj.weight, mha.out_proj.bias))
+        assert_exact(
+            update,
+            functional.linear(heads.transpose(1, 2).flatten(2), mha.out_proj.weight, mha.out_proj.bias),
+        )
 
 
 def test_S0_2_concat_becomes_a_sum(way):
@@ -144,19 +164,35 @@ def test_S0_2_concat_becomes_a_sum(way):
     assert_exact(update, sum(head[i] @ W_O[4 * i : 4 * i + 4] for i in range(3)))
     for i in range(3):
         rest = [j for j in range(3) if j != i]
-        without = StandardHeads.from_arrays(heads.W_Q[rest], heads.W_K[rest], heads.W_V[rest], heads.W_O[rest])
-        assert_exact(update - MessagePassingAttention(without, backend=way)(x, graph), head[i] @ W_O[4 * i : 4 * i + 4])
+        without = StandardHeads.from_arrays(
+            heads.W_Q[rest], heads.W_K[rest], heads.W_V[rest], heads.W_O[rest]
+        )
+        assert_exact(
+            update - MessagePassingAttention(without, backend=way)(x, graph), head[i] @ W_O[4 * i : 4 * i + 4]
+        )
 
 
 def test_S0_3_inputs_from_different_sources(way):
-    """MultiHead(Q, K, V) is a way of indicating that these three inputs can have different sources, as in cross-attention."""
-    heads, text, image, sound = heads_with(source_width=8), drawn(5, 12), drawn(7, 8, seed=2), drawn(7, 8, seed=3)
-    q, k, v = (torch.stack([x @ W for W in Ws]) for x, Ws in ((text, heads.W_Q), (image, heads.W_K), (image, heads.W_V)))
+    """MultiHead(Q, K, V) is a way of indicating that these three inputs can have different sources, as in
+    cross-attention.
+    """
+    heads, text, image, sound = (
+        heads_with(source_width=8),
+        drawn(5, 12),
+        drawn(7, 8, seed=2),
+        drawn(7, 8, seed=3),
+    )
+    q, k, v = (
+        torch.stack([x @ W for W in Ws])
+        for x, Ws in ((text, heads.W_Q), (image, heads.W_K), (image, heads.W_V))
+    )
     cross = sum(functional.scaled_dot_product_attention(q, k, v)[i] @ heads.W_O[i] for i in range(3))
     assert_exact(MessagePassingAttention(heads, backend=way)((image, text), patterns.cross(5, 7)), cross)
     queries, keys, values = heads.receive(text[None]), heads.send(image[None])[0], heads.send(sound[None])[1]
     mixed = ga.attend(queries, keys, values, patterns.cross(5, 7), backend=way or "auto")
-    assert_exact(mixed[0], functional.scaled_dot_product_attention(q, k, torch.stack([sound @ W for W in heads.W_V])))
+    assert_exact(
+        mixed[0], functional.scaled_dot_product_attention(q, k, torch.stack([sound @ W for W in heads.W_V]))
+    )
 
 
 def test_S0_4_values_moved_out_of_the_scores(way):
@@ -170,7 +206,9 @@ def test_S0_4_values_moved_out_of_the_scores(way):
 
 
 def test_S0_5_messages_are_low_rank():
-    """M_i = X W^M_i: each row is a message; W^V and W^O are a low-rank decomposition; scores are the influence of a message."""
+    """M_i = X W^M_i: each row is a message; W^V and W^O are a low-rank decomposition; scores are the
+    influence of a message.
+    """
     heads, x = heads_with(), drawn(6, 12)
     factored, merged = FactoredHeads.of(heads), MergedHeads.of(heads)
     M = torch.stack([x @ (V @ W_O) for V, W_O in zip(heads.W_V, heads.W_O, strict=True)])
@@ -192,16 +230,28 @@ def test_S0_6_patterns_of_the_query_side():
         for i in range(3):
             assert_exact(P[i], x @ heads.W_Q[i] @ heads.W_K[i].T)
             assert_exact(P[i] @ x.T / 4**0.5, (x @ heads.W_Q[i]) @ (x @ heads.W_K[i]).T / 4**0.5)
-        assert_exact(edges.logit(form.receive(x[None]), form.send(x[None])[0], form.scale)[0], (P * x).sum(-1) / 4**0.5)
+        assert_exact(
+            edges.logit(form.receive(x[None]), form.send(x[None])[0], form.scale)[0], (P * x).sum(-1) / 4**0.5
+        )
 
 
 def test_S0_7_all_in_model_space():
-    """The reformulation keeps attention in model space: patterns meet embeddings, messages the unembedding."""
-    heads, embedding, unembedding, words = heads_with(), drawn(20, 12, seed=2), drawn(12, 20, seed=3), [7, 0, 19, 7, 4]
+    """The reformulation keeps attention in model space: patterns meet embeddings, messages the
+    unembedding.
+    """
+    heads, embedding, unembedding, words = (
+        heads_with(),
+        drawn(20, 12, seed=2),
+        drawn(12, 20, seed=3),
+        [7, 0, 19, 7, 4],
+    )
     x, merged = embedding[words], MergedHeads.of(heads)
-    looked_for = merged.patterns(x[None])[0] @ embedding.T / 4**0.5  # what every word of the vocabulary would score
+    looked_for = (
+        merged.patterns(x[None])[0] @ embedding.T / 4**0.5
+    )  # what every word of the vocabulary would score
     assert_exact(
-        looked_for[:, :, words], torch.stack([(x @ Q) @ (x @ K).T / 2 for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
+        looked_for[:, :, words],
+        torch.stack([(x @ Q) @ (x @ K).T / 2 for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]),
     )
     said = merged.messages(x[None])[0] @ unembedding  # what every message says of every word
     weights = torch.stack([listening(x @ Q, x @ K) for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
@@ -209,17 +259,23 @@ def test_S0_7_all_in_model_space():
 
 
 def test_S0_8_the_scale_keeps_the_head_size():
-    """scores_i = softmax(P_i X^T / sqrt(d_k)): d_k stays the size of a head although P_i is as wide as the model."""
+    """scores_i = softmax(P_i X^T / sqrt(d_k)): d_k stays the size of a head although P_i is as wide as the
+    model.
+    """
     heads, x, graph = heads_with(), drawn(6, 12), patterns.causal(6)
     for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
         assert form.scale == 4**-0.5
         call = (form.receive(x[None]), *form.send(x[None]), graph)
         assert_exact(form.collect(ga.attend(*call, scale=4**-0.5))[0], update_of(heads, x, graph.mask()))
-        assert differ(form.collect(ga.attend(*call, scale=12**-0.5))[0], update_of(heads, x, graph.mask()))  # sqrt(d_model)
+        assert differ(
+            form.collect(ga.attend(*call, scale=12**-0.5))[0], update_of(heads, x, graph.mask())
+        )  # sqrt(d_model)
 
 
 def test_S0_9_the_compact_formulation(way):
-    """MultiHead(X) = sum_i softmax(P_i X^T / sqrt(d_k)) M_i with P_i = X W^P_i, M_i = X W^M_i, as a plain function."""
+    """MultiHead(X) = sum_i softmax(P_i X^T / sqrt(d_k)) M_i with P_i = X W^P_i, M_i = X W^M_i, as a plain
+    function.
+    """
 
     def multi_head(X: Tensor, W_P: Tensor, W_M: Tensor, d_k: int) -> Tensor:
         P, M = X @ W_P, X @ W_M
@@ -241,17 +297,31 @@ def test_S0_10_words_before_and_after_the_softmax():
     expected = listening(q, k, LISTED.mask())[:, :, dst, src]
     assert_exact(edges.softmax(logits, dst, 5)[0], expected)
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
-    public = [*ga.__all__, *edges.__all__, *dir(StandardHeads), *dir(MergedHeads), *inspect.signature(ga.attend).parameters]
-    assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}  # FlexAttention's word, before the softmax
+    public = [
+        *ga.__all__,
+        *edges.__all__,
+        *dir(StandardHeads),
+        *dir(MergedHeads),
+        *inspect.signature(ga.attend).parameters,
+    ]
+    assert {name for name in public if "score" in name} == {
+        "score_mods",
+        "score_mod",
+    }  # FlexAttention's word, before the softmax
 
 
 def test_S0_11_applications_illustrations_experiments():
-    """Practical applications, illustrations and experimental results: the notebooks, with pictures and checked exercises."""
+    """Practical applications, illustrations and experimental results: the notebooks, with pictures and
+    checked exercises.
+    """
     folder = Path(__file__).parents[1] / "notebooks"
-    notebooks = [json.loads(file.read_text(encoding="utf-8"))["cells"] for file in sorted(folder.glob("[0-9]*.ipynb"))]
+    notebooks = [
+        json.loads(file.read_text(encoding="utf-8"))["cells"] for file in sorted(folder.glob("[0-9]*.ipynb"))
+    ]
     assert len(notebooks) >= 15
     pictures = [
-        ["image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", ())] for cells in notebooks
+        ["image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+        for cells in notebooks
     ]
     assert sum(any(some) for some in pictures) >= 14  # an audit is told in words
     for cells in notebooks[5:]:
@@ -260,11 +330,10 @@ def test_S0_11_applications_illustrations_experiments():
         assert all("assert" in "".join(cell["source"]) for cell in solved)
 
 
-# -- S1: patterns and messages, part 2 --------------------------------------------------------------------------------
-
-
 def test_S1_1_names_of_what_is_projected():
-    """W^VO and W^QK are low rank products; what they project a token to are its "message" and its "pattern"."""
+    """W^VO and W^QK are low rank products; what they project a token to are its "message" and its
+    "pattern".
+    """
     heads, x = heads_with(), drawn(6, 12)
     merged, QK, VO = MergedHeads.of(heads), heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O
     for named, product in ((merged.W_P, QK), (heads.pattern_matrix().full(), QK)):
@@ -289,7 +358,9 @@ def test_S1_2_heads_are_separable(way):
     alone = [layer([i])(x, graph) for i in range(3)]
     assert_exact(alone[0] + alone[1] + alone[2], whole)
     form = FactoredHeads.of(heads)  # its results of single heads are in model space
-    assert_exact(ga.attend(form.receive(x[None]), *form.send(x[None]), graph, scale=form.scale)[0], torch.stack(alone))
+    assert_exact(
+        ga.attend(form.receive(x[None]), *form.send(x[None]), graph, scale=form.scale)[0], torch.stack(alone)
+    )
 
 
 def test_S1_3_two_independent_processes(way):
@@ -299,10 +370,14 @@ def test_S1_3_two_independent_processes(way):
     new_qk = StandardHeads.from_arrays(other.W_Q, other.W_K, heads.W_V, heads.W_O)
 
     def parts(form: StandardHeads) -> tuple[Tensor, Tensor]:
-        _, (_, weights) = MessagePassingAttention(form, backend=way)(x, patterns.window(6, 3), return_attention_weights=True)
+        _, (_, weights) = MessagePassingAttention(form, backend=way)(
+            x, patterns.window(6, 3), return_attention_weights=True
+        )
         return weights, FactoredHeads.of(form).messages(x[None])
 
-    (weights, messages), (weights_vo, messages_vo), (weights_qk, messages_qk) = map(parts, (heads, new_vo, new_qk))
+    (weights, messages), (weights_vo, messages_vo), (weights_qk, messages_qk) = map(
+        parts, (heads, new_vo, new_qk)
+    )
     assert torch.equal(weights, weights_vo)
     assert differ(messages, messages_vo)
     assert torch.equal(messages, messages_qk)
@@ -328,7 +403,10 @@ def test_S1_5_merging_costs_sixteen_times_more():
             form.messages(x)
         assert counter.get_total_flops() == 2 * operations  # a multiplication and an addition each
     assert list(forms.values()) == [16_777_216, 1_048_576]
-    assert [cost.of_form(form, 4096, 1, head_dim=128).macs.send for form in ("merged", "factored")] == [16_777_216, 1_048_576]
+    assert [cost.of_form(form, 4096, 1, head_dim=128).macs.send for form in ("merged", "factored")] == [
+        16_777_216,
+        1_048_576,
+    ]
 
 
 def test_S1_6_the_decomposition_is_a_design_choice(way):
@@ -339,7 +417,9 @@ def test_S1_6_the_decomposition_is_a_design_choice(way):
         "another rank, values wider": heads_with(head_dim=1, value_dim=7),
         "grouped queries": heads_with(num_heads=4, num_kv_heads=2),
         "one key and value for all": heads_with(num_heads=4, num_kv_heads=1),
-        "keys through a latent vector": StandardHeads.from_arrays(thin.W_Q, drawn(12, 3) @ drawn(3, 3, 2), thin.W_V, thin.W_O),
+        "keys through a latent vector": StandardHeads.from_arrays(
+            thin.W_Q, drawn(12, 3) @ drawn(3, 3, 2), thin.W_V, thin.W_O
+        ),
     }
     for heads in designs.values():
         group = heads.num_heads // heads.num_kv_heads
@@ -350,7 +430,9 @@ def test_S1_6_the_decomposition_is_a_design_choice(way):
 
 
 def test_S1_7_values_and_outputs_merge_into_messages():
-    """Illustration 2: the value and output projections merge into the message projection; notebook 07 draws it to scale."""
+    """Illustration 2: the value and output projections merge into the message projection; notebook 07 draws
+    it to scale.
+    """
     heads, x = heads_with(), drawn(6, 12)
     W_M, merged = heads.message_matrix(), MergedHeads.of(heads)
     assert (W_M.left.shape, W_M.right.shape, merged.W_M.shape) == ((3, 12, 4), (3, 4, 12), (3, 12, 12))
@@ -370,7 +452,9 @@ def test_S1_8_messages_are_created_by_the_context():
 
 
 def test_S1_9_a_message_sent_on_through_the_current_token(way):
-    """The context tokens communicate their message via the current input vector, to influence future tokens."""
+    """The context tokens communicate their message via the current input vector, to influence future
+    tokens.
+    """
     j, q, t, loops = 1, 3, 5, patterns.window(6, 1)
     hop = [ga.convert.from_edge_index(torch.tensor([[a], [b]]), 6) for a, b in ((j, q), (q, t))]
     first, second, x = heads_with(), heads_with(seed=2), drawn(6, 12)
@@ -379,9 +463,13 @@ def test_S1_9_a_message_sent_on_through_the_current_token(way):
         state = x + MessagePassingAttention(first, backend=way)(x, heard)
         expected = x + update_of(first, x, heard.mask())
         relay = loops | hop[1]
-        return MessagePassingAttention(second, backend=way)(state, relay), update_of(second, expected, relay.mask())
+        return MessagePassingAttention(second, backend=way)(state, relay), update_of(
+            second, expected, relay.mask()
+        )
 
-    assert ((loops | hop[1]) @ (loops | hop[0])).mask()[t, j]  # two hops, though neither graph has the edge j -> t
+    assert ((loops | hop[1]) @ (loops | hop[0])).mask()[
+        t, j
+    ]  # two hops, though neither graph has the edge j -> t
     (kept, expected), (cut, expected_cut) = two_layers(loops | hop[0]), two_layers(loops)
     assert_exact(kept - cut, expected - expected_cut)
     changed = (kept - cut).abs().amax(1) > 1e-3  # without j -> q: at q, and at t beyond it
@@ -399,12 +487,22 @@ def test_S1_10_patterns_of_one_vector():
 
 
 def test_S1_11_a_pattern_is_a_template():
-    """A 'template' vector has a high dot product with any vectors that match it; so have the neurons of an MLP."""
-    words, wanted = torch.eye(6, dtype=torch.float64), torch.tensor([3, 0, 5, 1, 2, 4])  # word w looks for word wanted[w]
-    heads = StandardHeads.from_arrays(words[None] * 9, words[wanted.argsort()][None] * 9, words[None], words[None])
+    """A 'template' vector has a high dot product with any vectors that match it; so have the neurons of an
+    MLP.
+    """
+    words, wanted = (
+        torch.eye(6, dtype=torch.float64),
+        torch.tensor([3, 0, 5, 1, 2, 4]),
+    )  # word w looks for word wanted[w]
+    heads = StandardHeads.from_arrays(
+        words[None] * 9, words[wanted.argsort()][None] * 9, words[None], words[None]
+    )
     pattern = FactoredHeads.of(heads).patterns(words[None])[0, 0]
     assert torch.equal((pattern @ words.T).topk(1).indices[:, 0], wanted)
-    for text in (torch.tensor([2, 5, 1, 3, 0, 4]), torch.tensor([4, 1, 0, 2, 3, 5])):  # wherever the matching word stands
+    for text in (
+        torch.tensor([2, 5, 1, 3, 0, 4]),
+        torch.tensor([4, 1, 0, 2, 3, 5]),
+    ):  # wherever the matching word stands
         heard = MessagePassingAttention(heads)(words[text], patterns.full(6)).argmax(1)
         assert torch.equal(heard, wanted[text])
     mlp, embedding = model_with().blocks[0].mlp, drawn(20, 12)
@@ -413,7 +511,9 @@ def test_S1_11_a_pattern_is_a_template():
 
 
 def test_S1_12_llama_3_8b_dimensions(capsys):
-    """Dimensions based on Llama 3 8B. Erratum: its rotary patterns depend on the distance and cannot be cached."""
+    """Dimensions based on Llama 3 8B. Erratum: its rotary patterns depend on the distance and cannot be
+    cached.
+    """
     with torch.device("meta"):
         plain = StandardHeads(4096, 32, num_kv_heads=8)
         rotary = StandardHeads(4096, 32, num_kv_heads=8, rotary=ga.rotary.Rotary(base=500_000.0))
@@ -430,16 +530,24 @@ def test_S1_12_llama_3_8b_dimensions(capsys):
     args = parser.parse_args(["cost", "--config", "llama-3-8b"])
     assert args.run(args) == 0
     shapes = "W_Q 32 x [4096, 128], W_K 8 x [4096, 128], W_V 8 x [4096, 128], W_O 32 x [128, 4096]"
-    assert {shapes, "W_P 32 x [4096, 4096], W_M 32 x [4096, 4096]"} <= set(re.findall(r"W_.*\]", capsys.readouterr().out))
+    assert {shapes, "W_P 32 x [4096, 4096], W_M 32 x [4096, 4096]"} <= set(
+        re.findall(r"W_.*\]", capsys.readouterr().out)
+    )
     with pytest.raises(ValueError, match=r"cannot hold rotary.*pattern_matrix\(distance\)"):
         FactoredHeads.of(rotary, side="sender")
 
 
 def test_S1_13_the_example_text():
-    """The example text "Llamas do not output words": five nodes in the notebooks, and what the explorer shows."""
+    """The example text "Llamas do not output words": five nodes in the notebooks, and what the explorer
+    shows.
+    """
     sentence, folder = "Llamas do not output words", Path(__file__).parents[1] / "notebooks"
     texts = {file.stem[:2]: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
-    assert {number for number, text in texts.items() if "WORDS = " + str(sentence.split()).replace("'", '"') in text} >= {
+    assert {
+        number
+        for number, text in texts.items()
+        if "WORDS = " + str(sentence.split()).replace("'", '"') in text
+    } >= {
         "01",
         "13",
     }
@@ -450,19 +558,30 @@ def test_S1_13_the_example_text():
 
 
 def test_S1_14_cache_a_message():
-    """First, we project the input token to produce its pattern and message vectors, and add these to the cache."""
+    """First, we project the input token to produce its pattern and message vectors, and add these to the
+    cache.
+    """
     heads, x = heads_with(), drawn(6, 12)
-    cache, whole = PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(6)), patterns.causal(6).mask()
+    cache, whole = (
+        PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(6)),
+        patterns.causal(6).mask(),
+    )
     for t in range(6):
         cache.append(x[None, t : t + 1])
         P, M = cache.senders()
-        assert_exact(P[0], torch.stack([x[: t + 1] @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]))
-        assert_exact(M[0], torch.stack([x[: t + 1] @ V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)]))
+        assert_exact(
+            P[0], torch.stack([x[: t + 1] @ K @ Q.T for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
+        )
+        assert_exact(
+            M[0], torch.stack([x[: t + 1] @ V @ W_O for V, W_O in zip(heads.W_V, heads.W_O, strict=True)])
+        )
         assert_exact(cache.attend(x[None, t : t + 1])[0, 0], update_of(heads, x, whole)[t])
 
 
 def test_S1_15_patterns_of_the_key_side(way):
-    """alpha_i = softmax(P_i x_q' / sqrt(d_k)). Erratum: these cached patterns are the senders', p_j = x_j W^K W^Q', not x W^P."""
+    """alpha_i = softmax(P_i x_q' / sqrt(d_k)). Erratum: these cached patterns are the senders', p_j = x_j W^K
+    W^Q', not x W^P.
+    """
     heads, x = heads_with(), drawn(6, 12)
     for form in (FactoredHeads.of(heads, side="sender"), MergedHeads.of(heads, side="sender")):
         P, _ = form.send(x[None])
@@ -479,28 +598,46 @@ def test_S1_16_the_magnitude_of_a_pattern_matters():
     """The magnitude of the pattern vectors also influences the matching: p . x = |p| |x| cos."""
     heads, x = heads_with(), drawn(1, 6, 12)
     louder = StandardHeads.from_arrays(heads.W_Q * 3, heads.W_K, heads.W_V, heads.W_O)
-    (p, p_3), logits = (FactoredHeads.of(h).patterns(x)[0] for h in (heads, louder)), (x @ heads.W_Q) @ (x @ heads.W_K).mT
+    (p, p_3), logits = (
+        (FactoredHeads.of(h).patterns(x)[0] for h in (heads, louder)),
+        (x @ heads.W_Q) @ (x @ heads.W_K).mT,
+    )
     cos = functional.cosine_similarity(p.unsqueeze(2), x.unsqueeze(1), dim=-1)
     assert_exact(p.norm(dim=-1, keepdim=True) * x.norm(dim=-1).unsqueeze(1) * cos, logits)
     assert_exact(functional.cosine_similarity(p_3.unsqueeze(2), x.unsqueeze(1), dim=-1), cos)
     assert_exact(p_3.norm(dim=-1), 3 * p.norm(dim=-1))
-    weights = [MessagePassingAttention(h)(x, patterns.full(6), return_attention_weights=True)[1][1][0].T for h in (heads, louder)]
+    weights = [
+        MessagePassingAttention(h)(x, patterns.full(6), return_attention_weights=True)[1][1][0].T
+        for h in (heads, louder)
+    ]
     assert_exact(weights[1].view(3, 6, 6), (3 * logits / 4**0.5).softmax(-1))
     assert differ(*weights)
 
 
 def test_S1_17_softmax_is_a_competition():
-    """A similarity is only significant compared to the others. Erratum: the magnitude is not "always the same", only bounded."""
-    q, k, v, graph = drawn(1, 1, 1, 4), drawn(1, 1, 6, 4, seed=1), drawn(1, 1, 6, 4, seed=2), patterns.cross(1, 6)
+    """A similarity is only significant compared to the others. Erratum: the magnitude is not "always the
+    same", only bounded.
+    """
+    q, k, v, graph = (
+        drawn(1, 1, 1, 4),
+        drawn(1, 1, 6, 4, seed=1),
+        drawn(1, 1, 6, 4, seed=2),
+        patterns.cross(1, 6),
+    )
     strong = torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    calm, lifted = (ga.attend(q, k, v, graph, bias=bias, return_info=True)[1].weights()[0, 0] for bias in (None, strong))
+    calm, lifted = (
+        ga.attend(q, k, v, graph, bias=bias, return_info=True)[1].weights()[0, 0] for bias in (None, strong)
+    )
     assert_exact(lifted, (q[0, 0, 0] @ k[0, 0].T / 2 + strong).softmax(0))
     assert ((lifted < calm) == (strong == 0)).all()
     assert ga.attend(q, k, v, graph).norm() <= v.norm(dim=-1).max()
-    # Even listening to T messages from N(0, 1)^64: |o| is chi with 64 degrees, mean 7.969 (variance < 1/2), over sqrt(T).
+    # Even listening to T messages from N(0, 1)^64: |o| is chi with 64 degrees, mean 7.969 (variance < 1/2),
+    # over sqrt(T).
     for tokens, samples in ((1, 4096), (16, 1024), (1024, 64)):
         messages = drawn(samples, 1, tokens, 64)
-        sizes = ga.attend(messages[:, :, :1], messages, messages, patterns.cross(1, tokens), scale=0.0).norm(dim=-1)
+        sizes = ga.attend(messages[:, :, :1], messages, messages, patterns.cross(1, tokens), scale=0.0).norm(
+            dim=-1
+        )
         assert abs(sizes.mean() * tokens**0.5 - 7.969) < 5 * (0.5 / samples) ** 0.5  # measured: 8.02 and 0.25
 
 
@@ -518,9 +655,13 @@ def test_S1_18_aggregate_messages(way):
 
 
 def test_S1_19_the_residual_connection():
-    """The final output of the Attention block, including the residual connection: x' = x + sum_i alpha_i M_i."""
+    """The final output of the Attention block, including the residual connection: x' = x + sum_i alpha_i
+    M_i.
+    """
     heads, x, graph = heads_with(), drawn(1, 6, 12), patterns.causal(6)
-    assert_exact((x + MessagePassingAttention(heads)(x, graph))[0], x[0] + update_of(heads, x[0], graph.mask()))
+    assert_exact(
+        (x + MessagePassingAttention(heads)(x, graph))[0], x[0] + update_of(heads, x[0], graph.mask())
+    )
     model, tokens = model_with(num_layers=1), torch.tensor([[3, 1, 4, 1, 5]])
     block = model.blocks[0]
     block.attention.score_mod.table.zero_()  # the text has no positions
@@ -530,18 +671,30 @@ def test_S1_19_the_residual_connection():
 
 
 def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
-    """Aggregate is the step where a graph node sums up the weighted messages of its neighbors: PyG calls it so, too."""
+    """Aggregate is the step where a graph node sums up the weighted messages of its neighbors: PyG calls it
+    so, too.
+    """
     heads, x, seen = heads_with(), drawn(5, 12), {}
     layer = MessagePassingAttention(heads)
     for step in ("edge_update", "message", "aggregate"):
         hook = getattr(layer, f"register_{step}_forward_hook")
         hook(lambda module, inputs, output, step=step: seen.update({step: output}))
     update, (src, dst) = layer(x[None], LISTED)[0], LISTED.edge_index
-    assert list(seen) == ["edge_update", "message", "aggregate"]  # weights, then weighted messages, then their sums
-    weights = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i], LISTED.mask()) for i in range(3)])[:, dst, src].T
+    assert list(seen) == [
+        "edge_update",
+        "message",
+        "aggregate",
+    ]  # weights, then weighted messages, then their sums
+    weights = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i], LISTED.mask()) for i in range(3)])[
+        :, dst, src
+    ].T
     assert_exact(seen["edge_update"][0], weights)
-    assert_exact(seen["message"][0], weights.unsqueeze(-1) * torch.stack([x @ V for V in heads.W_V], dim=1)[src])
-    assert_exact(seen["aggregate"][0], torch.stack([seen["message"][0][dst == node].sum(0) for node in range(5)]))
+    assert_exact(
+        seen["message"][0], weights.unsqueeze(-1) * torch.stack([x @ V for V in heads.W_V], dim=1)[src]
+    )
+    assert_exact(
+        seen["aggregate"][0], torch.stack([seen["message"][0][dst == node].sum(0) for node in range(5)])
+    )
     assert_exact(update, sum(seen["aggregate"][0][:, i] @ heads.W_O[i] for i in range(3)))
     named = [line.split(":")[0] for line in layer.mapping().splitlines()]
     assert named == ["edge_update", "message", "aggregate", "update"]
@@ -549,11 +702,15 @@ def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
 
 
 def test_S1_21_three_formulations(way):
-    """Standard, refactored and merged are equal; both "refactored" and "merged" create P_i and M_i, the standard form nowhere."""
+    """Standard, refactored and merged are equal; both "refactored" and "merged" create P_i and M_i, the
+    standard form nowhere.
+    """
     heads, x = heads_with(), drawn(5, 12)
     forms = {"standard": heads, "refactored": FactoredHeads.of(heads), "merged": MergedHeads.of(heads)}
     for form in forms.values():
-        assert_exact(MessagePassingAttention(form, backend=way)(x, LISTED), update_of(heads, x, LISTED.mask()))
+        assert_exact(
+            MessagePassingAttention(form, backend=way)(x, LISTED), update_of(heads, x, LISTED.mask())
+        )
     for word in ("patterns", "messages"):
         assert [name for name, form in forms.items() if hasattr(form, word)] == ["refactored", "merged"]
     for name in ("refactored", "merged"):
@@ -563,7 +720,9 @@ def test_S1_21_three_formulations(way):
 
 
 def test_S1_22_compute_requirements():
-    """The "refactored" form requires more compute than the "standard" form, the "merged" version even more."""
+    """The "refactored" form requires more compute than the "standard" form, the "merged" version even
+    more.
+    """
     heads = heads_with(width=32, num_heads=4)  # heads of 8
     forms = (heads, FactoredHeads.of(heads), MergedHeads.of(heads))
     for T in (1, 2, 7, 64):
@@ -574,14 +733,25 @@ def test_S1_22_compute_requirements():
                 form.collect(v)  # in the place of the mixture, which has its shape
             operations.append(counter.get_total_flops() // 2 + 4 * T * T * (k.shape[-1] + v.shape[-1]))
         # Four thin projections for each head; the same, but matched in model space; two square projections.
-        thin, square, heads_of_8, model_space = 16 * T * 32 * 8, 8 * T * 32 * 32, 8 * T * T * 8, 8 * T * T * 32
+        thin, square, heads_of_8, model_space = (
+            16 * T * 32 * 8,
+            8 * T * 32 * 32,
+            8 * T * T * 8,
+            8 * T * T * 32,
+        )
         assert operations == [thin + heads_of_8, thin + model_space, square + model_space]
         assert operations[0] < operations[1] < operations[2]
         costs = [cost.of_form(name, 32, 4, graph=patterns.full(T)) for name in cost.FORMS]
         assert [each.macs.total for each in costs] == operations
         memory = [each.activations for each in costs], [next(iter(each.cache.values())) for each in costs]
-        assert all(least < of_factored == of_merged for least, of_factored, of_merged in memory)  # both keep model space
-    assert [sum(p.numel() for p in form.parameters()) for form in forms] == [16 * 32 * 8, 16 * 32 * 8, 8 * 32 * 32]
+        assert all(
+            least < of_factored == of_merged for least, of_factored, of_merged in memory
+        )  # both keep model space
+    assert [sum(p.numel() for p in form.parameters()) for form in forms] == [
+        16 * 32 * 8,
+        16 * 32 * 8,
+        8 * 32 * 32,
+    ]
 
 
 def test_S1_23_very_low_rank():
@@ -593,16 +763,23 @@ def test_S1_23_very_low_rank():
     assert torch.linalg.matrix_rank(big.W_Q[0] @ (big.W_K[0].T @ drawn(4096, 200))) == 128
     heads, x = heads_with(num_heads=1, head_dim=3), drawn(40, 12)
     merged = MergedHeads.of(heads)
-    assert torch.linalg.matrix_rank(merged.W_P).tolist() == torch.linalg.matrix_rank(merged.W_M).tolist() == [3]
+    assert (
+        torch.linalg.matrix_rank(merged.W_P).tolist() == torch.linalg.matrix_rank(merged.W_M).tolist() == [3]
+    )
     assert torch.linalg.matrix_rank(x) == 12
     assert torch.linalg.matrix_rank(MessagePassingAttention(heads)(x, patterns.causal(40))) == 3
 
 
 def test_S1_24_heads_read_and_write_subspaces(way):
-    """Each attention head reads and writes to a sub-space of the word vector, of the size of the head for each matrix."""
+    """Each attention head reads and writes to a sub-space of the word vector, of the size of the head for
+    each matrix.
+    """
     heads, x = heads_with(num_heads=1, head_dim=2), drawn(6, 12)
     layer, graph = MessagePassingAttention(heads, backend=way), patterns.causal(6)
-    write, read = (torch.linalg.qr(W)[0] for W in (heads.W_O[0].T, torch.cat([heads.W_Q[0], heads.W_K[0], heads.W_V[0]], dim=1)))
+    write, read = (
+        torch.linalg.qr(W)[0]
+        for W in (heads.W_O[0].T, torch.cat([heads.W_Q[0], heads.W_K[0], heads.W_V[0]], dim=1))
+    )
     assert (write.shape, read.shape) == ((12, 2), (12, 6))
     update, noise = layer(x, graph), drawn(6, 12, seed=5)
     assert_exact(update @ write @ write.T, update)  # nothing outside the write space
@@ -613,7 +790,9 @@ def test_S1_24_heads_read_and_write_subspaces(way):
 
 
 def test_S1_25_edit_a_word_along_a_line():
-    """Project down to the sentiment line, modify the value, and project back up; another line, and they form a 2-D subspace."""
+    """Project down to the sentiment line, modify the value, and project back up; another line, and they form
+    a 2-D subspace.
+    """
     words, sentiment, formality = drawn(200, 3), *drawn(2, 3, seed=1)
     line = circuits.Subspace.spanned_by(sentiment)
     unit = sentiment / sentiment.norm()
@@ -631,14 +810,23 @@ def test_S1_25_edit_a_word_along_a_line():
 
 
 def test_S1_26_alternative_decompositions(way):
-    """Alternative decompositions: three with equally many parameters; notebook 10 cuts the trained model down to them."""
+    """Alternative decompositions: three with equally many parameters; notebook 10 cuts the trained model down
+    to them.
+    """
     x, own, down, up = drawn(6, 12), heads_with(), drawn(12, 8), drawn(2, 3, 8, 4, seed=2)
-    thinner, grouped = heads_with(num_heads=4, head_dim=3), heads_with(num_heads=4, head_dim=4, num_kv_heads=2)
+    thinner, grouped = (
+        heads_with(num_heads=4, head_dim=3),
+        heads_with(num_heads=4, head_dim=4, num_kv_heads=2),
+    )
     latent = StandardHeads.from_arrays(own.W_Q, down @ up[0], down @ up[1], own.W_O)
     parts = ([*thinner.parameters()], [*grouped.parameters()], [own.W_Q, own.W_O, down, up])
     assert [sum(part.numel() for part in each) for each in parts] == [576] * 3
     assert torch.linalg.matrix_rank(torch.cat([*latent.W_K, *latent.W_V], dim=1)) == 8
-    assert [heads.pattern_matrix().rank().unique().tolist() for heads in (thinner, grouped, latent)] == [[3], [4], [4]]
+    assert [heads.pattern_matrix().rank().unique().tolist() for heads in (thinner, grouped, latent)] == [
+        [3],
+        [4],
+        [4],
+    ]
     for heads in (thinner, grouped, latent):
         group = heads.num_heads // heads.num_kv_heads
         W_K, W_V = (W.repeat_interleave(group, dim=0) for W in (heads.W_K, heads.W_V))
@@ -646,11 +834,10 @@ def test_S1_26_alternative_decompositions(way):
         assert_exact(MessagePassingAttention(heads, backend=way)(x, patterns.full(6)), expected)
 
 
-# -- S2: the query, key and value note --------------------------------------------------------------------------------
-
-
 def test_S2_1_column_convention(way):
-    """q_i = W_Q x_i with W_Q in R^(d_head x d_model): the same heads from columns, from nn.Linear and from rows."""
+    """q_i = W_Q x_i with W_Q in R^(d_head x d_model): the same heads from columns, from nn.Linear and from
+    rows.
+    """
     x, linear = drawn(5, 12), [redrawn(nn.Linear(12, 12, bias=False), seed) for seed in range(4)]
     W_Q, W_K, W_V, W_O = (layer.weight for layer in linear)
     by_head = [W.unflatten(0, (3, 4)) for W in (W_Q, W_K, W_V)]  # [heads, d_head, d_model]
@@ -679,8 +866,12 @@ def test_S2_2_what_queries_keys_and_values_mean(way):
     new_q, new_k, new_v = (torch.where(here[:, None], other, x) for x in (q, k, v))
     (out, weights), (_, by_query) = heard(q, k, v), heard(new_q, k, v)
     (_, by_key), (said, by_value) = heard(q, new_k, v), heard(q, k, new_v)
-    assert torch.equal((by_query - weights).abs().amax(1) > 1e-9, here)  # token 2 listens elsewhere, nobody else does
-    assert_exact((by_key / weights)[:, ~here], (by_key / weights)[:, :1].expand(5, 4))  # all others share what token 2 leaves
+    assert torch.equal(
+        (by_query - weights).abs().amax(1) > 1e-9, here
+    )  # token 2 listens elsewhere, nobody else does
+    assert_exact(
+        (by_key / weights)[:, ~here], (by_key / weights)[:, :1].expand(5, 4)
+    )  # all others share what token 2 leaves
     assert ((by_key - weights)[:, here].abs() > 1e-6).all()
     assert torch.equal(by_value, weights)
     assert_exact(said - out, listening(q, k)[0, 0][:, here] * (other - v[0, 0, 2]))
@@ -690,8 +881,13 @@ def test_S2_3_scores_of_edges():
     """score_ij = q_i . k_j / sqrt(d_head), one for each edge."""
     heads, x, (src, dst) = heads_with(), drawn(1, 5, 12), LISTED.edge_index
     q, (k, v) = heads.receive(x), heads.send(x)
-    score = [[(x[0, i] @ heads.W_Q[h]) @ (x[0, j] @ heads.W_K[h]) / 4**0.5 for j, i in LISTED.edge_index.T] for h in range(3)]
-    assert_exact(edges.logit(q[:, :, dst], k[:, :, src], heads.scale)[0], torch.tensor(score, dtype=torch.float64))
+    score = [
+        [(x[0, i] @ heads.W_Q[h]) @ (x[0, j] @ heads.W_K[h]) / 4**0.5 for j, i in LISTED.edge_index.T]
+        for h in range(3)
+    ]
+    assert_exact(
+        edges.logit(q[:, :, dst], k[:, :, src], heads.scale)[0], torch.tensor(score, dtype=torch.float64)
+    )
     _, info = ga.attend(q, k, v, LISTED, return_info=True)
     assert_exact(info.weights().log()[0] + info.lse[0, :, dst], torch.tensor(score, dtype=torch.float64))
 
@@ -701,7 +897,9 @@ def test_S2_4_without_scaling_gradients_vanish():
 
     def of_a_typical_receiver(d: int, scale: float) -> tuple[float, float]:
         q, k, v, direction = (drawn(1, 4, 40, size, seed=s) for s, size in enumerate((d, d, 4, 4)))
-        added = torch.zeros(1, 4, 40 * 40, dtype=torch.float64, requires_grad=True)  # its gradient is that of the logits
+        added = torch.zeros(
+            1, 4, 40 * 40, dtype=torch.float64, requires_grad=True
+        )  # its gradient is that of the logits
         out, info = ga.attend(q, k, v, patterns.full(40), scale=scale, bias=added, return_info=True)
         (out * direction).sum().backward()
         gradients, weights = added.grad.unflatten(2, (40, 40)), info.weights().detach().unflatten(2, (40, 40))
@@ -709,7 +907,8 @@ def test_S2_4_without_scaling_gradients_vanish():
 
     gradient, largest = of_a_typical_receiver(1024, 1024**-0.5)
     unscaled, saturated = zip(*(of_a_typical_receiver(d, 1.0) for d in (16, 256, 1024)), strict=True)
-    # the same for heads of any size: two medians of 160 numbers that vary by half are off by 7 % of each other
+    # the same for heads of any size: two medians of 160 numbers that vary by half are off by 7 % of each
+    # other
     assert 0.8 < gradient / of_a_typical_receiver(16, 16**-0.5)[0] < 1.25
     assert unscaled[0] > 10 * unscaled[1] > 100 * unscaled[2]
     assert unscaled[2] < gradient / 100
@@ -717,7 +916,9 @@ def test_S2_4_without_scaling_gradients_vanish():
 
 
 def test_S2_5_the_future_cannot_reach_the_past(way):
-    """For causal attention score_ij = -inf for all j > i: future positions cannot transfer information to past positions."""
+    """For causal attention score_ij = -inf for all j > i: future positions cannot transfer information to
+    past positions.
+    """
     heads, x, graph = heads_with(), drawn(6, 12), patterns.causal(6)
     layer, changed = MessagePassingAttention(heads, backend=way), x.clone()
     changed[3] = 1e6
@@ -725,33 +926,55 @@ def test_S2_5_the_future_cannot_reach_the_past(way):
     assert torch.equal(before[:3], after[:3])  # to the bit
     assert ((before != after).any(1)[3:]).all()
     q, k = x @ heads.W_Q[0], x @ heads.W_K[0]
-    attention = ga.attend(q[None, None], k[None, None], torch.eye(6).double()[None, None], graph, backend=way or "auto")[0, 0]
+    attention = ga.attend(
+        q[None, None], k[None, None], torch.eye(6).double()[None, None], graph, backend=way or "auto"
+    )[0, 0]
     assert_exact(attention, (q @ k.T / 2 + torch.full((6, 6), -torch.inf).triu(1)).softmax(-1))
     assert (attention.triu(1) == 0).all()
 
 
 def test_S2_6_attention_is_transfer_strength(way):
-    """attention_ij describes how strongly information from token position j should be transferred to token position i."""
+    """attention_ij describes how strongly information from token position j should be transferred to token
+    position i.
+    """
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
-    _, (listed, weights) = MessagePassingAttention(heads, backend=way)(x, LISTED, return_attention_weights=True)
+    _, (listed, weights) = MessagePassingAttention(heads, backend=way)(
+        x, LISTED, return_attention_weights=True
+    )
     assert torch.equal(listed, LISTED.edge_index)
-    assert_exact(torch.zeros(5, 3).double().index_add(0, dst, weights), torch.ones(5, 3).double())  # 1 for each receiver
+    assert_exact(
+        torch.zeros(5, 3).double().index_add(0, dst, weights), torch.ones(5, 3).double()
+    )  # 1 for each receiver
     values = torch.stack([x @ V for V in heads.W_V], dim=1)
-    weighted_value = torch.stack([sum(weights[e, :, None] * values[src[e]] for e in range(7) if dst[e] == i) for i in range(5)])
+    weighted_value = torch.stack(
+        [sum(weights[e, :, None] * values[src[e]] for e in range(7) if dst[e] == i) for i in range(5)]
+    )
     mixed = ga.attend(heads.receive(x[None]), *heads.send(x[None]), LISTED, backend=way or "auto")[0]
     assert_exact(mixed.transpose(0, 1), weighted_value)
-    expected = torch.stack([listening(x @ Q, x @ K, LISTED.mask()) for Q, K in zip(heads.W_Q, heads.W_K, strict=True)])
+    expected = torch.stack(
+        [listening(x @ Q, x @ K, LISTED.mask()) for Q, K in zip(heads.W_Q, heads.W_K, strict=True)]
+    )
     assert_exact(weights.T, expected[:, dst, src])
 
 
 def test_S2_7_output_of_each_head(way):
-    """attention_out^(h) = W_O^(h) weighted_value^(h) + b_O^(h), summed over heads; only the sum of the b_O^(h) can be seen."""
+    """attention_out^(h) = W_O^(h) weighted_value^(h) + b_O^(h), summed over heads; only the sum of the
+    b_O^(h) can be seen.
+    """
     heads, x, graph = heads_with(), drawn(5, 12), patterns.causal(5)
     b_O, shift = drawn(3, 12, seed=7), drawn(12, seed=8)
     matrices = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)
     expected = update_of(heads, x, graph.mask()) + b_O[0] + b_O[1] + b_O[2]
-    for split in (b_O, b_O + torch.stack([shift, -shift, 0 * shift]), b_O.sum(0).expand(3, 12) / 3, b_O.sum(0)):
-        assert_exact(MessagePassingAttention(StandardHeads.from_arrays(*matrices, b_O=split), backend=way)(x, graph), expected)
+    for split in (
+        b_O,
+        b_O + torch.stack([shift, -shift, 0 * shift]),
+        b_O.sum(0).expand(3, 12) / 3,
+        b_O.sum(0),
+    ):
+        assert_exact(
+            MessagePassingAttention(StandardHeads.from_arrays(*matrices, b_O=split), backend=way)(x, graph),
+            expected,
+        )
 
 
 def test_S2_8_sizes_of_the_original_paper():
@@ -762,25 +985,34 @@ def test_S2_8_sizes_of_the_original_paper():
     for heads in (heads_with(512, 8), heads_with(512, 8, head_dim=48), heads_with(512, 3, head_dim=5)):
         heads.W_Q /= 16  # logits of the order of 1
         heads.W_K /= 16
-        assert_exact(MessagePassingAttention(heads)(x, patterns.causal(4)), update_of(heads, x, patterns.causal(4).mask()))
+        assert_exact(
+            MessagePassingAttention(heads)(x, patterns.causal(4)),
+            update_of(heads, x, patterns.causal(4).mask()),
+        )
     with pytest.raises(ValueError, match="width 512 is no multiple of num_heads 3: give head_dim"):
         StandardHeads(512, 3)
 
 
-@pytest.mark.parametrize(("d_head", "measured", "measured_scaled"), [(16, 15.97, 0.998), (64, 63.96, 0.999), (256, 255.8, 0.999)])
+@pytest.mark.parametrize(
+    ("d_head", "measured", "measured_scaled"), [(16, 15.97, 0.998), (64, 63.96, 0.999), (256, 255.8, 0.999)]
+)
 def test_S2_9_variance_of_dot_products(d_head, measured, measured_scaled):
-    """If q_i and k_i are drawn from N(0, 1), q_i . k_i has mean 0 and variance d_head; scaled, mean 0 and variance 1."""
+    """If q_i and k_i are drawn from N(0, 1), q_i . k_i has mean 0 and variance d_head; scaled, mean 0 and
+    variance 1.
+    """
     n = 2**15
     q, k = drawn(n, d_head), drawn(n, d_head, seed=1)
-    error = 5 * ((2 + 6 / d_head) / n) ** 0.5  # five standard errors of a variance: the sum's excess kurtosis is 6 / d_head
-    for scale, variance, seen in ((1.0, d_head, measured), (StandardHeads(4, 1, d_head).scale, 1.0, measured_scaled)):
+    error = (
+        5 * ((2 + 6 / d_head) / n) ** 0.5
+    )  # five standard errors of a variance: the sum's excess kurtosis is 6 / d_head
+    for scale, variance, seen in (
+        (1.0, d_head, measured),
+        (StandardHeads(4, 1, d_head).scale, 1.0, measured_scaled),
+    ):
         scores = edges.logit(q, k, scale)
         assert abs(scores.mean()) < 5 * (variance / n) ** 0.5
         assert abs(scores.var() - variance) < error * variance
         assert abs(scores.var() - seen) < error * variance
-
-
-# -- S3: attention as matrix multiplication ---------------------------------------------------------------------------
 
 
 def test_S3_1_pairwise_similarities():
@@ -797,14 +1029,21 @@ def test_S3_1_pairwise_similarities():
 
 def test_S3_2_weights_before_they_are_normalised(way):
     """w_j is proportional to exp((W^Q v_i) . (W^K v_j) / sqrt(d))."""
-    q, k, v, (src, dst) = drawn(1, 2, 5, 4), drawn(1, 2, 5, 4, seed=1), drawn(1, 2, 5, 4, seed=2), LISTED.edge_index
+    q, k, v, (src, dst) = (
+        drawn(1, 2, 5, 4),
+        drawn(1, 2, 5, 4, seed=1),
+        drawn(1, 2, 5, 4, seed=2),
+        LISTED.edge_index,
+    )
     _, info = ga.attend(q, k, v, LISTED, return_info=True, backend=way or "auto")
     unnormalised = info.weights() * info.lse.exp()[:, :, dst]
     assert_exact(unnormalised, torch.exp((q[:, :, dst] * k[:, :, src]).sum(-1) / 4**0.5))
 
 
 def test_S3_3_rows_are_attention_weights(way):
-    """A = Softmax(Q K^T / sqrt(d)): A_ij is how much weight to assign v_j when computing the output for v_i."""
+    """A = Softmax(Q K^T / sqrt(d)): A_ij is how much weight to assign v_j when computing the output for
+    v_i.
+    """
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(5, 12)
     graph = patterns.full(5)
     _, (_, weights) = MessagePassingAttention(heads, backend=way)(x, graph, return_attention_weights=True)
@@ -817,22 +1056,30 @@ def test_S3_3_rows_are_attention_weights(way):
 
 
 def test_S3_4_matrices_instead_of_iteration():
-    """Matrix multiplication is more efficient than iteratively visiting each input vector and computing its output."""
+    """Matrix multiplication is more efficient than iteratively visiting each input vector and computing its
+    output.
+    """
     (q, k, v), graph = (drawn(1, 2, 128, 8, seed=s) for s in range(3)), patterns.causal(128)
     visits = [(slice(i, i + 1), graph.rows(i, i + 1)) for i in range(128)]
     ways = {
-        "one after the other": lambda: torch.cat([ga.attend(q[:, :, i], k, v, g, backend="dense") for i, g in visits], dim=2),
+        "one after the other": lambda: torch.cat(
+            [ga.attend(q[:, :, i], k, v, g, backend="dense") for i, g in visits], dim=2
+        ),
         "edge by edge": lambda: ga.attend(q, k, v, graph, backend="reference"),
         "at once": lambda: ga.attend(q, k, v, graph, backend="dense"),
     }
     for run in ways.values():
         assert_exact(run(), listening(q, k, graph.mask()) @ v)
-    slow, fast = (min(timeit.repeat(ways[name], number=1, repeat=3)) for name in ("one after the other", "at once"))
+    slow, fast = (
+        min(timeit.repeat(ways[name], number=1, repeat=3)) for name in ("one after the other", "at once")
+    )
     assert fast < slow  # by far: one call against 128
 
 
 def test_S3_5_a_product_is_weighted_sums_of_rows(way):
-    """Each row of the product AB is the weighted sum of the rows of B, with the weights coming from that row of A."""
+    """Each row of the product AB is the weighted sum of the rows of B, with the weights coming from that row
+    of A.
+    """
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(5, 12)
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V)
     out, (_, weights) = MessagePassingAttention(bare, backend=way)(x, LISTED, return_attention_weights=True)
@@ -843,7 +1090,9 @@ def test_S3_5_a_product_is_weighted_sums_of_rows(way):
 
 
 def test_S3_6_a_sum_without_oneself(way):
-    """Output o_i = sum over j != i of w_j W^V v_j. Erratum: O = A V has j = i too; this is another graph, renormalised."""
+    """Output o_i = sum over j != i of w_j W^V v_j. Erratum: O = A V has j = i too; this is another graph,
+    renormalised.
+    """
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(6, 12)
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V)
     layer = MessagePassingAttention(bare, backend=way)
@@ -859,7 +1108,9 @@ def test_S3_6_a_sum_without_oneself(way):
 
 
 def test_S3_7_row_and_column_conventions():
-    """Erratum: the ith row of I W^Q is (W^Q)^T v_i and not "W^Q v_i"; a layout says which of the two a matrix means."""
+    """Erratum: the ith row of I W^Q is (W^Q)^T v_i and not "W^Q v_i"; a layout says which of the two a matrix
+    means.
+    """
     v, W = drawn(5, 8), [drawn(8, 8, seed=s) for s in range(4)]
     rows = StandardHeads.from_arrays(*W, layout="row", num_heads=2)
     columns = StandardHeads.from_arrays(*W, layout="column", num_heads=2)
@@ -869,7 +1120,10 @@ def test_S3_7_row_and_column_conventions():
     assert_exact(row, torch.stack([W[0].T @ v_i for v_i in v]))
     assert_exact(column, torch.stack([W[0] @ v_i for v_i in v]))
     assert differ(row, column)
-    assert_exact(MessagePassingAttention(turned)(v, patterns.full(5)), MessagePassingAttention(rows)(v, patterns.full(5)))
+    assert_exact(
+        MessagePassingAttention(turned)(v, patterns.full(5)),
+        MessagePassingAttention(rows)(v, patterns.full(5)),
+    )
 
 
 def test_S3_8_no_output_matrix(way):
@@ -883,11 +1137,10 @@ def test_S3_8_no_output_matrix(way):
         FactoredHeads.of(bare)
 
 
-# -- S4: all you need to know -----------------------------------------------------------------------------------------
-
-
 def test_S4_1_four_perspectives_on_one_run():
-    """A soft search, routed information, two coupled transforms, a message exchange: the same numbers under four names."""
+    """A soft search, routed information, two coupled transforms, a message exchange: the same numbers under
+    four names.
+    """
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
     told = [call.told(view) for view in ("search", "routing", "transforms", "message exchange")]
@@ -897,19 +1150,25 @@ def test_S4_1_four_perspectives_on_one_run():
     names = ("soft result ranking", "attention matrix", "column-probability matrix", "listening distribution")
     for view, name in zip(told, names, strict=True):
         assert_exact(table_of(view[name].mT, LISTED)[0], weights)
-    for view, name in zip(told, ("interpretation", "information written", "mixture of updates", "state update"), strict=True):
+    for view, name in zip(
+        told, ("interpretation", "information written", "mixture of updates", "state update"), strict=True
+    ):
         assert_exact(view[name][0], update_of(heads, x, LISTED.mask()))
 
 
 def test_S4_2_a_sequence_model():
-    """An embedding block, transformer blocks (attention, MLP), each an additive update, and an unembedding block."""
+    """An embedding block, transformer blocks (attention, MLP), each an additive update, and an unembedding
+    block.
+    """
     model, tokens = model_with(), torch.tensor([[3, 1, 4, 1, 5]])
     x, rms_norm = model.embedding.weight[tokens[0]], functional.rms_norm
     distance = (torch.arange(5)[:, None] - torch.arange(5)).clamp(-3, 3) + 3
     for block in model.blocks:
         heads, n = block.attention.heads, rms_norm(x, (12,), block.attention_norm.weight)
         for i in range(3):
-            logits = (n @ heads.W_Q[i]) @ (n @ heads.W_K[i]).T / 2 + block.attention.score_mod.table[i, distance]
+            logits = (n @ heads.W_Q[i]) @ (n @ heads.W_K[i]).T / 2 + block.attention.score_mod.table[
+                i, distance
+            ]
             A = logits.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf).softmax(1)
             x = x + A @ n @ heads.W_V[i] @ heads.W_O[i]
         up, _, down = block.mlp
@@ -931,7 +1190,11 @@ def test_S4_3_only_attention_moves_information():
     assert torch.equal(reached(block.compute), alone)
     assert torch.equal(reached(lambda x: model.unembedding(model.norm(x))), alone)
     assert torch.equal(reached(lambda x: block.communicate(x, graph)), graph.mask())
-    for part, declared in ((block.mlp, patterns.self_loops(5)), (model.norm, patterns.self_loops(5)), (block.attention, graph)):
+    for part, declared in (
+        (block.mlp, patterns.self_loops(5)),
+        (model.norm, patterns.self_loops(5)),
+        (block.attention, graph),
+    ):
         assert ga.audit(part, declared, (5, 12), layers=1).exact
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     moved = model.embedding(tokens) != model.embedding(torch.tensor([[3, 1, 2, 1, 5]]))
@@ -939,8 +1202,15 @@ def test_S4_3_only_attention_moves_information():
 
 
 def test_S4_4_columns(way):
-    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), tokens as columns. Erratum: written later as X^T W_K W_Q X, where nothing fits."""
-    W_Q, W_K, W_V, W_O = drawn(3, 12), drawn(3, 12, seed=1), drawn(5, 12, seed=2), drawn(5, 12, seed=3)  # R^(h x e), R^(h' x e)
+    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), tokens as columns. Erratum: written later as X^T W_K W_Q X,
+    where nothing fits.
+    """
+    W_Q, W_K, W_V, W_O = (
+        drawn(3, 12),
+        drawn(3, 12, seed=1),
+        drawn(5, 12, seed=2),
+        drawn(5, 12, seed=3),
+    )  # R^(h x e), R^(h' x e)
     X, M = drawn(12, 6, seed=4), torch.ones(6, 6, dtype=torch.float64).triu()
     A = torch.exp(X.T @ W_K.T @ W_Q @ X / 3**0.5)
     Y = W_O.T @ W_V @ X @ (M * A / (M * A).sum(0))
@@ -963,7 +1233,9 @@ def test_S4_5_two_hidden_dimensions(way):
 
 @pytest.mark.parametrize("graph", [LISTED, patterns.causal(5)], ids=["listed", "causal"])
 def test_S4_6_masked_column_softmax(graph, way):
-    """Entries sigma(A)_ji = M_ji exp(beta A_ji) / sum_k M_ki exp(beta A_ki): column stochastic, triangular where M is."""
+    """Entries sigma(A)_ji = M_ji exp(beta A_ji) / sum_k M_ki exp(beta A_ki): column stochastic, triangular
+    where M is.
+    """
     heads, X = heads_with(num_heads=1, head_dim=4), drawn(12, 5)
     _, (_, weights) = MessagePassingAttention(heads, backend=way)(X.T, graph, return_attention_weights=True)
     sigma = table_of(weights.T, graph)[0].T  # column i is what i hears
@@ -971,14 +1243,22 @@ def test_S4_6_masked_column_softmax(graph, way):
     M[tuple(graph.edge_index)] = 1  # M_ji = 1: an edge from j to i
     multiplied = M * torch.exp(A / 4**0.5)
     assert_exact(sigma, multiplied / multiplied.sum(0))
-    assert_exact(sigma, (A / 4**0.5).masked_fill(M == 0, -torch.inf).softmax(0))  # the additive mask of minus infinity
+    assert_exact(
+        sigma, (A / 4**0.5).masked_fill(M == 0, -torch.inf).softmax(0)
+    )  # the additive mask of minus infinity
     assert_exact(sigma.sum(0), torch.ones(5, dtype=torch.float64))
     assert bool(sigma.tril(-1).any()) == (graph is LISTED)
 
 
 def test_S4_7_inverse_temperature(way):
-    """The factor beta is an inverse temperature, usually taken to be 1 / sqrt(h), included to control how soft the softmax is."""
-    q, k, one_hot = drawn(1, 1, 5, 4), drawn(1, 1, 5, 4, seed=1), torch.eye(5, dtype=torch.float64)[None, None]
+    """The factor beta is an inverse temperature, usually taken to be 1 / sqrt(h), included to control how
+    soft the softmax is.
+    """
+    q, k, one_hot = (
+        drawn(1, 1, 5, 4),
+        drawn(1, 1, 5, 4, seed=1),
+        torch.eye(5, dtype=torch.float64)[None, None],
+    )
     logits = (q @ k.mT)[0, 0].masked_fill(~LISTED.mask(), -torch.inf)
 
     def weights(beta: float | None) -> Tensor:
@@ -991,7 +1271,9 @@ def test_S4_7_inverse_temperature(way):
 
 
 def test_S4_8_three_stages_of_a_ranking(way):
-    """The best result as a one-hot vector, a soft ranking in the simplex, and a masked soft ranking of relevance scores a_ji."""
+    """The best result as a one-hot vector, a soft ranking in the simplex, and a masked soft ranking of
+    relevance scores a_ji.
+    """
     q, k, values = drawn(1, 1, 5, 4), drawn(1, 1, 5, 4, seed=1), torch.eye(5, dtype=torch.float64)[None, None]
     a = torch.stack([torch.stack([k_j @ q_i for q_i in q[0, 0]]) for k_j in k[0, 0]])  # [j, i]
 
@@ -1001,15 +1283,33 @@ def test_S4_8_three_stages_of_a_ranking(way):
     assert_exact(ranking(patterns.full(5), 1e6), functional.one_hot(a.argmax(0), 5).double().T)
     assert_exact(ranking(patterns.full(5), 0.5), torch.exp(a / 2) / torch.exp(a / 2).norm(p=1, dim=0))
     m = torch.ones(5, 5, dtype=torch.float64).triu()
-    assert_exact(ranking(patterns.causal(5), 0.5), m * torch.exp(a / 2) / (m * torch.exp(a / 2)).norm(p=1, dim=0))
-    offered = [mask["name"].partition("(")[0] for mask in data_of(explorer.page("Llamas do not output words"))["masks"]]
-    assert {"full", "causal"} <= set(offered)  # the soft and the masked soft ranking, to switch between in the explorer
+    assert_exact(
+        ranking(patterns.causal(5), 0.5), m * torch.exp(a / 2) / (m * torch.exp(a / 2)).norm(p=1, dim=0)
+    )
+    offered = [
+        mask["name"].partition("(")[0]
+        for mask in data_of(explorer.page("Llamas do not output words"))["masks"]
+    ]
+    assert {"full", "causal"} <= set(
+        offered
+    )  # the soft and the masked soft ranking, to switch between in the explorer
 
 
 def test_S4_9_sum_to_i_or_to_T(way):
-    """The sum runs to T in one formula. Erratum: written to i in the masked one, which is the same for causal masks only."""
-    q, k, one_hot = drawn(1, 1, 5, 4), drawn(1, 1, 5, 4, seed=1), torch.eye(5, dtype=torch.float64)[None, None]
-    for graph, same in ((patterns.causal(5), True), (patterns.window(5, 2), True), (patterns.full(5), False), (LISTED, False)):
+    """The sum runs to T in one formula. Erratum: written to i in the masked one, which is the same for causal
+    masks only.
+    """
+    q, k, one_hot = (
+        drawn(1, 1, 5, 4),
+        drawn(1, 1, 5, 4, seed=1),
+        torch.eye(5, dtype=torch.float64)[None, None],
+    )
+    for graph, same in (
+        (patterns.causal(5), True),
+        (patterns.window(5, 2), True),
+        (patterns.full(5), False),
+        (LISTED, False),
+    ):
         mass = graph.mask().T * torch.exp((k @ q.mT)[0, 0] / 4**0.5)  # M_ji exp(beta a_ji)
         attention = ga.attend(q, k, one_hot, graph, backend=way or "auto")[0, 0].T
         assert_exact(attention, mass / mass.sum(0))
@@ -1018,9 +1318,15 @@ def test_S4_9_sum_to_i_or_to_T(way):
 
 
 def test_S4_10_content_mixture_interpretation(way):
-    """Values are the content available, mixtures combine it, the output transform interprets the result in the original space."""
+    """Values are the content available, mixtures combine it, the output transform interprets the result in
+    the original space.
+    """
     heads, X = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 5)
-    graph, W_V, W_O = patterns.causal(5), heads.W_V[0].T, heads.W_O[0]  # R^(h' x e), where the text writes R^h once
+    graph, W_V, W_O = (
+        patterns.causal(5),
+        heads.W_V[0].T,
+        heads.W_O[0],
+    )  # R^(h' x e), where the text writes R^h once
     A = listening(X.T @ heads.W_Q[0], X.T @ heads.W_K[0], graph.mask()).T
     key, value = heads.send(X.T[None])
     mixture = ga.attend(heads.receive(X.T[None]), key, value, graph, backend=way or "auto")
@@ -1031,7 +1337,9 @@ def test_S4_10_content_mixture_interpretation(way):
 
 
 def test_S4_11_residual_streams():
-    """A residual stream has length B + 1, where B is the number of attention/MLP blocks: every block adds its update."""
+    """A residual stream has length B + 1, where B is the number of attention/MLP blocks: every block adds its
+    update.
+    """
     model, tokens, graph = model_with(), torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]]), patterns.causal(5)
     streams, updates = model.states(tokens), []
     assert len(streams) == 2 * len(model.blocks) + 1
@@ -1042,19 +1350,26 @@ def test_S4_11_residual_streams():
         assert_exact(after, before + update)  # x_i + y_i
     assert_exact(sum(updates), streams[-1] - streams[0])
     assert_exact(
-        model(tokens), functional.rms_norm(streams[0] + sum(updates), (12,), model.norm.weight) @ model.unembedding.weight.T
+        model(tokens),
+        functional.rms_norm(streams[0] + sum(updates), (12,), model.norm.weight) @ model.unembedding.weight.T,
     )
 
 
 @torch.no_grad()
 def test_S4_12_attention_patterns_and_probes():
-    """Visualise attention patterns; probe the residual stream to see what can be reconstructed from it at different points."""
+    """Visualise attention patterns; probe the residual stream to see what can be reconstructed from it at
+    different points.
+    """
     model, _ = lm.load_trained()
     tokens = torch.randint(model.config.vocabulary_size, (48, 96), generator=torch.Generator().manual_seed(1))
     states, (heard, _) = model.states(tokens), model.listen(tokens)
     src, dst = patterns.causal(96).edge_index
-    assert heard[:, dst - src == 1].mean((0, 1)).max() > 0.5  # seen in the pattern: a head that hears the token before
-    wanted = model.embedding(tokens)[:, :-1].flatten(0, 1).double()  # to be told from a state: which token came before
+    assert (
+        heard[:, dst - src == 1].mean((0, 1)).max() > 0.5
+    )  # seen in the pattern: a head that hears the token before
+    wanted = (
+        model.embedding(tokens)[:, :-1].flatten(0, 1).double()
+    )  # to be told from a state: which token came before
 
     def told(state: Tensor) -> float:
         x, y = (part - part.mean(0) for part in (state[:, 1:].flatten(0, 1).double(), wanted))
@@ -1064,7 +1379,9 @@ def test_S4_12_attention_patterns_and_probes():
 
     assert told(states[0]) < 0.02  # an embedding knows nothing of its neighbour
     assert told(states[1]) > 0.05  # after the first communication
-    shown = data_of(explorer.page("Llamas do not output words"))  # the viewer: it has all that weights are computed from
+    shown = data_of(
+        explorer.page("Llamas do not output words")
+    )  # the viewer: it has all that weights are computed from
     assert set(shown["model"]["tensors"]) == set(model.state_dict())
 
 
@@ -1085,7 +1402,9 @@ def test_S4_13_the_attention_transform():
 
 
 def test_S4_14_the_information_transform(way):
-    """W_I = W_O^T W_V, of rank at most h', gives u_i = W_I x_i; Y = U sigma(A). Erratum: the u_i are columns of U, not rows."""
+    """W_I = W_O^T W_V, of rank at most h', gives u_i = W_I x_i; Y = U sigma(A). Erratum: the u_i are columns
+    of U, not rows.
+    """
     heads, X, graph = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 6), patterns.causal(6)
     W_I = heads.W_O[0].T @ heads.W_V[0].T
     assert_exact(heads.message_matrix().T.full()[0], W_I)
@@ -1098,11 +1417,18 @@ def test_S4_14_the_information_transform(way):
 
 
 def test_S4_15_factors_or_products():
-    """Why learn the factors, not the products? 41.9 M parameters, not 1.07 G (a layer of Llama 3 8B), and other dynamics."""
+    """Why learn the factors, not the products? 41.9 M parameters, not 1.07 G (a layer of Llama 3 8B), and
+    other dynamics.
+    """
     with torch.device("meta"):
         llama = (StandardHeads(4096, 32, num_kv_heads=8), MergedHeads(4096, 32, head_dim=128))
     assert [sum(p.numel() for p in heads.parameters()) for heads in llama] == [41_943_040, 1_073_741_824]
-    factors, x, goal, graph = heads_with(num_heads=2, head_dim=2), drawn(8, 12), drawn(8, 12, seed=9), patterns.causal(8)
+    factors, x, goal, graph = (
+        heads_with(num_heads=2, head_dim=2),
+        drawn(8, 12),
+        drawn(8, 12, seed=9),
+        patterns.causal(8),
+    )
     products, before, after = MergedHeads.of(factors), [], []
     for heads in (factors.requires_grad_(), products):
         layer = MessagePassingAttention(heads)
@@ -1117,7 +1443,9 @@ def test_S4_15_factors_or_products():
 
 
 def test_S4_16_the_mask_is_an_adjacency_matrix():
-    """The network has one node for each sequence position, and an edge from node j to node i where M_ji = 1."""
+    """The network has one node for each sequence position, and an edge from node j to node i where M_ji =
+    1.
+    """
     G = ga.convert.to_networkx(LISTED)
     M = torch.tensor(nx.to_numpy_array(G, nodelist=range(5))) == 1
     assert set(G.edges) == {(0, 2), (3, 1), (1, 1), (3, 0), (2, 4), (4, 3), (0, 4)}  # sender, receiver
@@ -1127,13 +1455,17 @@ def test_S4_16_the_mask_is_an_adjacency_matrix():
     assert sorted(G.predecessors(4)) == [0, 2]
     heads, x, changed = heads_with(), drawn(5, 12), drawn(5, 12)
     changed[2] += 1  # node 2 speaks to node 4 alone; what it hears does not depend on it
-    before, after = (MessagePassingAttention(heads)(state, ga.convert.from_networkx(G)) for state in (x, changed))
+    before, after = (
+        MessagePassingAttention(heads)(state, ga.convert.from_networkx(G)) for state in (x, changed)
+    )
     assert_exact(before, update_of(heads, x, M.T))
     assert ((before - after).abs().amax(1) > 1e-6).tolist() == [i in G.successors(2) for i in range(5)]
 
 
 def test_S4_17_the_protocol():
-    """The seven steps of the message exchange under their names; the channel overlap exists off the edges too."""
+    """The seven steps of the message exchange under their names; the channel overlap exists off the edges
+    too.
+    """
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
     q, k, v, scale = x @ heads.W_Q, x @ heads.W_K, x @ heads.W_V, heads.head_dim**-0.5
@@ -1151,11 +1483,15 @@ def test_S4_17_the_protocol():
     assert list(told) == list(wanted)
     for name, tensor in told.items():
         assert_exact(tensor[0], wanted[name])
-    assert_exact(call.overlap()[0], q @ k.mT * scale)  # the whole matrix, "masking will be applied in the next step"
+    assert_exact(
+        call.overlap()[0], q @ k.mT * scale
+    )  # the whole matrix, "masking will be applied in the next step"
 
 
 def test_S4_18_limited_bandwidth():
-    """A sender has one key and one message for all its receivers; multiple attention heads in parallel ameliorate that."""
+    """A sender has one key and one message for all its receivers; multiple attention heads in parallel
+    ameliorate that.
+    """
     heads, x, graph, seen = heads_with(), drawn(8, 12), patterns.full(8), []
     layer = MessagePassingAttention(FactoredHeads.of(heads))
     layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -1163,8 +1499,14 @@ def test_S4_18_limited_bandwidth():
     src = graph.edge_index[0]
     sent = seen[0][0, src == 5]  # [receivers, heads, width]: what node 5 says to each of the 8
     weights = torch.stack([listening(x @ heads.W_Q[i], x @ heads.W_K[i])[:, 5] for i in range(3)], dim=1)
-    assert_exact(sent, weights.unsqueeze(-1) * torch.stack([x[5] @ heads.W_V[i] @ heads.W_O[i] for i in range(3)]))
-    assert torch.linalg.matrix_rank(sent.transpose(0, 1)).tolist() == [1, 1, 1]  # of one head: the same words, louder or softer
+    assert_exact(
+        sent, weights.unsqueeze(-1) * torch.stack([x[5] @ heads.W_V[i] @ heads.W_O[i] for i in range(3)])
+    )
+    assert torch.linalg.matrix_rank(sent.transpose(0, 1)).tolist() == [
+        1,
+        1,
+        1,
+    ]  # of one head: the same words, louder or softer
     assert torch.linalg.matrix_rank(sent.sum(1)) == 3
     layer_pairwise = EdgeConv(
         redrawn(nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 12)))
@@ -1197,9 +1539,13 @@ def test_S4_19_communication_and_computation():
 
 
 def test_S4_20_a_program_on_a_graph(way):
-    """An efficient, general-purpose, differentiable computer: two layers that go on with a text as it went on before."""
+    """An efficient, general-purpose, differentiable computer: two layers that go on with a text as it went on
+    before.
+    """
     text = torch.tensor([3, 1, 4, 0, 2, 3, 1, 4, 0, 2])
-    token, memory = torch.eye(10, dtype=torch.float64).view(2, 5, 10)  # a state is [token, what the token before was]
+    token, memory = torch.eye(10, dtype=torch.float64).view(
+        2, 5, 10
+    )  # a state is [token, what the token before was]
     before = patterns.window(10, 2) - patterns.window(10, 1)
     shift = StandardHeads.from_arrays(token.T[None], token.T[None], token.T[None], memory[None])
     match = StandardHeads.from_arrays(token.T[None] * 100, memory.T[None], token.T[None], token[None])
@@ -1207,7 +1553,9 @@ def test_S4_20_a_program_on_a_graph(way):
     state = functional.one_hot(text, 5).double() @ token
     heard = layers[0](state, before)
     assert torch.equal((heard @ memory.T)[1:], functional.one_hot(text[:-1], 5).double())
-    answer = layers[1](state + heard, patterns.strict_causal(10)) @ token.T  # who was preceded by my token? what is it?
+    answer = (
+        layers[1](state + heard, patterns.strict_causal(10)) @ token.T
+    )  # who was preceded by my token? what is it?
     assert_exact(answer[5:9], functional.one_hot(text[6:], 5).double())
     layers[0].heads.W_V.requires_grad_()
     (layers[1](state + layers[0](state, before), patterns.causal(10)) ** 2).sum().backward()
@@ -1216,7 +1564,9 @@ def test_S4_20_a_program_on_a_graph(way):
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Identity()], ids=str)
 def test_S4_21_a_contextual_mlp(activation):
-    """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static nodes."""
+    """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static
+    nodes.
+    """
     mlp, x = redrawn(nn.Sequential(nn.Linear(12, 20), activation, nn.Linear(20, 12))), drawn(6, 12)
     nodes = layer_pairwise.StaticNodes.of(mlp)
     assert_exact(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
@@ -1225,7 +1575,9 @@ def test_S4_21_a_contextual_mlp(activation):
     for i in range(6):
         heard, written = x[graph.mask()[i]], torch.zeros(12, dtype=torch.float64)
         for h in range(3):
-            first = heard @ heads.W_K[h] @ heads.W_Q[h].T / heads.head_dim**0.5  # a row for each token that is heard
+            first = (
+                heard @ heads.W_K[h] @ heads.W_Q[h].T / heads.head_dim**0.5
+            )  # a row for each token that is heard
             second = heard @ heads.W_V[h] @ heads.W_O[h]
             written = written + activation(x[i] @ first.T) @ second
         assert_exact(found[i], written)
@@ -1233,14 +1585,22 @@ def test_S4_21_a_contextual_mlp(activation):
 
 
 def test_S4_22_senders_and_receivers_are_symmetric(way):
-    """Sending and receiving messages are equivalent pursuits: the same edges, seen from the reader or from the writer."""
+    """Sending and receiving messages are equivalent pursuits: the same edges, seen from the reader or from
+    the writer.
+    """
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
     assert LISTED.T.T == LISTED != LISTED.T
     assert torch.equal(LISTED.T.edge_index, torch.stack([dst, src]))
     assert LISTED.T.in_degree().tolist() == [(src == j).sum() for j in range(5)]  # as many as hear j
-    update, (_, weights) = MessagePassingAttention(heads, backend=way)(x, LISTED, return_attention_weights=True)
-    said = weights.unsqueeze(-1) * FactoredHeads.of(heads).messages(x[None])[0].transpose(0, 1)[src]  # [E, heads, width]
-    assert_exact(update, torch.stack([said[dst == i].sum((0, 1)) for i in range(5)]))  # each reads what it hears
+    update, (_, weights) = MessagePassingAttention(heads, backend=way)(
+        x, LISTED, return_attention_weights=True
+    )
+    said = (
+        weights.unsqueeze(-1) * FactoredHeads.of(heads).messages(x[None])[0].transpose(0, 1)[src]
+    )  # [E, heads, width]
+    assert_exact(
+        update, torch.stack([said[dst == i].sum((0, 1)) for i in range(5)])
+    )  # each reads what it hears
     written = torch.zeros(5, 12, dtype=torch.float64)
     for j in range(5):  # each writes to all who hear it
         written.index_add_(0, LISTED.T.edge_index[0][LISTED.T.edge_index[1] == j], said[src == j].sum(1))
@@ -1249,12 +1609,19 @@ def test_S4_22_senders_and_receivers_are_symmetric(way):
 
 
 def test_S4_23_keys_times_queries(way):
-    """With columns, we compute a product of keys and queries, and the columns are distributions: a cross-attention alignment."""
-    words, order = drawn(6, 12) * 4, torch.tensor([2, 0, 5, 3])  # four target words, and the source words they translate
+    """With columns, we compute a product of keys and queries, and the columns are distributions: a
+    cross-attention alignment.
+    """
+    words, order = (
+        drawn(6, 12) * 4,
+        torch.tensor([2, 0, 5, 3]),
+    )  # four target words, and the source words they translate
     identity = torch.eye(12, dtype=torch.float64)[None]
     heads = StandardHeads.from_arrays(identity, identity, identity, identity)
     source, target, graph = words, words[order] + 0.1 * drawn(4, 12, seed=1), patterns.cross(4, 6)
-    update, (_, weights) = MessagePassingAttention(heads, backend=way)((source, target), graph, return_attention_weights=True)
+    update, (_, weights) = MessagePassingAttention(heads, backend=way)(
+        (source, target), graph, return_attention_weights=True
+    )
     alignment = table_of(weights.T, graph)[0].T  # [source, target]
     K, Q = source.T, target.T
     assert_exact(alignment, (K.T @ Q / 12**0.5).softmax(0))
@@ -1263,18 +1630,14 @@ def test_S4_23_keys_times_queries(way):
     assert_exact(update.T, source.T @ alignment)
 
 
-# -- the notebooks ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("seed", "notebook"), SHOWN.items())
 def test_notebooks_show_it(seed, notebook):
-    """The committed notebook has an output, a picture or a table, where its source says that it is for this seed."""
+    """The committed notebook has an output, a picture or a table, where its source says that it is for this
+    seed.
+    """
     file = Path(__file__).parents[1] / "notebooks" / f"{notebook}.ipynb"
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     assert any(cell["outputs"] for cell in cells if seed in cell["metadata"].get("tags", ()))
-
-
-# -- the list ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_seed_is_tested():

@@ -14,11 +14,15 @@ EACH = 64  # rows that one program adds up
 
 
 def sums(table: Float[Tensor, "rows width"], places: Int[Tensor, " places"]) -> Float[Tensor, "sums width"]:
-    """The sum of every 64 rows in float32; ``width`` is a power of two, the number of places a multiple of 64."""
+    """The sum of every 64 rows in float32; ``width`` is a power of two, the number of places a multiple of
+    64.
+    """
     width = table.shape[1]
     out = torch.empty(len(places) // EACH, width, dtype=torch.float32, device=table.device)
     once = max(1, min(EACH, 2048 // width))
-    _sums[(len(out),)](table, places, out, EACH=EACH, WIDTH=width, ONCE=once, num_warps=1 if width <= 128 else 4)
+    _sums[(len(out),)](
+        table, places, out, EACH=EACH, WIDTH=width, ONCE=once, num_warps=1 if width <= 128 else 4
+    )
     return out
 
 

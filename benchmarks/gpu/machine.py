@@ -1,7 +1,7 @@
 """The device that is measured: a watch for its own time, peak memory, its ceilings, and its description.
 
-On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for trials of the benchmark itself: what
-it gives there is no measurement.
+On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for trials of the
+benchmark itself: what it gives there is no measurement.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ REPEATS = 20
 
 
 def chosen_device(name: str, quick: bool) -> torch.device:
-    """The device of a benchmark. ValueError without a GPU, but for ``cpu`` with ``quick``, which tries the benchmark out."""
+    """The device of a benchmark. ValueError without a GPU, but for ``cpu`` with ``quick``, which tries the
+    benchmark out.
+    """
     device = torch.device(name)
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     if device.type == "cpu" and quick:
         return device
     if device.type == "cpu":
-        raise ValueError("benchmarks.gpu on --device cpu is a trial of the benchmark, not a measurement: give --quick too")
+        raise ValueError(
+            "benchmarks.gpu on --device cpu is a trial of the benchmark, not a measurement: give --quick too"
+        )
     raise ValueError(
         f"benchmarks.gpu needs a GPU, and torch finds none for --device {name}; --device cpu --quick is a trial without one"
     )
@@ -78,7 +82,9 @@ class Watch:
 
 
 def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
-    """Bytes that are allocated at most while ``work`` runs, its results included, beyond those before; None on a CPU."""
+    """Bytes that are allocated at most while ``work`` runs, its results included, beyond those before; None
+    on a CPU.
+    """
     if device.type != "cuda":
         work()
         return None
@@ -91,16 +97,13 @@ def peak_memory(device: torch.device, work: Callable[[], object]) -> float | Non
     return float(torch.cuda.max_memory_allocated(device) - before)
 
 
-# -- ceilings ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Ceilings:
     """What the device can do, here and now: bytes and floating point operations a second, medians.
 
-    ``copy``: 8.6 GB read and written. ``products``: of matrices of 8192 in bfloat16. Gathers read random rows and add them up:
-    ``cache_rows`` rows of 128 bytes from a table that the cache holds, ``short_rows`` of 128 bytes and ``long_rows`` of 2048 from
-    one that it does not. ``by``: what gathered.
+    ``copy``: 8.6 GB read and written. ``products``: of matrices of 8192 in bfloat16. Gathers read random rows
+    and add them up: ``cache_rows`` rows of 128 bytes from a table that the cache holds, ``short_rows`` of 128
+    bytes and ``long_rows`` of 2048 from one that it does not. ``by``: what gathered.
     """
 
     copy: float
@@ -140,8 +143,12 @@ def _products(watch: Watch, side: int) -> float:
     return _rate(watch, lambda _: a @ b, 2.0 * side**3)
 
 
-def _gathers(watch: Watch, sums: Callable[[Tensor, Tensor], Tensor], size: int, width: int, count: int) -> float:
-    """Bytes of the rows that are read; their places are read as well, and one sum is written for many rows."""
+def _gathers(
+    watch: Watch, sums: Callable[[Tensor, Tensor], Tensor], size: int, width: int, count: int
+) -> float:
+    """Bytes of the rows that are read; their places are read as well, and one sum is written for many
+    rows.
+    """
     table = torch.randn(max(size // (2 * width), 1), width, device=watch.device).bfloat16()
     number = max(count // 64, 1) * 64
     places = torch.randint(len(table), (number,), device=watch.device, dtype=torch.int32)
@@ -159,11 +166,9 @@ def _bags(table: Tensor, places: Tensor) -> Tensor:
     return torch.nn.functional.embedding_bag(places.view(-1, 64), table, mode="sum")
 
 
-# -- the description --------------------------------------------------------------------------------------------------
-
-
 def described(device: torch.device, arguments: Sequence[str]) -> dict[str, Any]:
-    """Device, versions, flags, commit, sources of the kernels and the command line: what figures are worth little without.
+    """Device, versions, flags, commit, sources of the kernels and the command line: what figures are worth
+    little without.
 
     ``measurement`` is False for a trial on a CPU.
     """

@@ -1,4 +1,5 @@
-"""One method on one workload: right first, then its memory and its time, forward and backward, as two cases of a record.
+"""One method on one workload: right first, then its memory and its time, forward and backward, as two cases
+of a record.
 
 ==============  =====================================================================================================
 ``status``      "measured", or why not, with its ``reason``: "missing", "refused", "out of memory" (also by estimate), "failed",
@@ -9,8 +10,8 @@
 ``takes``       the backend that auto took
 ``bytes``       peak memory of a call beyond its inputs, outputs included; of backward that of a whole training step
 ``flops``       counted for the edges alone; ``least_bytes`` of the best kernel; ``share`` of the measured ceiling of this work
-``predicted_s`` by ``backends.gpu.roofline``, the constant that ``limit``s it, and what is ``visited`` (its ``Estimate``)
-``output_error, gradient_error``  in units of SDPA's own
+``predicted_s`` by ``backends.gpu.roofline``, the constant that ``limit``s it, and what is ``visited`` (its
+``Estimate``) ``output_error, gradient_error``  in units of SDPA's own
 ==============  =====================================================================================================
 """
 
@@ -49,7 +50,9 @@ class LostDeviceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pace:
-    """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm`` calls."""
+    """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm``
+    calls.
+    """
 
     budget: float = 0.5
     fewest: int = 10
@@ -58,9 +61,13 @@ class Pace:
 
 
 class Bench:
-    """A workload on a device: its inputs, the truth about some receivers, what is expected, and :meth:`cases` of a method."""
+    """A workload on a device: its inputs, the truth about some receivers, what is expected, and :meth:`cases`
+    of a method.
+    """
 
-    def __init__(self, workload: Workload, watch: Watch, ceilings: Ceilings, costs: Device, pace: Pace, quick: bool) -> None:
+    def __init__(
+        self, workload: Workload, watch: Watch, ceilings: Ceilings, costs: Device, pace: Pace, quick: bool
+    ) -> None:
         """Build the graph and draw the inputs, so many sets that they do not stay in the cache."""
         workload = workload.tiny() if quick else workload
         self.workload, self.watch, self.pace, self.ceilings = workload, watch, pace, ceilings
@@ -68,7 +75,10 @@ class Bench:
         graph = workload.graph()
         self.build_s = time.perf_counter() - start
         first = workload.problem(graph, watch.device)
-        self.sets = [first, *(workload.problem(graph, watch.device, n) for n in range(1, _sets(first, costs)))]
+        self.sets = [
+            first,
+            *(workload.problem(graph, watch.device, n) for n in range(1, _sets(first, costs))),
+        ]
         self.expected = predicted(first, costs)
         self.checked = Checked(first)
 
@@ -114,14 +124,12 @@ class Bench:
         self._give_back()
         return failed
 
-    # -- before it runs -----------------------------------------------------------------------------------------------
-
     def _left_out(self, method: Method) -> dict[str, Any] | None:
         """The case where nothing is run."""
         missing = method.missing()
         if missing is not None:
             return {"status": "missing", "reason": missing}
-        refused = None if method.refusal is None else method.refusal(self.problem)
+        refused = None if method.unsupported_reason is None else method.unsupported_reason(self.problem)
         if refused is not None:
             return {"status": "refused", "reason": refused}
         needed = 0.0 if method.bytes_needed is None else method.bytes_needed(self.problem, False)
@@ -152,8 +160,6 @@ class Bench:
         visited = {"flops": estimate.flops, "misses": estimate.misses, "passed": estimate.passed}
         return {"predicted_s": estimate.seconds, "limit": estimate.limit, "visited": visited}
 
-    # -- running ------------------------------------------------------------------------------------------------------
-
     def _measured(self, method: Method, which: str) -> dict[str, Any]:
         backward = which == "backward"
         about = self._compiled(method, backward) if method.ours else {}
@@ -172,8 +178,10 @@ class Bench:
         """Once on a small graph, so that the first call on the large one takes its plan alone."""
         start = time.perf_counter()
         small = self.workload.problem(self.workload.graph(TINY_TOKENS), self.watch.device)
-        about: dict[str, Any] = {"takes": choose(call_of(self.problem)).name} if method.name in (AUTO, AGAIN) else {}
-        if method.refusal is not None and method.refusal(small) is not None:
+        about: dict[str, Any] = (
+            {"takes": choose(call_of(self.problem)).name} if method.name in (AUTO, AGAIN) else {}
+        )
+        if method.unsupported_reason is not None and method.unsupported_reason(small) is not None:
             return about
         prepared, leaves = method.prepare(small), [x.detach().requires_grad_(backward) for x in small.inputs]
         with torch.set_grad_enabled(backward):
@@ -206,7 +214,9 @@ class Bench:
             marks.append((start, self.watch.mark()))
         return out
 
-    def _training_step(self, prepared: Prepared, number: int, marks: list[tuple[Any, Any]]) -> Sequence[Tensor]:
+    def _training_step(
+        self, prepared: Prepared, number: int, marks: list[tuple[Any, Any]]
+    ) -> Sequence[Tensor]:
         """Forward and backward, of which the backward pass is marked."""
         problem = self.sets[number % len(self.sets)]
         leaves = [x.detach().requires_grad_() for x in problem.inputs]
@@ -217,7 +227,9 @@ class Bench:
         return found
 
     def _share(self, seconds: float, which: str) -> float:
-        """Of what the measured ceilings allow for this work: products of all edges, or gathers of a row for each of them."""
+        """Of what the measured ceilings allow for this work: products of all edges, or gathers of a row for
+        each of them.
+        """
         problem, row = self.problem, 2 * self.problem.dim * self.problem.inputs[0].element_size()
         if self.workload.kind == "products":
             return problem.flops(which) / self.ceilings.products / seconds
@@ -248,11 +260,17 @@ def _sets(problem: Problem, costs: Device) -> int:
     return int(min(MOST_SETS, max(FEWEST_SETS, -(-TIMES_CACHE * costs.cache_bytes // max(size, 1)))))
 
 
-def _estimate_of(method: Method, found: Mapping[str, Estimate], forward: Mapping[str, Estimate]) -> Estimate | None:
+def _estimate_of(
+    method: Method, found: Mapping[str, Estimate], forward: Mapping[str, Estimate]
+) -> Estimate | None:
     """Of auto and "triton" the best: what they would choose by the forward pass."""
     if method.name in (AUTO, AGAIN, "triton"):
         names = [name for name in forward if name not in ("written out", "flex")]
-        names = [name for name in names if name in ("rows", "windows", "tiles")] if method.name == "triton" else names
+        names = (
+            [name for name in names if name in ("rows", "windows", "tiles")]
+            if method.name == "triton"
+            else names
+        )
         return found.get(min(names, key=lambda name: forward[name].seconds))
     return found.get(method.estimate)
 

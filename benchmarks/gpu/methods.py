@@ -1,7 +1,9 @@
-"""How a workload of a GPU can be run: ours on every backend and in every form, and the peers that are installed.
+"""How a workload of a GPU can be run: ours on every backend and in every form, and the peers that are
+installed.
 
-A peer is given the problem as it likes it best: the kernel by name, its own mask, edges sorted by receiver, compiled where it
-compiles. What it cannot hold, or would need more memory for than there is, is refused with the reason.
+A peer is given the problem as it likes it best: the kernel by name, its own mask, edges sorted by receiver,
+compiled where it compiles. What it cannot hold, or would need more memory for than there is, is refused with
+the reason.
 """
 
 from __future__ import annotations
@@ -41,8 +43,13 @@ def methods_of(names: Sequence[str], with_peers: bool) -> list[Method]:
 
 
 def predicted(problem: Problem, device: Device) -> dict[str, dict[str, Estimate]]:
-    """For each pass the estimates of :func:`gnn_attention.backends.gpu.roofline.estimates`, for the problem's sizes."""
-    return {which: estimates(problem.graph, sizes_of(problem), device, which == "backward") for which in ("forward", "backward")}
+    """For each pass the estimates of :func:`gnn_attention.backends.gpu.roofline.estimates`, for the problem's
+    sizes.
+    """
+    return {
+        which: estimates(problem.graph, sizes_of(problem), device, which == "backward")
+        for which in ("forward", "backward")
+    }
 
 
 def sizes_of(problem: Problem) -> Sizes:
@@ -51,11 +58,8 @@ def sizes_of(problem: Problem) -> Sizes:
     return Sizes(q.shape[0] * q.shape[1], q.shape[3], v.shape[3], q.dtype)
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------
-
-
 def _refused(backend: Backend, problem: Problem) -> str | None:
-    return backend.refusal(call_of(problem))
+    return backend.unsupported_reason(call_of(problem))
 
 
 def _own_flex_refusal(problem: Problem) -> str | None:
@@ -78,8 +82,8 @@ def _ours() -> Iterator[Method]:
     yield Method(AUTO, partial(attended, AUTO), ours=True, keeps=True)
     for name in ("dense", "varlen"):
         yield _of_backend(BACKENDS[name], name)
-    yield replace(_of_backend(BACKENDS["flex"], "flex"), refusal=_own_flex_refusal)
-    yield replace(_of_backend(BACKENDS["split"], "split"), refusal=_split_refusal)
+    yield replace(_of_backend(BACKENDS["flex"], "flex"), unsupported_reason=_own_flex_refusal)
+    yield replace(_of_backend(BACKENDS["split"], "split"), unsupported_reason=_split_refusal)
     yield _of_backend(BACKENDS["triton"], "")
     for form in FORMS:
         yield _of_backend(replace(BACKENDS[f"triton-{form}"], name=f"triton {form}"), form)
@@ -92,12 +96,11 @@ def _of_backend(backend: Backend, estimate: str) -> Method:
 OURS = {method.name: method for method in _ours()}
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
-
-
 def _kernel_of(name: str) -> contextlib.AbstractContextManager[Any]:
     attention = importlib.import_module("torch.nn.attention")
-    context: contextlib.AbstractContextManager[Any] = attention.sdpa_kernel(getattr(attention.SDPBackend, name))
+    context: contextlib.AbstractContextManager[Any] = attention.sdpa_kernel(
+        getattr(attention.SDPBackend, name)
+    )
     return context
 
 
@@ -113,7 +116,11 @@ def _sdpa(kernel: str, problem: Problem) -> Prepared:
 
 
 def _needs_whole(problem: Problem) -> str | None:
-    return None if problem.graph.is_causal() or problem.graph.is_full() else "the graph is neither causal nor full"
+    return (
+        None
+        if problem.graph.is_causal() or problem.graph.is_full()
+        else "the graph is neither causal nor full"
+    )
 
 
 def _all_pairs(problem: Problem) -> Prepared:
@@ -138,11 +145,19 @@ def _varlen(problem: Problem) -> Prepared:
 def _varlen_refusal(problem: Problem) -> str | None:
     if problem.inputs[0].dtype not in HALF or problem.inputs[0].device.type != "cuda":
         return f"it computes in float16 and bfloat16 on CUDA, got {problem.inputs[0].dtype} on {problem.inputs[0].device}"
-    return None if packing(problem.graph) else "the graph is no packing of documents with one window for all of them"
+    return (
+        None
+        if packing(problem.graph)
+        else "the graph is no packing of documents with one window for all of them"
+    )
 
 
 def _flex_refusal(problem: Problem) -> str | None:
-    listed = None if problem.graph._listed is None else "a list of edges is no mask_mod; ours, 'flex', looks bits up instead"
+    listed = (
+        None
+        if problem.graph._listed is None
+        else "a list of edges is no mask_mod; ours, 'flex', looks bits up instead"
+    )
     return _not_compiled_here(problem) or listed
 
 
@@ -163,13 +178,23 @@ def _flash_attn_refusal(problem: Problem) -> str | None:
 
 
 def _peers() -> Iterator[Method]:
-    for name, kernel in ((FLASH, "FLASH_ATTENTION"), (CUDNN, "CUDNN_ATTENTION"), (EFFICIENT, "EFFICIENT_ATTENTION")):
-        yield Method(name, partial(_sdpa, kernel), refusal=_needs_whole, estimate="dense")
+    for name, kernel in (
+        (FLASH, "FLASH_ATTENTION"),
+        (CUDNN, "CUDNN_ATTENTION"),
+        (EFFICIENT, "EFFICIENT_ATTENTION"),
+    ):
+        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_needs_whole, estimate="dense")
     yield replace(methods.PEERS[MASKED], estimate="dense")
     yield Method(ALL_PAIRS, _all_pairs, same=False)
-    yield Method(VARLEN, _varlen, modules=("torch.nn.attention.varlen",), refusal=_varlen_refusal, estimate="varlen")
-    yield replace(methods.PEERS[FLEX], refusal=_flex_refusal, backward=None, estimate="flex")
-    yield Method(FLASH_ATTN, _flash_attn, modules=("flash_attn",), refusal=_flash_attn_refusal)
+    yield Method(
+        VARLEN,
+        _varlen,
+        modules=("torch.nn.attention.varlen",),
+        unsupported_reason=_varlen_refusal,
+        estimate="varlen",
+    )
+    yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None, estimate="flex")
+    yield Method(FLASH_ATTN, _flash_attn, modules=("flash_attn",), unsupported_reason=_flash_attn_refusal)
     yield methods.PEERS[PYG]
     yield methods.PEERS[SPARSE]
 

@@ -1,4 +1,6 @@
-"""Pictures of a record of a GPU: time of every method with its prediction, and the share of the ceiling. Needs matplotlib."""
+"""Pictures of a record of a GPU: time of every method with its prediction, and the share of the ceiling.
+Needs matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ __all__ = ["save", "shares", "times"]
 
 
 def save(record: Record, folder: Path) -> list[Path]:
-    """Write the pictures as SVG, a panel for each workload that something was measured of; returns the files, none without."""
+    """Write the pictures as SVG, a panel for each workload that something was measured of; returns the files,
+    none without.
+    """
     return written({"gpu-times": times(record), "gpu-shares": shares(record)}, folder)
 
 
@@ -36,12 +40,22 @@ def shares(record: Record) -> Figure | None:
 
 def _bars(record: Record, quantity: str, factor: float, words: str, logarithmic: bool) -> Figure | None:
     measured = [case for case in record["cases"] if case["status"] == "measured" and case["method"] != AGAIN]
-    workloads = [about for about in record["workloads"] if any(case["workload"] == about["workload"] for case in measured)]
+    workloads = [
+        about
+        for about in record["workloads"]
+        if any(case["workload"] == about["workload"] for case in measured)
+    ]
     if not workloads:
         return None
     made, found = panels(len(workloads), 1, (9.0, 2.4 * len(workloads)))
     for axes, about in zip(found, workloads, strict=True):
-        _draw(axes, about, [case for case in measured if case["workload"] == about["workload"]], quantity, factor)
+        _draw(
+            axes,
+            about,
+            [case for case in measured if case["workload"] == about["workload"]],
+            quantity,
+            factor,
+        )
         axes.set(ylabel=words, yscale="log" if logarithmic else "linear")
     found[0].legend(fontsize=7)
     return made
@@ -55,9 +69,15 @@ def _draw(axes: Axes, about: Record, cases: list[Record], quantity: str, factor:
         places = [methods.index(case["method"]) + 0.4 * number - 0.2 for case in found]
         axes.bar(places, [case[quantity] * factor for case in found], 0.38, label=which)
         if quantity == "seconds":
-            points = [(x, c["predicted_s"] * factor) for x, c in zip(places, found, strict=True) if "predicted_s" in c]
+            points = [
+                (x, c["predicted_s"] * factor)
+                for x, c in zip(places, found, strict=True)
+                if "predicted_s" in c
+            ]
             axes.scatter([x for x, _ in points], [y for _, y in points], marker="_", color="black", zorder=3)
     axes.set(xticks=range(len(methods)))
     axes.set_title(printable(about["title"]), **AS_IT_IS)
-    axes.set_xticklabels([printable(method) for method in methods], rotation=20, ha="right", fontsize=7, **AS_IT_IS)
+    axes.set_xticklabels(
+        [printable(method) for method in methods], rotation=20, ha="right", fontsize=7, **AS_IT_IS
+    )
     axes.grid(alpha=0.3, axis="y", linewidth=0.4)

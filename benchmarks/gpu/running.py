@@ -1,4 +1,5 @@
-"""The whole benchmark of a GPU: workload by workload, method by method, saved as it goes, carried on after a stop.
+"""The whole benchmark of a GPU: workload by workload, method by method, saved as it goes, carried on after a
+stop.
 
 The record, as ``--json`` keeps it after every method (the file is written whole or not at all):
 
@@ -42,7 +43,16 @@ from gnn_attention.backends.gpu.devices import Device
 
 __all__ = ["keeper", "run_gpu"]
 
-SAME = ("device", "torch", "triton", "cuda", "commit", "dirty", "sources", "quick")  # or a record is not carried on
+SAME = (
+    "device",
+    "torch",
+    "triton",
+    "cuda",
+    "commit",
+    "dirty",
+    "sources",
+    "quick",
+)  # or a record is not carried on
 TRIAL = Pace(0.0, 1, 1, 1)
 
 
@@ -56,12 +66,17 @@ def run_gpu(
     keep: Callable[[Record], None] | None = None,
     progress: Progress | None = None,
 ) -> Record:
-    """All that fits into ``budget`` seconds, after what the record in the file ``resume`` holds; ``keep`` is called after each.
+    """All that fits into ``budget`` seconds, after what the record in the file ``resume`` holds; ``keep`` is
+    called after each.
 
-    ValueError without a GPU (``device="cpu"`` with ``quick`` is a trial), for an unknown workload, or for a record that was
-    made elsewhere.
+    ValueError without a GPU (``device="cpu"`` with ``quick`` is a trial), for an unknown workload, or for a
+    record that was made elsewhere.
     """
-    began, place, chosen = time.monotonic(), machine.chosen_device(device, quick), select(WORKLOADS, workloads)
+    began, place, chosen = (
+        time.monotonic(),
+        machine.chosen_device(device, quick),
+        select(WORKLOADS, workloads),
+    )
     shown = progress or Progress("benchmarks gpu", shown=False)
     shown.advance(0, "the ceilings of the device")
     record = _begun(place, quick, resume)
@@ -95,7 +110,13 @@ def _add(record: Record, bench: Bench, method: Method) -> None:
         record["cases"] += bench.cases(method)
     except LostDeviceError as error:
         name = bench.workload.name
-        lost = {"workload": name, "method": method.name, "ours": method.ours, "status": "failed", "reason": str(error)}
+        lost = {
+            "workload": name,
+            "method": method.name,
+            "ours": method.ours,
+            "status": "failed",
+            "reason": str(error),
+        }
         record["cases"] += [{**lost, "pass": which} for which in PASSES]
         record["stopped"] = f"{method.name} on {name} took the device with it: {error}"
 
@@ -113,17 +134,28 @@ def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:
     if resume is None:
         costs = devices.device_of(place)
         found = machine.ceilings(place)
-        return {**here, "constants": asdict(costs), "ceilings": asdict(found), "runs": [], "workloads": [], "cases": []}
+        return {
+            **here,
+            "constants": asdict(costs),
+            "ceilings": asdict(found),
+            "runs": [],
+            "workloads": [],
+            "cases": [],
+        }
     record = read(resume, "gpu")
     for name in SAME:
         if record[name] != here[name]:
-            raise ValueError(f"{resume} was made with another {name} ({record[name]!r}, here {here[name]!r}): begin a new record")
+            raise ValueError(
+                f"{resume} was made with another {name} ({record[name]!r}, here {here[name]!r}): begin a new record"
+            )
     record.pop("stopped", None)
     return {**record, "date": here["date"]}
 
 
 def _waiting(record: Record, workload: Workload, methods: Mapping[str, Sequence[Method]]) -> list[Method]:
-    """The methods that have no case yet. What failed or was refused has one: nothing is tried until it succeeds."""
+    """The methods that have no case yet. What failed or was refused has one: nothing is tried until it
+    succeeds.
+    """
     done = {case["method"] for case in record["cases"] if case["workload"] == workload.name}
     return [method for method in methods[workload.name] if method.name not in done]
 

@@ -17,8 +17,14 @@ DIGITS = 3
 
 
 def table(record: Record) -> str:
-    """Markdown, a row for each workload: what auto takes and needs, and how many times its time each peer does."""
-    names = [name for name in PEERS if any(case["method"] == name and case["status"] == "measured" for case in record["cases"])]
+    """Markdown, a row for each workload: what auto takes and needs, and how many times its time each peer
+    does.
+    """
+    names = [
+        name
+        for name in PEERS
+        if any(case["method"] == name and case["status"] == "measured" for case in record["cases"])
+    ]
     head = ["workload", "edges", "auto takes", "ms", "GB", "of the ceiling", *names]
     return markdown(head, (_row(record, about, names) for about in record["workloads"]))
 
@@ -29,7 +35,14 @@ def _row(record: Record, about: Record, names: list[str]) -> list[str]:
     took = next((case["takes"] for case in own if case and "takes" in case), "-")
     numbers = [_pair(own, key, factor) for key, factor in (("seconds", 1e3), ("bytes", 1e-9))]
     share = _pair(own, "share", 100.0, " %")
-    return [about["title"], f"{about['edges']:,}", took, *numbers, share, *(_against(record, name, peer) for peer in names)]
+    return [
+        about["title"],
+        f"{about['edges']:,}",
+        took,
+        *numbers,
+        share,
+        *(_against(record, name, peer) for peer in names),
+    ]
 
 
 def _against(record: Record, workload: str, peer: str) -> str:
@@ -46,12 +59,11 @@ def _against(record: Record, workload: str, peer: str) -> str:
     return " / ".join(dict.fromkeys(found)) if not found[0].endswith("x") else " / ".join(found)
 
 
-# -- the full report --------------------------------------------------------------------------------------------------
-
-
 def report(record: Record) -> str:
     """The device and its ceilings, every workload with every method, then the targets."""
-    return "\n\n".join([*_head(record), *(_methods(record, about) for about in record["workloads"]), *_conclusions(record)])
+    return "\n\n".join(
+        [*_head(record), *(_methods(record, about) for about in record["workloads"]), *_conclusions(record)]
+    )
 
 
 def _head(record: Record) -> Iterator[str]:
@@ -79,16 +91,31 @@ def _methods(record: Record, about: Record) -> str:
     bands = [noise(record, name, which) for which in PASSES]
     band = " / ".join("-" if band is None else f"{100 * band:.1f} %" for band in bands)
     methods = dict.fromkeys(case["method"] for case in record["cases"] if case["workload"] == name)
-    head = ["method", "ms", "p10 .. p90, ms", "predicted, ms", "of the ceiling", "GB", "first call, s", "remark"]
+    head = [
+        "method",
+        "ms",
+        "p10 .. p90, ms",
+        "predicted, ms",
+        "of the ceiling",
+        "GB",
+        "first call, s",
+        "remark",
+    ]
     rows = (_line(record, name, method) for method in methods if method != AGAIN)
     return f"{name}: {about['title']}, {shape}; noise {band}\n{markdown(head, rows)}"
 
 
 def _line(record: Record, workload: str, method: str) -> list[str]:
     found = [case_of(record, workload, method, which) for which in PASSES]
-    remark = reasons(found) or next((f"takes {case['takes']}" for case in found if case and "takes" in case), "")
+    remark = reasons(found) or next(
+        (f"takes {case['takes']}" for case in found if case and "takes" in case), ""
+    )
     predicted = " / ".join(_predicted(case) for case in found)
-    share, memory, first = _pair(found, "share", 100.0, " %"), _pair(found, "bytes", 1e-9), _pair(found[:1], "first_s", 1.0)
+    share, memory, first = (
+        _pair(found, "share", 100.0, " %"),
+        _pair(found, "bytes", 1e-9),
+        _pair(found[:1], "first_s", 1.0),
+    )
     return [method, _pair(found, "seconds", 1e3), _spreads(found), predicted, share, memory, first, remark]
 
 

@@ -1,6 +1,7 @@
 """The targets of a GPU as data: what is promised of which workload on an H200, and whether a record meets it.
 
-Peer and ours are of one record, on the same inputs, else nothing is claimed. "ours" is the method that the target names.
+Peer and ours are of one record, on the same inputs, else nothing is claimed. "ours" is the method that the
+target names.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ WORKSPACE = 64 * 2**20
 
 
 def noise(record: Record, workload: str, which: str) -> float | None:
-    """How far apart auto and auto again are: their larger time over the smaller, less 1. A smaller difference is none."""
+    """How far apart auto and auto again are: their larger time over the smaller, less 1. A smaller difference
+    is none.
+    """
     found = (value_of(case_of(record, workload, method, which), "seconds") for method in (AUTO, AGAIN))
     times = [seconds for seconds in found if seconds is not None]
     return max(times) / min(times) - 1.0 if len(times) == 2 else None
-
-
-# -- measures ---------------------------------------------------------------------------------------------------------
 
 
 def _milliseconds(record: Record, target: Target) -> float | None:
@@ -56,7 +56,6 @@ MEASURES = {
     "beyond": Measure(False, "times 64 MB beyond results and gradients", _beyond),
 }
 
-# -- the table --------------------------------------------------------------------------------------------------------
 
 _both = partial(pair_of_targets, PASSES)
 TARGETS = (
@@ -86,7 +85,8 @@ TARGETS = (
 
 
 def judged(record: Record) -> list[Record]:
-    """Every target of the record's workloads; the last ones hold for all: at most 64 MB beyond results and gradients.
+    """Every target of the record's workloads; the last ones hold for all: at most 64 MB beyond results and
+    gradients.
 
     A trial meets and misses nothing.
     """

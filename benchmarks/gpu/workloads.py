@@ -1,7 +1,7 @@
 """What is measured on a GPU: dense, structured and irregular graphs of the sizes that one needs a GPU for.
 
-Each has the peers that could run it, and what the kernel that is best in theory would need on an H200 (``floors``, from the rates
-of its memory and matrix units alone).
+Each has the peers that could run it, and what the kernel that is best in theory would need on an H200
+(``floors``, from the rates of its memory and matrix units alone).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ALL_PAIRS, VARLEN, FLASH_ATTN = "SDPA all pairs", "torch varlen", "flash_attn"
 
 
 def bytes_of(problem: Problem, which: str, kind: str) -> float:
-    """What must be read and written at least: inputs and results; for "gathers" a key and a value for each edge, and its index.
+    """What must be read and written at least: inputs and results; for "gathers" a key and a value for each
+    edge, and its index.
 
     A backward pass gathers keys and values for each receiver, then queries and gradients for each sender.
     """
@@ -36,13 +37,12 @@ def bytes_of(problem: Problem, which: str, kind: str) -> float:
     return streams + gathered * (1.0 if which == "forward" else 2.0)
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
-
-
 def scattered(n: int, degree: float, seed: int = 0) -> TokenGraph:
-    """Every token attends to ``degree`` different random ones (a fraction: some to one more), listed by receiver, then sender.
+    """Every token attends to ``degree`` different random ones (a fraction: some to one more), listed by
+    receiver, then sender.
 
-    Sorted numbers drawn from ``0 .. n - degree`` plus ``0, 1, 2, ...`` are all different: nothing is drawn twice.
+    Sorted numbers drawn from ``0 .. n - degree`` plus ``0, 1, 2, ...`` are all different: nothing is drawn
+    twice.
     """
     most = min(n, -int(-degree // 1))
     rng = torch.Generator().manual_seed(seed)
@@ -51,27 +51,36 @@ def scattered(n: int, degree: float, seed: int = 0) -> TokenGraph:
     drawn_too = torch.ones(n, most, dtype=torch.bool, device="cpu")
     drawn_too[torch.rand(n, generator=rng, device="cpu") >= degree - (most - 1), -1] = False
     dst = torch.arange(n, device="cpu").unsqueeze(1).expand(n, most)
-    return TokenGraph.from_distinct_edges(torch.stack([src[drawn_too], dst[drawn_too]]), n, n, f"{degree:g} of {n} senders")
+    return TokenGraph.from_distinct_edges(
+        torch.stack([src[drawn_too], dst[drawn_too]]), n, n, f"{degree:g} of {n} senders"
+    )
 
 
 def barabasi_albert(n: int, m: int, seed: int = 0) -> TokenGraph:
-    """Preferential attachment: each new token is joined, both ways, to m that are drawn in proportion to their degree.
+    """Preferential attachment: each new token is joined, both ways, to m that are drawn in proportion to
+    their degree.
 
-    A draw among the ends of earlier edges is an end of an edge that was itself drawn, and so on: all draws are followed to their
-    origin at once (Batagelj and Brandes 2005, Efficient generation of large random networks).
+    A draw among the ends of earlier edges is an end of an edge that was itself drawn, and so on: all draws
+    are followed to their origin at once (Batagelj and Brandes 2005, Efficient generation of large random
+    networks).
     """
     edges = n * m
     rng = torch.Generator().manual_seed(seed)
     place = (
-        torch.rand(edges, generator=rng, device="cpu", dtype=torch.float64) * (2 * torch.arange(edges, device="cpu") + 1)
+        torch.rand(edges, generator=rng, device="cpu", dtype=torch.float64)
+        * (2 * torch.arange(edges, device="cpu") + 1)
     ).long()
-    while bool((place % 2 == 1).any()):  # an odd place holds what was drawn for its edge, an even one the token that drew
+    while bool(
+        (place % 2 == 1).any()
+    ):  # an odd place holds what was drawn for its edge, an even one the token that drew
         place = torch.where(place % 2 == 1, place[place // 2], place)
     new, old = torch.arange(edges, device="cpu") // m, place // 2 // m
     ends = torch.cat([torch.stack([new, old]), torch.stack([old, new])], 1)
     keys = torch.unique(ends[1] * n + ends[0])
     keys = keys[keys // n != keys % n]
-    return TokenGraph.from_distinct_edges(torch.stack([keys % n, keys // n]), n, n, f"barabasi_albert({n}, {m})")
+    return TokenGraph.from_distinct_edges(
+        torch.stack([keys % n, keys // n]), n, n, f"barabasi_albert({n}, {m})"
+    )
 
 
 def documents(total: int, number: int = 67) -> TokenGraph:
@@ -101,8 +110,6 @@ def _token_bigbird(n: int) -> TokenGraph:
     return TokenGraph.from_distinct_edges(near, n, n, f"window({n})") | scattered(n, min(96, n // 16))
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
 SDPA = (FLASH, CUDNN, EFFICIENT, FLASH_ATTN)
 GRAPH = (PYG, SPARSE)
 _wide = partial(Workload, heads=16, dim=128, dtype=torch.bfloat16)
@@ -118,10 +125,33 @@ def _table() -> list[Workload]:
     return [
         _wide("causal8k", "causal, 8k", 8192, patterns.causal, (*SDPA, FLEX), floors=(1.39, 3.48), batch=4),
         _wide("causal32k", "causal, 32k", 32768, patterns.causal, (*SDPA, FLEX), floors=(5.57, 13.9)),
-        _wide("window131k", "window 1024, 131k", 131072, _window, (VARLEN, FLASH_ATTN, FLEX), floors=(1.39, None)),
-        _wide("documents131k", "67 packed documents, 131k", 131072, documents, (VARLEN, FLEX), floors=(2.3, None)),
-        _wide("bigbird131k", "BigBird of blocks, 131k", 131072, _bigbird, (FLEX,), floors=(0.435, None), dim=64),
-        _gathers("bigbird65k", "BigBird of tokens, 65k", 65536, _token_bigbird, (MASKED, ALL_PAIRS), floors=(2.2, None)),
+        _wide(
+            "window131k",
+            "window 1024, 131k",
+            131072,
+            _window,
+            (VARLEN, FLASH_ATTN, FLEX),
+            floors=(1.39, None),
+        ),
+        _wide(
+            "documents131k",
+            "67 packed documents, 131k",
+            131072,
+            documents,
+            (VARLEN, FLEX),
+            floors=(2.3, None),
+        ),
+        _wide(
+            "bigbird131k", "BigBird of blocks, 131k", 131072, _bigbird, (FLEX,), floors=(0.435, None), dim=64
+        ),
+        _gathers(
+            "bigbird65k",
+            "BigBird of tokens, 65k",
+            65536,
+            _token_bigbird,
+            (MASKED, ALL_PAIRS),
+            floors=(2.2, None),
+        ),
         _gathers("random131k", "in-degree 32, 131k", 131072, degree32, (ALL_PAIRS, PYG), floors=(1.43, None)),
         _gathers("random100k", "in-degree 32, 100k", 100_000, degree32, GRAPH),
         _gathers("random1m", "in-degree 32, 1M", 1_000_000, degree32, GRAPH, floors=(15.4, 32.4)),

@@ -49,7 +49,9 @@ def size(name: str, value: object, minimum: int = 0) -> int:
 def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
     """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError."""
     if not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a sequence of sizes, got {quoted(values)}; for a single one give [{quoted(values)}]")
+        raise TypeError(
+            f"{name} must be a sequence of sizes, got {quoted(values)}; for a single one give [{quoted(values)}]"
+        )
     return [size(f"each of {name}", value, minimum) for value in values]
 
 
@@ -64,7 +66,13 @@ def head_sizes(
     if head_dim is None and width % num_heads:
         raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
     head_dim = width // num_heads if head_dim is None else size("head_dim", head_dim, 1)
-    return width, num_heads, head_dim, head_dim if value_dim is None else size("value_dim", value_dim, 1), num_kv_heads
+    return (
+        width,
+        num_heads,
+        head_dim,
+        head_dim if value_dim is None else size("value_dim", value_dim, 1),
+        num_kv_heads,
+    )
 
 
 def position(name: str, value: object) -> int:
@@ -118,7 +126,9 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
         found.bind(*words)
     except TypeError:
         own = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
-        raise TypeError(f"{name} must take ({', '.join(words)}), got a {type(function).__name__} of ({own})") from None
+        raise TypeError(
+            f"{name} must take ({', '.join(words)}), got a {type(function).__name__} of ({own})"
+        ) from None
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:

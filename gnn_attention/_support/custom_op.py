@@ -43,7 +43,10 @@ def operator(
 
 
 def _functorch_op(
-    registered: Callable[..., Any], backward: Callable[..., Any], keep: Callable[..., None], mapped: Callable[..., Any]
+    registered: Callable[..., Any],
+    backward: Callable[..., Any],
+    keep: Callable[..., None],
+    mapped: Callable[..., Any],
 ) -> Callable[..., Any]:
     """For ``torch.func.grad``, which takes an ``autograd.Function`` but no registered derivative."""
 
@@ -52,7 +55,11 @@ def _functorch_op(
         return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
     members = {"forward": registered, "setup_context": keep, "backward": gradients, "vmap": mapped}
-    made = type("Transformed", (torch.autograd.Function,), {word: staticmethod(member) for word, member in members.items()})
+    made = type(
+        "Transformed",
+        (torch.autograd.Function,),
+        {word: staticmethod(member) for word, member in members.items()},
+    )
     apply: Callable[..., Any] = made.apply  # type: ignore[attr-defined]
     return apply
 
@@ -62,7 +69,9 @@ def _vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         pairs = zip(arguments[:count], in_dims[:count], strict=True)
-        moved = (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs)
+        moved = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs
+        )
         result = call(*(x.flatten(0, 1) for x in moved), *arguments[count:])
         if isinstance(result, Tensor):
             return _split_samples(result, info.batch_size), 0

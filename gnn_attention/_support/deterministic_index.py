@@ -25,7 +25,12 @@ def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Te
     tensor([1., 2.])
     """
     single = all(axis.dim() == 0 for axis in index)
-    if single or not table.requires_grad or table.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+    if (
+        single
+        or not table.requires_grad
+        or table.device.type != "cpu"
+        or torch._C._are_functorch_transforms_active()
+    ):
         return table[index]
     found: Tensor = _entries(table, list(index))
     return found

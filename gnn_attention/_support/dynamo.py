@@ -52,5 +52,10 @@ def eagerly() -> Iterator[None]:
     What is worked out about a graph is no part of a program that uses it; and the result must serve training
     too.
     """
-    with _no_function_modes(), torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
+    with (
+        _no_function_modes(),
+        torch._C._DisableFuncTorch(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+    ):
         yield

@@ -35,9 +35,13 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
         if x.dim() == 0:
             raise ValueError(f"{name} must be [..., dim], got a single number; take {name}[None]")
     if q_dst.shape[-1] != k_src.shape[-1]:
-        raise ValueError(f"q_dst and k_src must have the same dim, their last axis, got {q_dst.shape[-1]} and {k_src.shape[-1]}")
+        raise ValueError(
+            f"q_dst and k_src must have the same dim, their last axis, got {q_dst.shape[-1]} and {k_src.shape[-1]}"
+        )
     if q_dst.shape != k_src.shape and not _broadcast(q_dst.shape, k_src.shape):
-        raise ValueError(f"q_dst and k_src must be of the same edges, got {list(q_dst.shape)} and {list(k_src.shape)}")
+        raise ValueError(
+            f"q_dst and k_src must be of the same edges, got {list(q_dst.shape)} and {list(k_src.shape)}"
+        )
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
         raise TypeError(f"scale must be a number, such as dim ** -0.5, got {described(scale)}")
 
@@ -49,13 +53,22 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     if dst.dtype not in INDICES:
         raise TypeError(f"dst must be int64, got {dst.dtype}; use dst.long()")
     if dst.dim() != 1 or x.dim() == 0 or x.shape[-1] != dst.shape[0]:
-        raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {list(dst.shape)}, {list(x.shape)}")
+        raise ValueError(
+            f"dst must be [E], the receiver of each edge of {name} [..., E], got {list(dst.shape)}, {list(x.shape)}"
+        )
     if not isinstance(num_dst, (int, torch.SymInt)) or isinstance(num_dst, bool):
         raise TypeError(f"num_dst must be an integer, got {described(num_dst)}")
-    if type(dst) is Tensor and dst.device.type == "cpu" and not torch.compiler.is_compiling() and dst.shape[0]:
+    if (
+        type(dst) is Tensor
+        and dst.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and dst.shape[0]
+    ):
         low, high = (int(bound) for bound in torch.aminmax(dst))
         if low < 0 or high >= num_dst:
-            raise IndexError(f"dst must be receivers in 0 .. {num_dst - 1} (num_dst={num_dst}), got {low} .. {high}")
+            raise IndexError(
+                f"dst must be receivers in 0 .. {num_dst - 1} (num_dst={num_dst}), got {low} .. {high}"
+            )
 
 
 def sinks(sink_logits: Tensor, logits: Tensor) -> None:
@@ -110,7 +123,9 @@ def result(name: str, out: Tensor, lse_name: str, lse: Tensor) -> None:
 def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     """Two results over the same receivers."""
     if x.shape != other.shape:
-        raise ValueError(f"{name} must have the shape of {other_name}, {list(other.shape)}, got {list(x.shape)}")
+        raise ValueError(
+            f"{name} must have the shape of {other_name}, {list(other.shape)}, got {list(x.shape)}"
+        )
 
 
 def _broadcast(shape: Sequence[int], other: Sequence[int], onto: bool = False) -> bool:

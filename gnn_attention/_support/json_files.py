@@ -1,4 +1,6 @@
-"""JSON files that this package wrote: their fields are checked, and a file that holds something else is one short ValueError."""
+"""JSON files that this package wrote: their fields are checked, and a file that holds something else is one
+short ValueError.
+"""
 
 from __future__ import annotations
 

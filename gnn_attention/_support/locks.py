@@ -94,4 +94,6 @@ def accept_sparse_matrices() -> None:
     """Issue torch's warning about its CSR format once, ignored; such a matrix is never handed out."""
     with ignored("Sparse CSR tensor support"):
         index = torch.tensor([0], dtype=torch.int32, device="cpu")
-        torch.sparse_csr_tensor(index, index[:0], torch.zeros(0, device="cpu"), (0, 0), check_invariants=False)
+        torch.sparse_csr_tensor(
+            index, index[:0], torch.zeros(0, device="cpu"), (0, 0), check_invariants=False
+        )

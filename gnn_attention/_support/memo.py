@@ -43,15 +43,21 @@ class Frozen:
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
         if self._word:
-            raise FrozenInstanceError(f"cannot assign to field {name!r}: a {type(self).__name__} never changes, make another")
+            raise FrozenInstanceError(
+                f"cannot assign to field {name!r}: a {type(self).__name__} never changes, make another"
+            )
         object.__setattr__(self, name, value)
 
     @not_compiled
     def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(f"cannot delete field {name!r}: a {type(self).__name__} never changes, make another")
+        raise FrozenInstanceError(
+            f"cannot delete field {name!r}: a {type(self).__name__} never changes, make another"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_word"} | {"_memo": UserDict()}
+        return {name: value for name, value in self.__dict__.items() if name != "_word"} | {
+            "_memo": UserDict()
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -41,7 +41,11 @@ def shortage(needed: int) -> str | None:
     if needed <= WORTH_ASKING:
         return None
     room = available()
-    return None if needed <= room else f"it would need {needed / 2**30:,.1f} GiB, and {room / 2**30:,.1f} GiB are left"
+    return (
+        None
+        if needed <= room
+        else f"it would need {needed / 2**30:,.1f} GiB, and {room / 2**30:,.1f} GiB are left"
+    )
 
 
 def check(what: str, needed: int, instead: str) -> None:

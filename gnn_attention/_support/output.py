@@ -43,7 +43,9 @@ def prepare() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        elif getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+        elif getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(
+            stream, "reconfigure"
+        ):
             stream.reconfigure(errors="plain")
 
 

@@ -20,7 +20,15 @@ DELAY = 1.0  # seconds before the bar of a terminal
 REFRESH = 0.2  # seconds between its pictures
 
 
-def line(name: str, done: int, total: int | None, unit: str, elapsed: float, left: float | None = None, note: str = "") -> str:
+def line(
+    name: str,
+    done: int,
+    total: int | None,
+    unit: str,
+    elapsed: float,
+    left: float | None = None,
+    note: str = "",
+) -> str:
     """What is shown: how many are done, the time it took, about how much is left, and what comes now.
 
     >>> line("verify", 123, 410, "checks", 21.4, 49.9, "attend, float32")
@@ -62,7 +70,9 @@ class Progress:
     2
     """
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "steps", *, before: int = 0, shown: bool = True) -> None:
+    def __init__(
+        self, name: str, total: int | None = None, unit: str = "steps", *, before: int = 0, shown: bool = True
+    ) -> None:
         self.name, self.unit, self.shown, self.note = name, unit, shown, ""
         self._count, self._output, self._over = threading.Lock(), threading.Lock(), threading.Event()
         self._poll: Callable[[], int] | None = None
@@ -74,7 +84,13 @@ class Progress:
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
         """``total`` steps are to come, ``before`` of them done earlier; estimates begin here."""
-        self.total, self.done, self.before, self.note, self.since = total, before, before, note, time.monotonic()
+        self.total, self.done, self.before, self.note, self.since = (
+            total,
+            before,
+            before,
+            note,
+            time.monotonic(),
+        )
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """``steps`` more are done, 0 if only the ``note`` changes: what comes now."""
@@ -110,7 +126,9 @@ class Progress:
 
     def __str__(self) -> str:
         self.done = self.done if self._poll is None else self._poll()
-        return line(self.name, self.done, self.total, self.unit, time.monotonic() - self.began, self.left, self.note)
+        return line(
+            self.name, self.done, self.total, self.unit, time.monotonic() - self.began, self.left, self.note
+        )
 
     def __enter__(self) -> Progress:
         self.began = self.since = time.monotonic()
@@ -119,7 +137,9 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join(1.0)  # not for ever: a pipe that is full and not read blocks the thread

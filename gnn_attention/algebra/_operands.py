@@ -23,7 +23,9 @@ def varies(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
         found = {getattr(graph, word): graph for graph in graphs if getattr(graph, word) is not None}
         if len(found) > 1:
             shown = " and ".join(repr(graph) for graph in list(found.values())[:2])
-            raise ValueError(f"{function} needs graphs of the same {word}, got {shown}; select(batch, head) takes one of them")
+            raise ValueError(
+                f"{function} needs graphs of the same {word}, got {shown}; select(batch, head) takes one of them"
+            )
         sizes[word] = next(iter(found), None)
     return sizes
 
@@ -44,7 +46,9 @@ def same_nodes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
 def same_tokens(function: str, graph: TokenGraph, instead: str) -> None:
     """ValueError unless receivers and senders are the same tokens; ``instead`` says what to do."""
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(f"{function} needs the same tokens as receivers and senders, got {graph!r}; {instead}")
+        raise ValueError(
+            f"{function} needs the same tokens as receivers and senders, got {graph!r}; {instead}"
+        )
 
 
 def from_zero(function: str, *graphs: TokenGraph) -> None:

@@ -21,7 +21,9 @@ EDGES_AT_ONCE = 2**22  # of a rule, while a quotient looks at them
 
 
 @not_compiled
-def blow_up(g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable[int] | None = None) -> TokenGraph:
+def blow_up(
+    g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable[int] | None = None
+) -> TokenGraph:
     """Every token becomes a block of tokens, every edge all pairs between its two blocks (a self loop: all
     within the block).
 
@@ -40,19 +42,28 @@ def blow_up(g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable
     1 ■ ■ ■   1 <- 0 1 2
     2 ■ ■ ■   2 <- 0 1 2
     """
-    varies, (own, others) = _operands.varies("blow_up", g), _both_sides("blow_up", "sizes", g, sizes, src_sizes)
+    varies, (own, others) = (
+        _operands.varies("blow_up", g),
+        _both_sides("blow_up", "sizes", g, sizes, src_sizes),
+    )
     senders = "sizes" if src_sizes is None else "src_sizes"
     of_dst, of_src = _sizes("sizes", own, g.num_dst), _sizes(senders, others, g.num_src)
-    name = _operands.name("blow_up", (g,), _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes"))
+    name = _operands.name(
+        "blow_up", (g,), _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes")
+    )
     num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
     if g.listed_edges is not None:
-        return TokenGraph.from_edges(_block_edges(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name)
+        return TokenGraph.from_edges(
+            _block_edges(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name
+        )
     blocks = [torch.arange(len(sizes), device="cpu").repeat_interleave(sizes) for sizes in (of_dst, of_src)]
     return TokenGraph.from_rule(partial(gathered, g.rule, *blocks), num_dst, num_src, **varies, name=name)
 
 
 @not_compiled
-def quotient(g: TokenGraph, groups: int | Iterable[int], src_groups: int | Iterable[int] | None = None) -> TokenGraph:
+def quotient(
+    g: TokenGraph, groups: int | Iterable[int], src_groups: int | Iterable[int] | None = None
+) -> TokenGraph:
     """Groups of tokens as tokens: an edge wherever any member of the one attends to any member of the other,
     or of its own group.
 
@@ -76,14 +87,18 @@ def quotient(g: TokenGraph, groups: int | Iterable[int], src_groups: int | Itera
     own, others = _both_sides("quotient", "groups", g, groups, src_groups, 1)
     senders = "groups" if src_groups is None else "src_groups"
     of_dst, of_src = _owners("groups", own, g.num_dst), _owners(senders, others, g.num_src)
-    name = _operands.name("quotient", (g,), _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups"))
+    name = _operands.name(
+        "quotient", (g,), _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups")
+    )
     return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
 Given = int | list[int]  # one number for all tokens, or one for each
 
 
-def _both_sides(function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int = 0) -> tuple[Given, Given]:
+def _both_sides(
+    function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int = 0
+) -> tuple[Given, Given]:
     """What was given for receivers and senders, the same for both where nothing else is said."""
     _operands.from_zero(function, g)
     numbers = _numbers(word, own, smallest)
@@ -112,7 +127,9 @@ def _for_each(word: str, numbers: list[int], count: int) -> Tensor:
 
 
 def _sizes(word: str, value: Given, count: int) -> Tensor:
-    return torch.full((count,), value, device="cpu") if isinstance(value, int) else _for_each(word, value, count)
+    return (
+        torch.full((count,), value, device="cpu") if isinstance(value, int) else _for_each(word, value, count)
+    )
 
 
 def _owners(word: str, value: Given, count: int) -> Tensor:
@@ -152,4 +169,6 @@ def _edges_in_parts(g: TokenGraph) -> Iterator[Tensor]:
         return
     step = max(1, EDGES_AT_ONCE // max(1, g.max_in_degree))
     for start in range(0, g.num_dst, step):
-        yield g.rows(start, min(start + step, g.num_dst)).edge_index + torch.tensor([[0], [start]], device="cpu")
+        yield g.rows(start, min(start + step, g.num_dst)).edge_index + torch.tensor(
+            [[0], [start]], device="cpu"
+        )

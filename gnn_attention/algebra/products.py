@@ -132,12 +132,19 @@ def _strong(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, 
     return ((i == k) & second) | ((j == l) & first) | (first & second)
 
 
-def _tensor(left: Rule, right: Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    first, second = evaluate(left, b, h, dst // num_dst, src // num_src), evaluate(right, b, h, dst % num_dst, src % num_src)
+def _tensor(
+    left: Rule, right: Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    first, second = (
+        evaluate(left, b, h, dst // num_dst, src // num_src),
+        evaluate(right, b, h, dst % num_dst, src % num_src),
+    )
     return first & second
 
 
-def corner(inner: Rule, place: tuple[int, int, int, int], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def corner(
+    inner: Rule, place: tuple[int, int, int, int], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     """A graph of ``place[2]`` receivers and ``place[3]`` senders from ``place[0]`` and ``place[1]`` on."""
     row, column, height, width = place
     i, j = dst - row, src - column

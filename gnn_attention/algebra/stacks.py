@@ -38,10 +38,14 @@ def union(*graphs: TokenGraph) -> TokenGraph:
     first, name = graphs[0], _operands.name("union", graphs)
     lists = _operands.edge_lists(graphs)
     if lists is not None:
-        listed = TokenGraph.from_edges(torch.cat(lists, dim=1), first.num_dst, first.num_src, coalesce=True, name=name)
+        listed = TokenGraph.from_edges(
+            torch.cat(lists, dim=1), first.num_dst, first.num_src, coalesce=True, name=name
+        )
         return at_positions_of(first, listed)
     rule = partial(any_of, tuple(graph.rule for graph in graphs))
-    return at_positions_of(first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name))
+    return at_positions_of(
+        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
+    )
 
 
 @not_compiled
@@ -65,7 +69,9 @@ def intersection(*graphs: TokenGraph) -> TokenGraph:
         src, dst = lists[0]
         chosen = lists[0][:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
         return at_positions_of(first, TokenGraph.from_edges(chosen, first.num_dst, first.num_src, name=name))
-    return at_positions_of(first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name))
+    return at_positions_of(
+        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
+    )
 
 
 @not_compiled
@@ -83,7 +89,9 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
     sizes = _operands.same_nodes("per_head", *graphs)
     if sizes["heads"] is not None:
         first = next(graph for graph in graphs if graph.heads is not None)
-        raise ValueError(f"per_head takes a graph for each head, got {first!r}; select(batch, head) takes one of its heads")
+        raise ValueError(
+            f"per_head takes a graph for each head, got {first!r}; select(batch, head) takes one of its heads"
+        )
     return _stacked("per_head", graphs, _if_head, {**sizes, "heads": len(graphs)})
 
 
@@ -101,7 +109,9 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
     sizes = _operands.same_nodes("per_sample", *graphs)
     if sizes["batch"] is not None:
         first = next(graph for graph in graphs if graph.batch is not None)
-        raise ValueError(f"per_sample takes a graph for each sample, got {first!r}; select(batch, head) takes one of its samples")
+        raise ValueError(
+            f"per_sample takes a graph for each sample, got {first!r}; select(batch, head) takes one of its samples"
+        )
     return _stacked("per_sample", graphs, _if_sample, {**sizes, "batch": len(graphs)})
 
 
@@ -132,7 +142,9 @@ def _stacked(
 ) -> TokenGraph:
     rule = partial(any_of, tuple(partial(choose, number, graph.rule) for number, graph in enumerate(graphs)))
     name = _operands.name(function, graphs)
-    return at_positions_of(graphs[0], TokenGraph.from_rule(rule, graphs[0].num_dst, graphs[0].num_src, **sizes, name=name))
+    return at_positions_of(
+        graphs[0], TokenGraph.from_rule(rule, graphs[0].num_dst, graphs[0].num_src, **sizes, name=name)
+    )
 
 
 def at_positions_of(first: TokenGraph, graph: TokenGraph) -> TokenGraph:

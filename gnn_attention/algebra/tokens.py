@@ -43,7 +43,9 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     """
     sizes = _operands.varies("restrict", g)
     if src is None:
-        _operands.same_tokens("restrict without src", g, "name the receivers and the senders: restrict(g, tokens, src)")
+        _operands.same_tokens(
+            "restrict without src", g, "name the receivers and the senders: restrict(g, tokens, src)"
+        )
     dst_chosen = _distinct("tokens", tokens, g.num_dst)
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
     shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
@@ -70,7 +72,9 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
     2 · ■ ■   2 <- 1 2
     """
     sizes = _operands.varies("relabel", g)
-    _operands.same_tokens("relabel", g, "restrict(g, tokens, src) reorders the two sides of a bipartite graph")
+    _operands.same_tokens(
+        "relabel", g, "restrict(g, tokens, src) reorders the two sides of a bipartite graph"
+    )
     chosen = _distinct("order", order, g.num_dst)
     if len(chosen) != g.num_dst:
         raise ValueError(
@@ -116,7 +120,9 @@ def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causa
     return at_positions_of(g, TokenGraph.from_rule(block_rule(parts), n + count, **sizes, name=name))
 
 
-def gathered(inner: Rule, of_dst: Tensor, of_src: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def gathered(
+    inner: Rule, of_dst: Tensor, of_src: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     return inner(b, h, of_dst.to(dst.device)[dst], of_src.to(src.device)[src])
 
 
@@ -125,7 +131,12 @@ def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 LINKS = ("none", "heard", "hearing", "both")
-AMONG: dict[str, Rule | None] = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
+AMONG: dict[str, Rule | None] = {
+    "none": None,
+    "self": _itself,
+    "causal": rules.causal,
+    "full": rules.everyone,
+}
 
 
 def _distinct(word: str, values: object, count: int) -> list[int]:
@@ -133,15 +144,23 @@ def _distinct(word: str, values: object, count: int) -> list[int]:
     first = dict(zip(reversed(chosen), reversed(range(len(chosen))), strict=True))
     if len(first) != len(chosen):
         twice = next(token for place, token in enumerate(chosen) if first[token] != place)
-        raise ValueError(f"{word} must hold a token at most once, got {twice} twice; blow_up makes copies of a token")
+        raise ValueError(
+            f"{word} must hold a token at most once, got {twice} twice; blow_up makes copies of a token"
+        )
     return chosen
 
 
-def _gathered_graph(g: TokenGraph, sizes: dict[str, int | None], dst: list[int], src: list[int], name: str) -> TokenGraph:
+def _gathered_graph(
+    g: TokenGraph, sizes: dict[str, int | None], dst: list[int], src: list[int], name: str
+) -> TokenGraph:
     of_dst, of_src = (torch.tensor(chosen, dtype=torch.int64, device="cpu") for chosen in (dst, src))
     if g.listed_edges is None:
-        return TokenGraph.from_rule(partial(gathered, g.rule, of_dst, of_src), len(dst), len(src), **sizes, name=name)
-    edges = torch.stack([_places(of_src, g.num_src)[g.listed_edges[0]], _places(of_dst, g.num_dst)[g.listed_edges[1]]])
+        return TokenGraph.from_rule(
+            partial(gathered, g.rule, of_dst, of_src), len(dst), len(src), **sizes, name=name
+        )
+    edges = torch.stack(
+        [_places(of_src, g.num_src)[g.listed_edges[0]], _places(of_dst, g.num_dst)[g.listed_edges[1]]]
+    )
     return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], len(dst), len(src), name=name)
 
 

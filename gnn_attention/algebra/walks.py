@@ -46,7 +46,9 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     _operands.same_tokens("closure", g, "only their walks can be longer than a hop")
     most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
-    return each_alone(lambda plain: _closure_of(plain, most, reflexive), g, _operands.name("closure", (g,), *shown))
+    return each_alone(
+        lambda plain: _closure_of(plain, most, reflexive), g, _operands.name("closure", (g,), *shown)
+    )
 
 
 @not_compiled

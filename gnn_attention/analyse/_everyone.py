@@ -18,7 +18,9 @@ GROUP = 8  # bits that are looked up at once
 def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
     """ValueError where there are too many tokens to look at every pair of them."""
     if graph.num_dst > ALL_PAIRS:
-        raise ValueError(f"{what} looks at every pair of tokens, at most {ALL_PAIRS} tokens; got {graph!r}: {instead}")
+        raise ValueError(
+            f"{what} looks at every pair of tokens, at most {ALL_PAIRS} tokens; got {graph!r}: {instead}"
+        )
 
 
 def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:

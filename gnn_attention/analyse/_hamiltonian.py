@@ -40,12 +40,19 @@ def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
     src, dst = edges_of(graph)
     if bool((src <= dst).all()):
         token = int((~forwards).nonzero()[0])
-        return Answer(False, why=f"{token + 1} does not attend to {token}, and a causal graph allows no other order")
+        return Answer(
+            False, why=f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
+        )
     if bool((src >= dst).all()):
         token = int((~backwards).nonzero()[0])
-        return Answer(False, why=f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order")
+        return Answer(
+            False,
+            why=f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order",
+        )
     obstacle = _obstacle(graph, src, dst)
-    return Answer(False, why=obstacle) if obstacle else _search(graph, src[src != dst], dst[src != dst], budget)
+    return (
+        Answer(False, why=obstacle) if obstacle else _search(graph, src[src != dst], dst[src != dst], budget)
+    )
 
 
 def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
@@ -54,7 +61,10 @@ def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
     if parts > 1:
         return f"the graph falls apart into {parts} components"
     others = src != dst
-    for ends, words in ((dst, "{} and {} both attend to no other token"), (src, "no other token attends to {} or {}")):
+    for ends, words in (
+        (dst, "{} and {} both attend to no other token"),
+        (src, "no other token attends to {} or {}"),
+    ):
         lonely = (torch.bincount(ends[others], minlength=graph.num_dst) == 0).nonzero().flatten()
         if len(lonely) > 1:
             return words.format(*lonely[:2].tolist())
@@ -131,7 +141,12 @@ class _Search:
 
     def _onwards(self, token: int) -> Iterator[int]:
         self.budget -= len(self.receivers[token])
-        return iter(sorted((other for other in self.receivers[token] if not self.visited[other]), key=self.ways.__getitem__))
+        return iter(
+            sorted(
+                (other for other in self.receivers[token] if not self.visited[other]),
+                key=self.ways.__getitem__,
+            )
+        )
 
     def _enter(self, token: int) -> None:
         self.path.append(token)

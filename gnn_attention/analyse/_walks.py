@@ -47,7 +47,9 @@ class RuleSenders:
 
     def of_any(self, tokens: Tensor) -> Tensor:
         """The senders that any of the tokens attends to, in increasing order."""
-        rows = TokenGraph(partial(_of_these, self.graph.rule, tokens.sort().values), len(tokens), self.graph.num_src)
+        rows = TokenGraph(
+            partial(_of_these, self.graph.rule, tokens.sort().values), len(tokens), self.graph.num_src
+        )
         return rows.T.in_degree().nonzero().flatten()
 
 
@@ -63,7 +65,9 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
             )
         _check_square(graph)
         if graph.frame != layers[0].frame:
-            raise ValueError(f"the graphs of all layers must have the same tokens, got {layers[0]!r} and {graph!r}")
+            raise ValueError(
+                f"the graphs of all layers must have the same tokens, got {layers[0]!r} and {graph!r}"
+            )
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
     return layers
@@ -116,7 +120,11 @@ def senders(graph: TokenGraph) -> Neighbours:
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
-    return RuleSenders(graph) if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES) else senders(graph)
+    return (
+        RuleSenders(graph)
+        if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES)
+        else senders(graph)
+    )
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -130,7 +138,9 @@ def _neighbours(owner: Tensor, other: Tensor, count: int) -> Neighbours:
     return Neighbours(first, other if in_order else other[owner.argsort(stable=True)])
 
 
-def spread(layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+def spread(
+    layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The tokens reached for the first time in layer 1, 2, ..., and where from; own states stay (the residual
     stream).
 
@@ -153,7 +163,9 @@ def spread(layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int) 
             return
 
 
-def _step(neighbours: Neighbours | RuleSenders, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
+def _step(
+    neighbours: Neighbours | RuleSenders, frontier: Tensor, seen: Tensor, mark: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mark and return the unseen neighbours of the frontier, each with a token before it."""
     if isinstance(neighbours, RuleSenders):
         reached = neighbours.of_any(frontier)

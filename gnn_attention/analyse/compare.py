@@ -50,7 +50,9 @@ class Difference:
             )
             src, dst = self.example
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
-            lines.append(f"first difference: receiver {dst} attends to sender {src} in the {has}, not in the {lacks}")
+            lines.append(
+                f"first difference: receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
+            )
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
@@ -82,14 +84,18 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """
     for word, graph in (("first", first), ("second", second)):
         if not isinstance(graph, TokenGraph):
-            raise TypeError(f"{word} must be a TokenGraph, got {type(graph).__name__}; gnn_attention.convert makes one of a mask")
+            raise TypeError(
+                f"{word} must be a TokenGraph, got {type(graph).__name__}; gnn_attention.convert makes one of a mask"
+            )
     names, sizes = (first.name, second.name), _about_sizes(first, second)
     if sizes is not None:
         first, second = _common_part(first, second)
     less, more = first - second, second - first
     common = (first & second).num_edges
     differing, example, side, remarks = _details(first, second, less, more)
-    return Difference(*names, less.num_edges, more.num_edges, common, example, side, differing, remarks, sizes)
+    return Difference(
+        *names, less.num_edges, more.num_edges, common, example, side, differing, remarks, sizes
+    )
 
 
 def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -100,13 +106,17 @@ def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src >= dst
 
 
-def _shift_senders(inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _shift_senders(
+    inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     """Every edge with its sender ``step`` tokens later, where there is one."""
     before = (src - step).clamp(0, max(num_src - 1, 0))
     return inner(b, h, dst, before) & (src - step >= 0) & (src - step < num_src)
 
 
-def _reverse(inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _reverse(
+    inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     """Both sides counted from the end."""
     return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
 
@@ -124,7 +134,11 @@ def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
     ):
         if a != b and (None not in (a, b)):
             words.append(f"{word}: {a} and {b}")
-    return f"they differ in {'; '.join(words)}; compared is what both have, from the first of each on" if words else None
+    return (
+        f"they differ in {'; '.join(words)}; compared is what both have, from the first of each on"
+        if words
+        else None
+    )
 
 
 def _common_part(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
@@ -136,7 +150,9 @@ def _common_part(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, Tok
         if None not in (getattr(first, word), getattr(second, word))
     }
     parts = [
-        TokenGraph(g.rule, num_dst, num_src, fewest.get("heads", g.heads), fewest.get("batch", g.batch), g.name)
+        TokenGraph(
+            g.rule, num_dst, num_src, fewest.get("heads", g.heads), fewest.get("batch", g.batch), g.name
+        )
         for g in (first, second)
     ]
     return parts[0], parts[1]
@@ -154,8 +170,14 @@ def _details(
         return (), None, None, ()
     one = [graph.select(*differing[0]) for graph in (first, second, less, more)]
     remarks = [f"in {_place(less, *differing[0])}: {remark}" for remark in _remarks(*one)]
-    which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES]) + (", ..." if len(differing) > EXAMPLES else "")
-    return (differing, *_example(one[2], one[3]), (f"{len(differing)} of {counts.numel()} differ: {which}", *remarks))
+    which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES]) + (
+        ", ..." if len(differing) > EXAMPLES else ""
+    )
+    return (
+        differing,
+        *_example(one[2], one[3]),
+        (f"{len(differing)} of {counts.numel()} differ: {which}", *remarks),
+    )
 
 
 def _place(graph: TokenGraph, batch: int, head: int) -> str:
@@ -178,11 +200,19 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
     """What kind of difference it is: one of the usual mistakes, else where the differing edges are."""
     if not less.num_edges and not more.num_edges:
         return []
-    empty = [f"the {word} has no edges" for word, graph in (("first", first), ("second", second)) if not graph.num_edges]
+    empty = [
+        f"the {word} has no edges"
+        for word, graph in (("first", first), ("second", second))
+        if not graph.num_edges
+    ]
     if empty:
         return empty
     kinds = [*_about_loops(less, more), *(remark for holds, remark in _kinds(first, second) if holds)]
-    return kinds or [*_about_causality(first, second), *_about_receivers(less, more), *_about_distances(less | more)]
+    return kinds or [
+        *_about_causality(first, second),
+        *_about_receivers(less, more),
+        *_about_distances(less | more),
+    ]
 
 
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
@@ -202,13 +232,17 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
 
 
 def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+    return TokenGraph(
+        rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset
+    )
 
 
 def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
     if any((graph - _graph_like(graph, _self)).num_edges for graph in (less, more)):
         return []
-    lacking = [(word, graph.num_edges) for word, graph in (("second", less), ("first", more)) if graph.num_edges]
+    lacking = [
+        (word, graph.num_edges) for word, graph in (("second", less), ("first", more)) if graph.num_edges
+    ]
     return [f"they differ in self loops alone: the {word} lacks {count}" for word, count in lacking]
 
 
@@ -223,10 +257,19 @@ def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
 def _about_receivers(less: TokenGraph, more: TokenGraph) -> list[str]:
     """A sentence for each graph with equally many further in-edges from a receiver on, else the places."""
     further = {word: graph for word, graph in (("first", less), ("second", more)) if graph.num_edges}
-    said = {word: sentence for word, graph in further.items() if (sentence := _same_from_some_receiver_on(word, graph))}
+    said = {
+        word: sentence
+        for word, graph in further.items()
+        if (sentence := _same_from_some_receiver_on(word, graph))
+    }
     if not said:
         return _about_places(less | more)
-    others = [f"in the {word} alone, {place}" for word in further if word not in said for place in _about_places(further[word])]
+    others = [
+        f"in the {word} alone, {place}"
+        for word in further
+        if word not in said
+        for place in _about_places(further[word])
+    ]
     return [*said.values(), *others]
 
 
@@ -255,7 +298,11 @@ def _about_places(differing: TokenGraph) -> list[str]:
     for word, degree in (("receivers", differing.in_degree()), ("senders", differing.T.in_degree())):
         found = (degree > 0).nonzero().flatten().tolist()
         if len(found) < len(degree):
-            places = ", ".join(map(str, found)) if len(found) <= EXAMPLES else f"{len(found)} in {found[0]} .. {found[-1]}"
+            places = (
+                ", ".join(map(str, found))
+                if len(found) <= EXAMPLES
+                else f"{len(found)} in {found[0]} .. {found[-1]}"
+            )
             remarks.append(f"{word} concerned: {places}")
     return remarks
 
@@ -267,4 +314,8 @@ def _about_distances(differing: TokenGraph) -> list[str]:
     src, dst = differing.edge_index
     distance = dst + differing.dst_offset - src - differing.src_offset
     low, high = int(distance.min()), int(distance.max())
-    return [f"all differing edges have dst - src = {low}" if low == high else f"their dst - src is in {low} .. {high}"]
+    return [
+        f"all differing edges have dst - src = {low}"
+        if low == high
+        else f"their dst - src is in {low} .. {high}"
+    ]

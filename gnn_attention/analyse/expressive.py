@@ -110,7 +110,14 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
     missing_pair = _missing_pair(union)
     layers = diameter(stacked) if missing_pair is None and union.num_dst <= ALL_PAIRS else None
     return YunConditions(
-        missing is None, missing, answer.exists, answer.path, answer.why or None, missing_pair is None, layers, missing_pair
+        missing is None,
+        missing,
+        answer.exists,
+        answer.path,
+        answer.why or None,
+        missing_pair is None,
+        layers,
+        missing_pair,
     )
 
 

@@ -15,7 +15,13 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._everyone import check_all_pairs, layers_until, packed, reached_in_the_end, unpacked
+from gnn_attention.analyse._everyone import (
+    check_all_pairs,
+    layers_until,
+    packed,
+    reached_in_the_end,
+    unpacked,
+)
 from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
@@ -69,7 +75,9 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
     return next((layer for layer, new in steps if bool((new == dst).any())), None)
 
 
-def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layers: int | None = None) -> list[int] | None:
+def witness(
+    graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layers: int | None = None
+) -> list[int] | None:
     """A shortest way of information from ``src`` to ``dst``: the token that holds it after 0, 1, 2, ...
     layers; else None.
 
@@ -84,7 +92,10 @@ def witness(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layer
     count = stacked[0].num_dst
     src, dst = token("src", src, count), token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    origin, since = torch.full((count,), -1, device="cpu"), torch.zeros(count, dtype=torch.int64, device="cpu")
+    origin, since = (
+        torch.full((count,), -1, device="cpu"),
+        torch.zeros(count, dtype=torch.int64, device="cpu"),
+    )
     walks = spread([receivers(graph) for graph in stacked], src, count)
     for layer, (new, heard_from) in enumerate(islice(walks, limit), 1):
         if origin[dst] >= 0 or src == dst:
@@ -126,7 +137,9 @@ def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
     return layers_to_full_reach(graphs, TokenGraph.from_rule(rules.everyone, count))
 
 
-def layers_to_full_reach(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> int | None:
+def layers_to_full_reach(
+    graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None
+) -> int | None:
     """The fewest layers after which every receiver has received from every sender that it may, None if that
     never happens.
 
@@ -159,7 +172,9 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
 
 
-def path_counts(graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int | None = None, exact: bool = True) -> Tensor:
+def path_counts(
+    graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int | None = None, exact: bool = True
+) -> Tensor:
     """How many walks of exactly ``layers`` hops lead from src to dst: int64 ``[dst, src]``, the product of
     the layers' masks.
 
@@ -202,7 +217,9 @@ def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
 
 
 def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    check_all_pairs(what, stacked[0], "take single tokens with receptive_field, layers_between or eccentricity")
+    check_all_pairs(
+        what, stacked[0], "take single tokens with receptive_field, layers_between or eccentricity"
+    )
     target = _admissible(stacked) if target is None else target
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")

@@ -100,7 +100,9 @@ def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str)
 def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
     """The tridiagonal matrix step by step, orthogonal to the first eigenvector."""
     first = matrix.first
-    start = torch.randn(len(first), generator=torch.Generator().manual_seed(0), dtype=first.dtype, device="cpu")
+    start = torch.randn(
+        len(first), generator=torch.Generator().manual_seed(0), dtype=first.dtype, device="cpu"
+    )
     before, vector = torch.zeros_like(first), start - (first @ start) * first
     vector = vector / vector.norm()
     alpha: list[float] = []

@@ -90,7 +90,9 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: summarise one of them, select(batch, head)")
+        raise ValueError(
+            f"{graph!r} differs by {graph.varying_axes}: summarise one of them, select(batch, head)"
+        )
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
     isolated_dst, isolated_src = (in_degree == 0).nonzero().flatten(), (out_degree == 0).nonzero().flatten()
     square = (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
@@ -159,7 +161,9 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 
 def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    return TokenGraph(rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+    return TokenGraph(
+        rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset
+    )
 
 
 def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

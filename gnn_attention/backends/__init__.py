@@ -1,13 +1,15 @@
-"""The table of backends: name -> how to run it and what it supports. None falls back; ``split`` is made of others."""
+"""The table of backends: name -> how to run it and what it supports. None falls back; ``split`` is made of
+others.
+"""
 
 from __future__ import annotations
 
 from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
 from gnn_attention.backends.backend import Backend, RefusalError
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import OPTIONS, Capabilities
 
-__all__ = ["BACKENDS", "Backend", "Call", "Capabilities", "RefusalError", "support_matrix"]
+__all__ = ["BACKENDS", "AttentionCall", "Backend", "Capabilities", "RefusalError", "support_matrix"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend

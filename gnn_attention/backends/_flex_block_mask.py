@@ -1,9 +1,11 @@
-"""A graph as tensors that one compiled FlexAttention kernel reads: lists of tiles, and a table that says who hears whom.
+"""A graph as tensors that one compiled FlexAttention kernel reads: lists of tiles, and a table that says who
+hears whom.
 
-FlexAttention compiles a kernel for each ``mask_mod``, which takes seconds. Here every graph has the same one (:func:`heard`): it
-looks a pair up in a table of integers, so that graphs differ in the numbers of that table alone. The table holds, in turn: five
-numbers (:data:`HEADER`), for every tile where its words begin, and the words, one bit for each pair of a tile. All empty tiles
-share one tile of zeros and all full ones one tile of ones, so that the lookup is true to the graph on every pair.
+FlexAttention compiles a kernel for each ``mask_mod``, which takes seconds. Here every graph has the same one
+(:func:`heard`): it looks a pair up in a table of integers, so that graphs differ in the numbers of that table
+alone. The table holds, in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and the
+words, one bit for each pair of a tile. All empty tiles share one tile of zeros and all full ones one tile of
+ones, so that the lookup is true to the graph on every pair.
 """
 
 from __future__ import annotations
@@ -21,17 +23,22 @@ from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
 WORD = 32  # pairs in an integer of the table
-BLOCKS = {"cpu": 64, "cuda": 128}  # tokens on the side of a tile, measured on a CPU; what the kernels for CUDA are tuned for
+BLOCKS = {
+    "cpu": 64,
+    "cuda": 128,
+}  # tokens on the side of a tile, measured on a CPU; what the kernels for CUDA are tuned for
 # The kernels are compiled for a length of the table: few lengths, so that there are few kernels.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
 
 class Plan(NamedTuple):
-    """What the kernel is given: ``table [capacity]`` and four or eight lists in the order of FlexAttention's ``BlockMask``.
+    """What the kernel is given: ``table [capacity]`` and four or eight lists in the order of FlexAttention's
+    ``BlockMask``.
 
-    Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones ``[..., rows, columns]``:
-    the partial ones, the full ones, and where there is a backward pass the same for columns. All are int32. The kernel for CPUs
-    wants lists as wide as the table of tiles; for CUDA they are as wide as the longest row (untested on a GPU).
+    Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
+    ``[..., rows, columns]``: the partial ones, the full ones, and where there is a backward pass the same for
+    columns. All are int32. The kernel for CPUs wants lists as wide as the table of tiles; for CUDA they are
+    as wide as the longest row (untested on a GPU).
     """
 
     table: Tensor
@@ -49,7 +56,9 @@ def heard(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Ten
     Shifts and masks only: a division of signed integers costs more than all the rest of a pair.
     """
     side, words = block.bit_length() - 1, block // WORD
-    tile = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD] + (dst >> side) * table[STRIDE_ROW] + (src >> side)
+    tile = (
+        b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD] + (dst >> side) * table[STRIDE_ROW] + (src >> side)
+    )
     word = table[table[HEADER + tile] + (dst & (block - 1)) * words + ((src & (block - 1)) >> 5)]
     return ((word >> (src & (WORD - 1))) & 1) != 0
 
@@ -68,21 +77,28 @@ def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
 
 def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     parts = tiles(graph, block_of(device))
-    return 4 * (_length(parts, parts.num_partial + _cut_tiles(parts)) + (3 if device.type == "cpu" else 5) * _slots(parts))
+    return 4 * (
+        _length(parts, parts.num_partial + _cut_tiles(parts))
+        + (3 if device.type == "cpu" else 5) * _slots(parts)
+    )
 
 
 def _made(graph: TokenGraph, device: torch.device) -> Plan:
     block = block_of(device)
     full, some = _kinds(tiles(graph, block))
-    lists = _lists(full, some, backward=False) if device.type == "cpu" else _compact(_lists(full, some, backward=True))
+    lists = (
+        _lists(full, some, backward=False)
+        if device.type == "cpu"
+        else _compact(_lists(full, some, backward=True))
+    )
     return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
 
-# -- tiles ------------------------------------------------------------------------------------------------------------
-
-
-def _kinds(parts: Tiles) -> tuple[Bool[Tensor, "batch heads rows columns"], Bool[Tensor, "batch heads rows columns"]]:
-    """Which tiles are full, and which partial. Those that the border cuts are never full: the kernel visits all of a full tile.
+def _kinds(
+    parts: Tiles,
+) -> tuple[Bool[Tensor, "batch heads rows columns"], Bool[Tensor, "batch heads rows columns"]]:
+    """Which tiles are full, and which partial. Those that the border cuts are never full: the kernel visits
+    all of a full tile.
 
     There are two rows and two columns at least: a compiler makes a kernel of its own for an axis of size 1.
     """
@@ -95,16 +111,22 @@ def _kinds(parts: Tiles) -> tuple[Bool[Tensor, "batch heads rows columns"], Bool
 
 
 def _lists(full: Tensor, some: Tensor, backward: bool) -> list[Tensor]:
-    """The partial and the full ones of each row; for a backward pass, which a CPU has not, those of each column too."""
+    """The partial and the full ones of each row; for a backward pass, which a CPU has not, those of each
+    column too.
+    """
     sides = [some, full, some.mT, full.mT] if backward else [some, full]
     return [part for side in sides for part in tile_list(side)]
 
 
 def _compact(lists: list[Tensor]) -> list[Tensor]:
-    """The lists as wide as the longest of each side; partial and full ones alike: older kernels step through both as one."""
+    """The lists as wide as the longest of each side; partial and full ones alike: older kernels step through
+    both as one.
+    """
     found: list[Tensor] = []
     for side in (lists[:4], lists[4:]):
-        width = max(2, *(int(number.max()) for number in side[::2]))  # an axis of size 1 would be a kernel of its own
+        width = max(
+            2, *(int(number.max()) for number in side[::2])
+        )  # an axis of size 1 would be a kernel of its own
         found += [part[..., :width].contiguous() if i % 2 else part for i, part in enumerate(side)]
     return found
 
@@ -115,16 +137,15 @@ def _slots(parts: Tiles) -> int:
 
 def _cut_tiles(parts: Tiles) -> int:
     """At most so many full tiles are cut by the border."""
-    return min(parts.num_full, (parts.graph.batch or 1) * (parts.graph.heads or 1) * (parts.rows + parts.columns))
+    return min(
+        parts.num_full, (parts.graph.batch or 1) * (parts.graph.heads or 1) * (parts.rows + parts.columns)
+    )
 
 
 def _length(parts: Tiles, partial: int) -> int:
     """The capacity of the table with so many partial tiles."""
     needed = HEADER + _slots(parts) + (partial + 2) * parts.block * parts.block // WORD
     return next((capacity for capacity in CAPACITIES if capacity >= needed), needed)
-
-
-# -- the table --------------------------------------------------------------------------------------------------------
 
 
 def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Tensor, " capacity"]:
@@ -147,7 +168,9 @@ def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Ten
 
 
 def _header(graph: TokenGraph, shape: torch.Size) -> list[int]:
-    """What the axes of the tiles are multiplied by, 0 where the graph does not differ, and the first positions."""
+    """What the axes of the tiles are multiplied by, 0 where the graph does not differ, and the first
+    positions.
+    """
     stride_head = math.prod(shape[2:])
     stride_batch = shape[1] * stride_head
     strides = [stride_batch if graph.batch else 0, stride_head if graph.heads else 0, shape[3]]
@@ -155,7 +178,9 @@ def _header(graph: TokenGraph, shape: torch.Size) -> list[int]:
 
 
 def _write_edges(graph: TokenGraph, block: int, begins: Tensor, words: Tensor) -> None:
-    """Set the bit of every listed edge of a partial tile; ``begins [rows, columns]`` counts from the first of ``words``."""
+    """Set the bit of every listed edge of a partial tile; ``begins [rows, columns]`` counts from the first of
+    ``words``.
+    """
     src, dst = graph.edge_index
     begin = begins[dst // block, src // block]
     kept = begin >= 0
@@ -173,6 +198,8 @@ def _write_cells(graph: TokenGraph, block: int, some: Tensor, words: Tensor) -> 
     for part, edge in cells(graph.rule, boxes):
         tile = torch.zeros(len(part), block, block, dtype=torch.int32, device="cpu")
         tile[:, : edge.shape[1], : edge.shape[2]] = edge
-        bits = (tile.view(-1, WORD) << torch.arange(WORD, dtype=torch.int32, device="cpu")).sum(-1, dtype=torch.int32)
+        bits = (tile.view(-1, WORD) << torch.arange(WORD, dtype=torch.int32, device="cpu")).sum(
+            -1, dtype=torch.int32
+        )
         words[first : first + len(bits)] = bits
         first += len(bits)

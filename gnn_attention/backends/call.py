@@ -19,13 +19,14 @@ from gnn_attention.score_mods import ScoreMod
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
 
-    ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit of an edge is
-    ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a backend may return None otherwise.
-    ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the call is a part of
-    another; ``seed`` is that of dropout (``backends.dropout``), drawn from torch's generator.
+    ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
+    of an edge is ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a
+    backend may return None otherwise. ``first_sample`` and ``first_head`` number the first sample and head
+    for score_mod and dropout, where the call is a part of another; ``seed`` is that of dropout
+    (``backends.dropout``), drawn from torch's generator.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -41,7 +42,9 @@ class Call:
     first_sample: int = 0
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
-    form: tuple[Any, ...] | None = field(default=None, init=False)  # shapes, dtypes, devices and options, where checked
+    form: tuple[Any, ...] | None = field(
+        default=None, init=False
+    )  # shapes, dtypes, devices and options, where checked
 
     @classmethod
     def checked(
@@ -56,8 +59,10 @@ class Call:
         sink_logits: Tensor | None = None,
         dropout: float = 0.0,
         with_lse: bool = False,
-    ) -> Call:
-        """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not fit."""
+    ) -> AttentionCall:
+        """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not
+        fit.
+        """
         key = _key(q, k, v, graph)
         if key is None or key not in graph._memo:
             _check_tensors(q, k, v)
@@ -93,15 +98,21 @@ class Call:
         if self.score_mod is None:
             return score
         lead = (1,) * (score.dim() - 2)
-        b = torch.arange(self.first_sample, self.first_sample + score.shape[0], device=score.device).view(-1, 1, *lead)
-        h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(1, -1, *lead)
+        b = torch.arange(self.first_sample, self.first_sample + score.shape[0], device=score.device).view(
+            -1, 1, *lead
+        )
+        h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(
+            1, -1, *lead
+        )
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
 
     def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
         ends = dst + self.graph.dst_offset, src + self.graph.src_offset
-        return backends_dropout.dropped(weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head)
+        return backends_dropout.dropped(
+            weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head
+        )
 
     @property
     def heard(self) -> Bool[Tensor, "..."]:
@@ -113,18 +124,22 @@ class Call:
         """No score_mod, bias or dropout."""
         return self.score_mod is None and self.bias is None and not self.dropout
 
-    def parts(self) -> list[list[Call]]:
-        """A call for each sample and head by which the graph differs, each on a plain graph; :func:`joined` undoes it."""
+    def parts(self) -> list[list[AttentionCall]]:
+        """A call for each sample and head by which the graph differs, each on a plain graph; :func:`joined`
+        undoes it.
+        """
         graph, (batch, heads) = self.graph, self.q.shape[:2]
         samples = [None] if graph.batch is None else range(batch)
         numbers = [None] if graph.heads is None else range(heads)
         return [[self._part(b, h) for h in numbers] for b in samples]
 
-    def _part(self, b: int | None, h: int | None) -> Call:
+    def _part(self, b: int | None, h: int | None) -> AttentionCall:
         """One sample, one head or both, on its own graph, with the key/value head that serves it."""
         group = self.q.shape[1] // self.k.shape[1]
         samples = slice(None) if b is None else slice(b, b + 1)
-        head, kv_head = (slice(None),) * 2 if h is None else (slice(h, h + 1), slice(h // group, h // group + 1))
+        head, kv_head = (
+            (slice(None),) * 2 if h is None else (slice(h, h + 1), slice(h // group, h // group + 1))
+        )
         return replace(
             self,
             q=self.q[samples, head],
@@ -147,7 +162,9 @@ def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tens
 
 
 def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
-    """``graph.select(batch, head)``, cached with the graph, so that what is computed about the part is computed once."""
+    """``graph.select(batch, head)``, cached with the graph, so that what is computed about the part is
+    computed once.
+    """
     if graph.batch is None and graph.heads is None:
         return graph
     memoized(_keep_parts, graph)
@@ -156,28 +173,42 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
 
 
 def made_of(graph: TokenGraph, parts: list[list[TokenGraph]]) -> TokenGraph:
-    """``graph``, told the graph of each sample and head that it was made of, with whatever is worked out about them already."""
+    """``graph``, told the graph of each sample and head that it was made of, with whatever is worked out
+    about them already.
+    """
     graph._parts[:] = parts
     graph._memo[(_keep_parts,)] = True
     return graph
 
 
 def _keep_parts(graph: TokenGraph) -> bool:
-    """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the whole graph."""
+    """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the
+    whole graph.
+    """
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
     graph._parts[:] = parts
     return True
 
 
 def _key(q: Any, k: Any, v: Any, graph: Any) -> tuple[Any, ...] | None:
-    """Shapes, dtypes and devices, by which their checks are cached with the graph; None for what must be checked each time."""
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or type(graph) is not TokenGraph:
+    """Shapes, dtypes and devices, by which their checks are cached with the graph; None for what must be
+    checked each time.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not type(q) is type(k) is type(v) is Tensor
+        or type(graph) is not TokenGraph
+    ):
         return None
     return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x, axes in (("q", q, "[B, Hq, dst, D]"), ("k", k, "[B, Hkv, src, D]"), ("v", v, "[B, Hkv, src, Dv]")):
+    for name, x, axes in (
+        ("q", q, "[B, Hq, dst, D]"),
+        ("k", k, "[B, Hkv, src, D]"),
+        ("v", v, "[B, Hkv, src, Dv]"),
+    ):
         _check_float(name, x, axes)
         if x.dim() != 4:
             raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
@@ -190,7 +221,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}")
+        raise ValueError(
+            f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
+        )
 
 
 def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
@@ -220,7 +253,9 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
 
 
 def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
-    """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN of -inf."""
+    """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN
+    of -inf.
+    """
     return -q if scale < 0 else q * 0.0
 
 
@@ -266,4 +301,6 @@ def _check_float(name: str, x: object, form: str) -> None:
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:
     if x.device != q.device:
-        raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)")
+        raise ValueError(
+            f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)"
+        )

@@ -1,4 +1,6 @@
-"""What each backend supports, as data: one function makes the reason of a refusal from it, another the support matrix."""
+"""What each backend supports, as data: one function makes the reason of a refusal from it, another the
+support matrix.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 
 Support = bool | str  # everywhere, nowhere, or on this type of device alone
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
@@ -14,11 +16,13 @@ OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "do
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Which calls a backend computes; each option is True, False, or the type of device that alone supports it.
+    """Which calls a backend computes; each option is True, False, or the type of device that alone supports
+    it.
 
-    ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by sample or head is
-    taken whole; without, one plain graph comes at a time. ``cached``: a call of the same shapes, dtypes and options is
-    supported too, so that the answer is cached with the graph. ``instead`` names what to use for other calls.
+    ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
+    sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
+    shapes, dtypes and options is supported too, so that the answer is cached with the graph. ``instead``
+    names what to use for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -44,14 +48,19 @@ class Capabilities:
         found += [f"in {_dtypes(self)}"] if self.dtypes else []
         missing = [_spoken(option) for option in OPTIONS if getattr(self, option) is False]
         found += [f"no {', '.join(missing)}"] if missing else []
-        found += [f"{_spoken(option)} on {getattr(self, option)} only" for option in OPTIONS if _is_partial(self, option)]
+        found += [
+            f"{_spoken(option)} on {getattr(self, option)} only"
+            for option in OPTIONS
+            if _is_partial(self, option)
+        ]
         return "; ".join(found) or "every option"
 
 
-def unsupported_reason(supported: Capabilities, call: Call) -> str | None:
+def unsupported_reason(supported: Capabilities, call: AttentionCall) -> str | None:
     """Why the call is unsupported, with what to do, or None.
 
-    Second derivatives are not looked for: whether one is taken shows only in a backward pass, which refuses it.
+    Second derivatives are not looked for: whether one is taken shows only in a backward pass, which refuses
+    it.
     """
     q, instead = call.q, supported.instead
     if supported.devices and q.device.type not in supported.devices:
@@ -76,7 +85,7 @@ REMEDIES = {
 }
 
 
-def _options(call: Call) -> list[str]:
+def _options(call: AttentionCall) -> list[str]:
     """The options that a call uses."""
     used = {
         "score_mod": call.score_mod is not None,

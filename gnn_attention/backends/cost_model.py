@@ -1,8 +1,9 @@
-"""What attention costs on this machine: a few constants, and the estimate by which ``backend="auto"`` chooses.
+"""What attention costs on this machine: a few constants, and the estimate by which ``backend="auto"``
+chooses.
 
-The time of a pass is taken to be a sum over what a backend visits: calls of a kernel, rectangles, cells (pairs inside them),
-edges, nodes. The constants below were measured on two cores of a current server CPU; ``gnn-attention bench calibrate`` measures
-those of another machine and keeps them in a file.
+The time of a pass is taken to be a sum over what a backend visits: calls of a kernel, rectangles, cells
+(pairs inside them), edges, nodes. The constants below were measured on two cores of a current server CPU;
+``gnn-attention bench calibrate`` measures those of another machine and keeps them in a file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not th
 class Work:
     """What one head of one sample visits in one pass over a graph.
 
-    ``weighted_cells`` counts a cell of a high rectangle for less than one, as it costs less than one of a low rectangle.
+    ``weighted_cells`` counts a cell of a high rectangle for less than one, as it costs less than one of a low
+    rectangle.
     """
 
     calls: int = 0
@@ -44,11 +46,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds for a head of 64 channels in float32, in the forward pass (a training step takes about 3.5 times as long).
+    """Nanoseconds for a head of 64 channels in float32, in the forward pass (a training step takes about 3.5
+    times as long).
 
-    ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair inside a rectangle.
-    ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of scaled_dot_product_attention with a mask, and
-    without one (of a causal graph half of the pairs count).
+    ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair
+    inside a rectangle. ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of
+    scaled_dot_product_attention with a mask, and without one (of a causal graph half of the pairs count).
     """
 
     call: float = 60_000.0
@@ -62,13 +65,21 @@ class Costs:
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
         """The estimate for a forward pass with this many heads (times samples), of ``dim`` channels."""
         wide = dim / 64.0
-        part = work.weighted_cells * self.cell + work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
+        part = (
+            work.weighted_cells * self.cell
+            + work.masked_pairs * self.masked_pair
+            + work.plain_pairs * self.plain_pair
+        )
         sparse = work.edges * self.edge * (0.5 + 0.5 * wide) + work.nodes * self.node * (0.5 + 0.5 * wide)
-        return (work.calls * self.call + heads * (work.rectangles * self.rectangle + part * wide + sparse)) * 1e-9
+        return (
+            work.calls * self.call + heads * (work.rectangles * self.rectangle + part * wide + sparse)
+        ) * 1e-9
 
 
 def path_of_costs() -> Path:
-    """Where the constants of this machine are kept: ``$GNN_ATTENTION_COSTS``, else in the user's cache folder."""
+    """Where the constants of this machine are kept: ``$GNN_ATTENTION_COSTS``, else in the user's cache
+    folder.
+    """
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     cache_home = os.environ.get("XDG_CACHE_HOME")
@@ -77,7 +88,8 @@ def path_of_costs() -> Path:
 
 @cache
 def costs() -> Costs:
-    """The constants of this machine if they were measured, else those of the docstring; read once in a process.
+    """The constants of this machine if they were measured, else those of the docstring; read once in a
+    process.
 
     ValueError if the file is there but does not hold them.
 
@@ -91,7 +103,9 @@ def costs() -> Costs:
 
 
 def read(path: Path) -> Costs:
-    """The constants in a file. ValueError that names it if it does not hold them, OSError where it cannot be read."""
+    """The constants in a file. ValueError that names it if it does not hold them, OSError where it cannot be
+    read.
+    """
     names = [part.name for part in fields(Costs)]
     try:
         found: Any = json_files.read(path).get("costs")

@@ -1,9 +1,10 @@
-"""Which backend ``backend="auto"`` takes: the one with the least estimated time among those that hold the call, and why.
+"""Which backend ``backend="auto"`` takes: the one with the least estimated time among those that hold the
+call, and why.
 
-A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles, edges, nodes) is
-counted without building anything, and weighed with the constants of :mod:`gnn_attention.backends.cost_model`; once a graph.
-On CUDA the weights are those of ``gpu.roofline``, by bytes and products. ``flex``, which compiles before it runs, is taken only
-when it is asked for by name.
+A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles,
+edges, nodes) is counted without building anything, and weighed with the constants of
+:mod:`gnn_attention.backends.cost_model`; once a graph. On CUDA the weights are those of ``gpu.roofline``, by
+bytes and products. ``flex``, which compiles before it runs, is taken only when it is asked for by name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention.backends import BACKENDS, Backend, dense
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu import devices
 from gnn_attention.backends.gpu.devices import Device
@@ -26,16 +27,23 @@ from gnn_attention.graph import TokenGraph, memoized
 
 SMALL = 128 * 128  # pairs up to which nobody beats one dense call
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
-WORTH_A_SPLIT = 0.9  # of the time of the next best must a split take: its parts are worked out by going through the graph
+WORTH_A_SPLIT = (
+    0.9  # of the time of the next best must a split take: its parts are worked out by going through the graph
+)
 UNMEASURED = 1.25  # times its estimate is a kernel of ours taken for until the constants were measured: at par torch's are taken
-SLOWER = {"dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0}, "tiles": {WRITTEN_OUT: 2.5}, "rows": {WRITTEN_OUT: 2.0}}
+SLOWER = {
+    "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
+    "tiles": {WRITTEN_OUT: 2.5},
+    "rows": {WRITTEN_OUT: 2.0},
+}
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it.
 
-    ``rows`` holds for each backend its name, floating point operations, extra bytes, and estimated seconds (None: no estimate).
+    ``rows`` holds for each backend its name, floating point operations, extra bytes, and estimated seconds
+    (None: no estimate).
     """
 
     graph: str
@@ -56,10 +64,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class DeviceExplanation(Explanation):
-    """The same for a GPU, at hand or not; the bytes of ``rows`` are those that move, its forms of "triton" stand apart.
+    """The same for a GPU, at hand or not; the bytes of ``rows`` are those that move, its forms of "triton"
+    stand apart.
 
-    ``shares`` holds for each row which share of the device's own bound for this work is expected, and what limits it. Everything
-    is predicted; ``measured`` says when the constants behind it were measured on the device ("": they were not).
+    ``shares`` holds for each row which share of the device's own bound for this work is expected, and what
+    limits it. Everything is predicted; ``measured`` says when the constants behind it were measured on the
+    device ("": they were not).
     """
 
     device: str = ""
@@ -74,7 +84,12 @@ class DeviceExplanation(Explanation):
             else "not measured: `python -m benchmarks.gpu --calibrate` does"
         )
         head = f"{'backend':<16}{'GFLOP':>12}{'moved MB':>12}{'predicted ms':>14}{'of the bound':>14}  limited by"
-        lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", f"predicted for {self.device} ({trust})", head]
+        lines = [
+            f"{self.graph}",
+            f"auto takes {self.choice}: {self.reason}",
+            f"predicted for {self.device} ({trust})",
+            head,
+        ]
         for (name, flops, moved, seconds), (share, limit) in zip(self.rows, self.shares, strict=True):
             figures = f"{flops / 1e9:>12.3f}{moved / 2**20:>12.1f}{(seconds or 0.0) * 1e3:>14.3f}{100 * share:>12.0f} %"
             lines.append(f"{name:<16}{figures}  {limit}")
@@ -82,14 +97,18 @@ class DeviceExplanation(Explanation):
 
 
 def explain(
-    graph: TokenGraph, heads: int, dim: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    graph: TokenGraph,
+    heads: int,
+    dim: int,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Explanation:
     """Which backend ``backend="auto"`` takes for ``heads`` heads of width ``dim``, and why.
 
-    ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for its GPU, or the name of one
-    ("H200", "H100", "A100"), which need not be there: the table is a prediction (``dtype`` bfloat16 unless given). The costs are
-    those of one sample, of ``graph.batch`` samples for a graph that differs by them. ValueError for an unknown
-    device, TypeError for no graph or dtype.
+    ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for its GPU, or
+    the name of one ("H200", "H100", "A100"), which need not be there: the table is a prediction (``dtype``
+    bfloat16 unless given). The costs are those of one sample, of ``graph.batch`` samples for a graph that
+    differs by them. ValueError for an unknown device, TypeError for no graph or dtype.
 
     >>> from gnn_attention import patterns
     >>> explain(patterns.window(512, 64), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
@@ -106,7 +125,7 @@ def explain(
         return _explain_on(found, graph, heads, dim, dtype or torch.bfloat16)
     q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta", dtype=dtype)
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta", dtype=dtype)
-    call = Call.checked(q, k, k, graph)
+    call = AttentionCall.checked(q, k, k, graph)
     choice, slices = choose(call), (graph.batch or 1) * heads
     rows = tuple(
         (name, _flops(graph, name, slices, dim), _extra(backend, call), _seconds(graph, name, slices, dim))
@@ -115,18 +134,20 @@ def explain(
     return Explanation(repr(graph), choice.name, _reason(choice.name, call), rows)
 
 
-def choose(call: Call) -> Backend:
+def choose(call: AttentionCall) -> Backend:
     """The backend for a call; NotImplementedError if none holds it."""
     refusals = []
     for name in _by_time(call):
-        reason = _too_large(call) if name == "dense" else BACKENDS[name].refusal(call)
+        reason = _too_large(call) if name == "dense" else BACKENDS[name].unsupported_reason(call)
         if reason is None:
             return BACKENDS[name]
         refusals.append(f"{name}: {reason}")
-    raise NotImplementedError(f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {'; '.join(refusals)}")
+    raise NotImplementedError(
+        f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {'; '.join(refusals)}"
+    )
 
 
-def _by_time(call: Call) -> tuple[str, ...]:
+def _by_time(call: AttentionCall) -> tuple[str, ...]:
     graph = call.graph
     if call.q.device.type == "cuda":
         sizes = Sizes(call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
@@ -140,25 +161,27 @@ def _by_time(call: Call) -> tuple[str, ...]:
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     """The backends from the fastest on, by estimate; of equals the simpler one."""
-    names = [name for name in ("dense", "tiles", "rows", "mixed") if not (name == "mixed" and kind == WRITTEN_OUT)]
-    times = {name: (_seconds(graph, name, heads, dim) or 0.0) * SLOWER.get(name, {}).get(kind, 1.0) for name in names}
+    names = [
+        name for name in ("dense", "tiles", "rows", "mixed") if not (name == "mixed" and kind == WRITTEN_OUT)
+    ]
+    times = {
+        name: (_seconds(graph, name, heads, dim) or 0.0) * SLOWER.get(name, {}).get(kind, 1.0)
+        for name in names
+    }
     return (*sorted(names, key=lambda name: times[name]), "reference")
 
 
-def _kind(call: Call) -> str:
+def _kind(call: AttentionCall) -> str:
     if not call.is_plain:
         return WRITTEN_OUT
     return WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
 
 
-def _too_large(call: Call) -> str | None:
+def _too_large(call: AttentionCall) -> str | None:
     needed = dense.bytes_needed(call)
     if needed <= dense.COMFORTABLE:
-        return dense.refusal(call)
+        return dense.unsupported_reason(call)
     return f"it would need {needed / 2**30:.1f} GiB of mask and logits, more than {dense.COMFORTABLE / 2**30:.0f}"
-
-
-# -- on CUDA ----------------------------------------------------------------------------------------------------------
 
 
 def _device(device: torch.device | str | None) -> Device | None:
@@ -201,12 +224,18 @@ def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -
     return sorted(times, key=lambda name: times[name])
 
 
-def _explain_on(device: Device, graph: TokenGraph, heads: int, dim: int, dtype: torch.dtype) -> DeviceExplanation:
+def _explain_on(
+    device: Device, graph: TokenGraph, heads: int, dim: int, dtype: torch.dtype
+) -> DeviceExplanation:
     """What auto would take there, were every backend at hand."""
     sizes, plain = Sizes((graph.batch or 1) * heads, dim, dim, dtype), one_of(graph, 0, 0)
     found, small = estimates(plain, sizes, device), graph.num_dst * graph.num_src <= SMALL
     choice = "dense" if small else _fastest_first(device, graph, sizes, PLAIN)[0]
-    rows = [(f"triton {name}" if name in FORMS else name, estimate) for name, estimate in found.items() if name != "written out"]
+    rows = [
+        (f"triton {name}" if name in FORMS else name, estimate)
+        for name, estimate in found.items()
+        if name != "written out"
+    ]
     return DeviceExplanation(
         *(repr(graph), choice, _reason_on(choice, small, plain, sizes, device)),
         rows=tuple((name, round(e.flops), round(e.misses), e.seconds) for name, e in rows),
@@ -222,20 +251,26 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
         return f"its form {form.name}; {form.reason}"
     if choice == "dense":
         return "so few pairs are quickest in one dense call" if small else f"one SDPA call; {_least(device)}"
-    said = {"varlen": "packed documents, or one window", "split": "some of its tiles are well filled, the other edges are few"}
+    said = {
+        "varlen": "packed documents, or one window",
+        "split": "some of its tiles are well filled, the other edges are few",
+    }
     return f"{said[choice]}; {_least(device)}"
 
 
 def _least(device: Device) -> str:
-    doubt = "" if device.measured else f", kernels of our own counted {UNMEASURED:g} times while nobody has measured them there"
+    doubt = (
+        ""
+        if device.measured
+        else f", kernels of our own counted {UNMEASURED:g} times while nobody has measured them there"
+    )
     return f"the least predicted time{doubt}"
 
 
-# -- estimates --------------------------------------------------------------------------------------------------------
-
-
 def _work(graph: TokenGraph, name: str) -> Work | None:
-    """What one head visits; of a graph that differs by head or sample, its first stands for all but the mask."""
+    """What one head visits; of a graph that differs by head or sample, its first stands for all but the
+    mask.
+    """
     if name == "dense":
         return _dense_work(graph)
     graph = one_of(graph, 0, 0)
@@ -264,14 +299,18 @@ def _flops(graph: TokenGraph, name: str, heads: int, dim: int) -> int:
     return 4 * heads * dim * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
 
 
-def _extra(backend: Backend, call: Call) -> int:
+def _extra(backend: Backend, call: AttentionCall) -> int:
     return backend.bytes_needed(call) if backend.bytes_needed else 0
 
 
-def _reason(choice: str, call: Call) -> str:
+def _reason(choice: str, call: AttentionCall) -> str:
     graph = call.graph
     if graph.num_dst * graph.num_src <= SMALL:
-        return "so few pairs are quickest in one dense call" if choice == "dense" else "the others do not hold it"
+        return (
+            "so few pairs are quickest in one dense call"
+            if choice == "dense"
+            else "the others do not hold it"
+        )
     if choice == "dense" and dense.bytes_needed(call) == 0:
         return "one SDPA call without a mask"
     visited = {

@@ -1,13 +1,17 @@
-"""Dropout keyed by the edge: whether a weight is dropped depends on seed, sample, head, receiver and sender alone.
+"""Dropout keyed by the edge: whether a weight is dropped depends on seed, sample, head, receiver and sender
+alone.
 
-Not on the order of anything: the same edges are dropped by every backend, in the transposed pass, and on whichever rank holds the
-receiver. The numbers are those of SplitMix64, one generator for each sample and head, entered at the number of the pair:
+Not on the order of anything: the same edges are dropped by every backend, in the transposed pass, and on
+whichever rank holds the receiver. The numbers are those of SplitMix64, one generator for each sample and
+head, entered at the number of the pair:
 
-    ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``  (mod 2^64)
+    ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
+    (mod 2^64)
 
 and a weight is kept iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
 
-Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with its published constants.
+Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with its
+    published constants.
 """
 
 from __future__ import annotations
@@ -63,7 +67,8 @@ def dropped(
     first_sample: int = 0,
     first_head: int = 0,
 ) -> Float[Tensor, "batch heads ..."]:
-    """``weights / (1 - p)`` where they are kept, else 0; dst and src (absolute) broadcast to the axes after the heads.
+    """``weights / (1 - p)`` where they are kept, else 0; dst and src (absolute) broadcast to the axes after
+    the heads.
 
     >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
     >>> dropped(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
@@ -74,10 +79,14 @@ def dropped(
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
     lead = (1,) * (weights.dim() - 2)
-    sample = torch.arange(first_sample, first_sample + weights.shape[0], device=weights.device).view(-1, 1, *lead)
+    sample = torch.arange(first_sample, first_sample + weights.shape[0], device=weights.device).view(
+        -1, 1, *lead
+    )
     head = torch.arange(first_head, first_head + weights.shape[1], device=weights.device).view(1, -1, *lead)
     one_by_one = weights.numel() > AT_ONCE and weights.shape[1] > 1 and not torch.compiler.is_compiling()
-    heads = head.unbind(1) if one_by_one else ()  # 16 bytes for each number, while it is drawn: of one head at a time
+    heads = (
+        head.unbind(1) if one_by_one else ()
+    )  # 16 bytes for each number, while it is drawn: of one head at a time
     drawn = [kept(seed, sample, each.unsqueeze(1), dst, src, probability) for each in heads]
     stays = torch.cat(drawn, dim=1) if drawn else kept(seed, sample, head, dst, src, probability)
     return weights * stays.to(weights.dtype).div_(1.0 - probability)

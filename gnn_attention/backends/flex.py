@@ -1,18 +1,22 @@
-"""FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask, a score_mod runs inside the kernel.
+"""FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask, a score_mod runs
+inside the kernel.
 
-On a CPU it runs forward only and tells no lse; on CUDA forward and backward. It is compiled, which takes seconds, so that the
-scheme is built to compile rarely. FlexAttention makes a kernel for each ``mask_mod``, and a graph's own rule would be one for
-each shape of rule. Here one ``mask_mod`` serves every graph, by looking bits up in a table (``_flex_masks``), and lengths are
-symbols: graphs of any structure and length share a kernel. On a window of 256 of 8192 tokens, 8 heads of 64 on 2 CPU cores, the
-lookup costs 1.1 to 1.4 times the time of the graph's own rule, a compilation 3 to 10 seconds. A kernel is made anew for another
+On a CPU it runs forward only and tells no lse; on CUDA forward and backward. It is compiled, which takes
+seconds, so that the scheme is built to compile rarely. FlexAttention makes a kernel for each ``mask_mod``,
+and a graph's own rule would be one for each shape of rule. Here one ``mask_mod`` serves every graph, by
+looking bits up in a table (``_flex_masks``), and lengths are
+symbols: graphs of any structure and length share a kernel. On a window of 256 of 8192 tokens, 8 heads of 64
+    on 2 CPU cores, the
+lookup costs 1.1 to 1.4 times the time of the graph's own rule, a compilation 3 to 10 seconds. A kernel is
+made anew for another
 
 * dtype, device, number of threads, number of heads, channels, scale, and layout of q, k and v;
 * one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
-* size of the table (few sizes: see ``_flex_masks.CAPACITIES``), and kind of score_mod: other tensors of the same shapes are no
-  new kind, other Python numbers are.
+* size of the table (few sizes: see ``_flex_masks.CAPACITIES``), and kind of score_mod: other tensors of the
+  same shapes are no new kind, other Python numbers are.
 
-Untested on a GPU: the lists of tiles for CUDA, which are no wider than their longest row; and the price of lengths that are
-symbols, for which the kernel keeps its checks at the border even if tiles divide them.
+Untested on a GPU: the lists of tiles for CUDA, which are no wider than their longest row; and the price of
+lengths that are symbols, for which the kernel keeps its checks at the border even if tiles divide them.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
@@ -43,10 +47,12 @@ FEWEST_CHANNELS = 16  # of a kernel for CUDA; fewer are filled up with zeros
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 where it is asked for (CUDA), else None.
+def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 where it is asked for
+    (CUDA), else None.
 
-    Raises NotImplementedError where the call cannot be compiled: :func:`refusal` cannot know that beforehand.
+    Raises NotImplementedError where the call cannot be compiled: :func:`unsupported_reason` cannot know that
+    beforehand.
     """
     if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
         return _nothing(call)
@@ -57,10 +63,12 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
     bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
-    return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(bad, torch.nan)
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(
+        bad, torch.nan
+    )
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why FlexAttention does not support a call in which its capabilities find nothing, or None."""
     if call.q.is_meta:
         return None
@@ -71,15 +79,12 @@ def refusal(call: Call) -> str | None:
     return reason
 
 
-def bytes_needed(call: Call) -> int:
+def bytes_needed(call: AttentionCall) -> int:
     """The lists of tiles and the table of bits, which are kept with the graph."""
     return _flex_block_mask.plan_bytes(call.graph, call.q.device)
 
 
-# -- what it cannot hold ----------------------------------------------------------------------------------------------
-
-
-def _refusal_of_transforms(call: Call) -> str | None:
+def _refusal_of_transforms(call: AttentionCall) -> str | None:
     if torch.compiler.is_compiling():
         return None
     tensors = (call.q, call.k, call.v)
@@ -90,17 +95,23 @@ def _refusal_of_transforms(call: Call) -> str | None:
     return None
 
 
-def _refusal_of_device(call: Call) -> str | None:
+def _refusal_of_device(call: AttentionCall) -> str | None:
     device = call.q.device.type
     if device == "cuda":
-        return None if _has_triton() else "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+        return (
+            None
+            if _has_triton()
+            else "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+        )
     if torch.is_grad_enabled() and call.score_mod is not None and _asked_once(call).requires_grad:
         return f"it has no backward pass on cpu, and the score_mod has parameters; {REMEDIES['backward']}, or use backend='dense'"
     return _cpu_cannot_compile()
 
 
-def _asked_once(call: Call) -> Tensor:
-    """The score_mod at the first receiver and sender: what it returns is checked, and its parameters are seen."""
+def _asked_once(call: AttentionCall) -> Tensor:
+    """The score_mod at the first receiver and sender: what it returns is checked, and its parameters are
+    seen.
+    """
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
     return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
@@ -130,21 +141,21 @@ def _has_triton() -> bool:
     return bool(has_triton())
 
 
-# -- running it -------------------------------------------------------------------------------------------------------
-
-
-def _nothing(call: Call) -> tuple[Tensor, Tensor | None]:
+def _nothing(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """The result where nobody speaks or listens; only its shape where there are no numbers."""
     shape = (*call.q.shape[:3], call.v.shape[3])
     out = call.q.new_empty(shape) if call.q.is_meta else call.q.new_zeros(shape)
     if not call.v.is_meta and not call.k.shape[2]:
-        out = out + edges.per_query_head(call.v.sum(2, keepdim=True), call.q.shape[1])  # the sum of no values, with gradients
+        out = out + edges.per_query_head(
+            call.v.sum(2, keepdim=True), call.q.shape[1]
+        )  # the sum of no values, with gradients
     lse = torch.full(shape[:3], -torch.inf, dtype=torch.float32, device=call.q.device)
     return out, lse if call.with_lse else None
 
 
-def _hears(call: Call, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal logits to the marks.
+def _hears(call: AttentionCall, marked: Tensor) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal logits to
+    the marks.
 
     Where the graph is the same for all heads, one head does it for all, whose channels are the marks of each.
     """
@@ -154,27 +165,31 @@ def _hears(call: Call, marked: Tensor) -> Tensor:
     values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
     k = torch.zeros_like(values[..., :FEWEST_CHANNELS])
     q = k[:, :, :1].expand(-1, -1, call.graph.num_dst, -1).contiguous()
-    out, _ = _run_finite(Call(q, k, values, call.graph, scale=1.0))
+    out, _ = _run_finite(AttentionCall(q, k, values, call.graph, scale=1.0))
     if not alike:
         return out[..., 0] > 0
     return edges.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
 
 
-def _run_finite(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     device, value_dim = call.q.device, call.v.shape[3]
     needs_lse = call.with_lse or call.sink_logits is not None
     q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
     plan = _flex_block_mask.plan(call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
     out, lse = _flex(q, k, v, plan, mod, call.scale, needs_lse)
-    out, lse = out[:, :, : call.graph.num_dst, :value_dim], None if lse is None else lse[:, :, : call.graph.num_dst]
+    out, lse = (
+        out[:, :, : call.graph.num_dst, :value_dim],
+        None if lse is None else lse[:, :, : call.graph.num_dst],
+    )
     if call.sink_logits is None or lse is None:
         return out, lse
     return edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
-    """At least two tokens, since an axis of size 1 would be a kernel of its own, and the channels that a kernel needs.
+    """At least two tokens, since an axis of size 1 would be a kernel of its own, and the channels that a
+    kernel needs.
 
     A score_mod knows nothing of another token: its tables may end at the last.
     """
@@ -184,7 +199,9 @@ def _filled(x: Tensor, may_add_token: bool) -> Tensor:
 
 
 def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
-    """The score_mod without tensors that it makes when it is asked: a kernel can hold only those that were there before."""
+    """The score_mod without tensors that it makes when it is asked: a kernel can hold only those that were
+    there before.
+    """
     if isinstance(score_mod, alibi):
         return partial(_sloped, _numbers(score_mod.slopes, device))
     if isinstance(score_mod, chain):
@@ -201,12 +218,20 @@ def _sloped(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, sr
     return score - slopes[h] * (dst - src).abs()
 
 
-def _chained(mods: tuple[ScoreMod, ...], score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _chained(
+    mods: tuple[ScoreMod, ...], score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     return reduce(lambda score, mod: mod(score, b, h, dst, src), mods, score)
 
 
 def _flex(
-    q: Tensor, k: Tensor, v: Tensor, plan: _flex_block_mask.Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: _flex_block_mask.Plan,
+    score_mod: ScoreMod | None,
+    scale: float,
+    with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
     on_cpu = q.device.type == "cpu"
@@ -214,11 +239,16 @@ def _flex(
         out, lse = _attention(_apart(q), _apart(k), _apart(v), *plan, score_mod, scale, with_lse)
         return _apart(out), lse
     q, k, v = (x.detach() if on_cpu else x for x in (q, k, v))
-    tokens, lists = [_of_any_size(x, 0, 2) for x in (q, k, v)], tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
+    tokens, lists = (
+        [_of_any_size(x, 0, 2) for x in (q, k, v)],
+        tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists),
+    )
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
     try:
         with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
-            result: tuple[Tensor, Tensor | None] = kernel(*tokens, plan.table, lists, score_mod, scale, with_lse)
+            result: tuple[Tensor, Tensor | None] = kernel(
+                *tokens, plan.table, lists, score_mod, scale, with_lse
+            )
     except Exception as error:
         raise _named(error) from error
     return result
@@ -240,8 +270,9 @@ def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
     """A copy has the gradient of what was copied."""
 
 
-# What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is an error, and before
-# it (torch 2.13) the kernel reads numbers that were computed in another order of axes as if they stood in their own.
+# What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
+# an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
+# if they stood in their own.
 _copied = operator("apart", "(Tensor x) -> Tensor", _copy, _like_copy, _copied_back, _keep_nothing)
 
 
@@ -253,7 +284,9 @@ def _apart(x: Tensor) -> Tensor:
 
 
 def _of_any_size(x: Tensor, *axes: int) -> Tensor:
-    """A view of x, so that the mark is not on the caller's: the sizes of these axes are symbols to the compiler."""
+    """A view of x, so that the mark is not on the caller's: the sizes of these axes are symbols to the
+    compiler.
+    """
     view = x.view_as(x)
     torch._dynamo.maybe_mark_dynamic(view, list(axes))
     return view
@@ -275,15 +308,17 @@ def _named(error: Exception) -> Exception:
             "score_mod must be made of pointwise operators and tensors that were made before it; or take backend='dense'"
         )
     if type(error) is RuntimeError and "index out of bounds" in str(error):
-        return IndexError(f"the score_mod reads beyond the end of a tensor: {str(error).splitlines()[0].split(', ')[-1]}")
+        return IndexError(
+            f"the score_mod reads beyond the end of a tensor: {str(error).splitlines()[0].split(', ')[-1]}"
+        )
     return error
 
 
 def _compiling_rarely() -> AbstractContextManager[Any]:
     """Settings under which Python numbers are constants, and tensors keep their shapes unless marked.
 
-    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a symbol. A kernel too
-    many is an error and not, as torch's default is, the slow path.
+    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a
+    symbol. A kernel too many is an error and not, as torch's default is, the slow path.
     """
     limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
     constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
@@ -335,7 +370,7 @@ BACKEND = Backend(
     "flex",
     run,
     "FlexAttention, compiled: for score_mods and masks of structure",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     compiled=True,
     recomputes=True,

@@ -1,12 +1,14 @@
-"""Results over disjoint sets of in-edges joined by log-sum-exp, each for a range of the receivers, in float32 or better.
+"""Results over disjoint sets of in-edges joined by log-sum-exp, each for a range of the receivers, in float32
+or better.
 
-``lse = log sum_p e^(lse_p)``, the share of part p is ``s_p = e^(lse_p) / sum_p e^(lse_p)`` and ``out = sum_p s_p out_p``. The
-gradient is written out, so that nothing is kept but the parts themselves: ``d_out_p = s_p g`` and
-``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
+``lse = log sum_p e^(lse_p)``, the share of part p is ``s_p = e^(lse_p) / sum_p e^(lse_p)`` and
+``out = sum_p s_p out_p``. The gradient is written out, so that nothing is kept but the parts themselves:
+``d_out_p = s_p g`` and ``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
 
-Shares are a softmax over the parts, and sum to 1 but for a rounding. As ``e^(lse_p - lse)`` they would sum to 1 but for the
-rounding of lse, which is larger the larger lse is: a receiver with all its weight on one edge would not hear quite that, and the
-difference ``g . v - g . out`` in its gradient, 0 in truth, would be as large as that rounding.
+Shares are a softmax over the parts, and sum to 1 but for a rounding. As ``e^(lse_p - lse)`` they would sum to
+1 but for the rounding of lse, which is larger the larger lse is: a receiver with all its weight on one edge
+would not hear quite that, and the difference ``g . v - g . out`` in its gradient, 0 in truth, would be as
+large as that rounding.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def merged(
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
     """One result from some, of which part p holds the receivers ``firsts[p] ..``; both in float32 or float64.
 
-    A receiver in no part gets 0 and -inf. There must be a part. A receiver whose lse is NaN passes no gradient on to other parts.
+    A receiver in no part gets 0 and -inf. There must be a part. A receiver whose lse is NaN passes no
+    gradient on to other parts.
 
     >>> a = torch.ones(1, 1, 3, 1), torch.zeros(1, 1, 3)
     >>> b = torch.full((1, 1, 1, 1), 3.0), torch.zeros(1, 1, 1)
@@ -80,11 +83,15 @@ class _Merged(torch.autograd.Function):
         return None, None, *grads
 
 
-def _delta(firsts: Sequence[int], shares: Sequence[Tensor], products: Sequence[Tensor], grad_lse: Tensor) -> Tensor:
+def _delta(
+    firsts: Sequence[int], shares: Sequence[Tensor], products: Sequence[Tensor], grad_lse: Tensor
+) -> Tensor:
     """``g . out - g_lse``, from the same of the parts."""
     delta = -grad_lse
     for first, share, product in zip(firsts, shares, products, strict=True):
-        delta = delta + _among_all(torch.where(share > 0, share * product, 0.0), first, grad_lse.shape[2], 0.0)
+        delta = delta + _among_all(
+            torch.where(share > 0, share * product, 0.0), first, grad_lse.shape[2], 0.0
+        )
     return delta
 
 
@@ -93,17 +100,27 @@ def _dtypes(flat: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.dtype]]:
 
 
 def _shares(firsts: Sequence[int], num_dst: int, parts: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """The share of each part in what its receivers hear, 0 where nobody is heard at all; and lse of all together."""
+    """The share of each part in what its receivers hear, 0 where nobody is heard at all; and lse of all
+    together.
+    """
     dtype = accumulation_dtype(parts[0].dtype)
-    tops = [_among_all(part.detach().to(dtype), first, num_dst, -torch.inf) for first, part in zip(firsts, parts, strict=True)]
+    tops = [
+        _among_all(part.detach().to(dtype), first, num_dst, -torch.inf)
+        for first, part in zip(firsts, parts, strict=True)
+    ]
     top = functools.reduce(torch.maximum, tops)
     top = top.masked_fill(top == -torch.inf, 0.0)
-    masses = [(part.to(dtype) - top.narrow(2, first, part.shape[2])).exp() for first, part in zip(firsts, parts, strict=True)]
+    masses = [
+        (part.to(dtype) - top.narrow(2, first, part.shape[2])).exp()
+        for first, part in zip(firsts, parts, strict=True)
+    ]
     total = functools.reduce(
         torch.add, [_among_all(mass, first, num_dst, 0.0) for first, mass in zip(firsts, masses, strict=True)]
     )
     whole = total.masked_fill(total == 0, 1.0)
-    shares = [mass / whole.narrow(2, first, mass.shape[2]) for first, mass in zip(firsts, masses, strict=True)]
+    shares = [
+        mass / whole.narrow(2, first, mass.shape[2]) for first, mass in zip(firsts, masses, strict=True)
+    ]
     return shares, (top + whole.log()).masked_fill(total == 0, -torch.inf)
 
 

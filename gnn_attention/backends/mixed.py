@@ -1,4 +1,5 @@
-"""Attention over a graph that is dense here and sparse there: rectangles for well filled tiles, a list for all other edges.
+"""Attention over a graph that is dense here and sparse there: rectangles for well filled tiles, a list for
+all other edges.
 
 Both parts are pieces of one plan, merged by log-sum-exp inside one operator with one backward pass.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.planner import mixed_work
@@ -16,12 +17,12 @@ from gnn_attention.graph import memoized
 MOST_EDGES = 2**28  # that a list holds within some GiB
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "mixed")
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the list of the other edges does not fit, or None."""
     edges_left: int = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
@@ -29,7 +30,7 @@ def refusal(call: Call) -> str | None:
     return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"
 
 
-def bytes_needed(call: Call) -> int:
+def bytes_needed(call: AttentionCall) -> int:
     """An estimate of the extra memory: what one call of a kernel takes."""
     return 2**27
 
@@ -38,7 +39,7 @@ BACKEND = Backend(
     "mixed",
     run,
     "tiles where they are well filled, rows for all other edges",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(

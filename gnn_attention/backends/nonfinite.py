@@ -1,7 +1,8 @@
 """Tokens that hold NaN or inf: dense kernels multiply a hidden value by weight 0, and 0 * NaN is NaN.
 
-A kernel that visits pairs which are no edges is therefore run on cleaned tokens, and the receivers that do hear one of the
-others, or are one, are made NaN afterwards (an edge carries a NaN, a non-edge carries nothing).
+A kernel that visits pairs which are no edges is therefore run on cleaned tokens, and the receivers that do
+hear one of the others, or are one, are made NaN afterwards (an edge carries a NaN, a non-edge carries
+nothing).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from gnn_attention._support.shapes import Bool, Tensor
 
 
 def surely_finite(*tensors: Tensor) -> bool:
-    """One pass over each: a sum is finite only if everything is. A GPU is asked once for all; where nobody may ask, no."""
+    """One pass over each: a sum is finite only if everything is. A GPU is asked once for all; where nobody
+    may ask, no.
+    """
     if tensors[0].is_meta:
         return True
     if not may_ask(tensors[0]):
@@ -29,7 +32,9 @@ def surely_finite(*tensors: Tensor) -> bool:
 
 
 def may_ask(x: Tensor) -> bool:
-    """False where the program must not depend on numbers: while it is compiled, or recorded as a CUDA graph."""
+    """False where the program must not depend on numbers: while it is compiled, or recorded as a CUDA
+    graph.
+    """
     return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -53,7 +58,8 @@ def poisoned(
 ) -> Bool[Tensor, "batch heads dst"]:
     """The receivers that hear a token which is not finite, or are one and hear anyone at all.
 
-    ``hears(marked)`` tells which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``.
+    ``hears(marked)`` tells which receivers ``[B, Hq, dst]`` have an edge from a marked sender
+    ``[B, Hkv, src]``.
     """
     return hears(not_finite(k) | not_finite(v)) | (not_finite(q) & hears_anyone)
 
@@ -61,7 +67,8 @@ def poisoned(
 def spoiled(lse: Tensor) -> Bool[Tensor, "batch heads dst"]:
     """The receivers whose softmax is not one: a logit was NaN, or +infinity, of which all weights are NaN.
 
-    They take no part in a backward pass over pairs that are no edges: 0 times their NaN would reach senders they do not hear.
+    They take no part in a backward pass over pairs that are no edges: 0 times their NaN would reach senders
+    they do not hear.
 
     >>> spoiled(torch.tensor([0.0, torch.nan, torch.inf, -torch.inf])).tolist()
     [False, True, True, False]

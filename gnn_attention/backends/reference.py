@@ -1,8 +1,9 @@
-"""Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
+"""Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh,
+sum.
 
-Inputs are upcast to float64 (float32 where the device has no better) before they are gathered. Edges are taken receiver by
-receiver in chunks, and each chunk is computed again for its gradient, so that a causal graph of 2048 tokens with 8 heads of 64
-stays within 2 GB; what cannot is refused with the estimate.
+Inputs are upcast to float64 (float32 where the device has no better) before they are gathered. Edges are
+taken receiver by receiver in chunks, and each chunk is computed again for its gradient, so that a causal
+graph of 2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.graph import TokenGraph, memoized
 
 MEMORY_LIMIT = 2 * 2**30
-# Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are large so that their
-# buffers, about a quarter each, are mapped and unmapped whole: smaller ones than 32 MiB leave glibc's heap in pieces, and the
-# process 10 times larger than what is in use.
+# Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are
+# large so that their buffers, about a quarter each, are mapped and unmapped whole: smaller ones than 32 MiB
+# leave glibc's heap in pieces, and the process 10 times larger than what is in use.
 CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     wide = _working_dtype(call.q)
     heads = call.q.shape[1]
@@ -41,7 +42,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     return out.to(call.q.dtype), lse.to(edges.accumulation_dtype(call.q.dtype))
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why this call does not fit, or None."""
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
@@ -49,13 +50,17 @@ def refusal(call: Call) -> str | None:
     return f"the reference would need about {needed / 2**30:.1f} GiB, its limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory: the edge lists and the larger of a chunk and the in-edges of one receiver."""
-    gathered = _bytes_per_edge(call) * min(call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call)))
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory: the edge lists and the larger of a chunk and the in-edges of one
+    receiver.
+    """
+    gathered = _bytes_per_edge(call) * min(
+        call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call))
+    )
     return call.graph.num_edges * 64 + 4 * gathered
 
 
-def _bytes_per_edge(call: Call) -> int:
+def _bytes_per_edge(call: AttentionCall) -> int:
     batch, heads, _, dim = call.q.shape
     return batch * heads * 2 * (dim + call.v.shape[-1] + 4) * _working_dtype(call.q).itemsize
 
@@ -65,12 +70,14 @@ def _working_dtype(q: Tensor) -> torch.dtype:
     return torch.float32 if q.device.type == "mps" else torch.float64
 
 
-def _most_edges(call: Call) -> int:
+def _most_edges(call: AttentionCall) -> int:
     return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
 
 
-def _chunks(call: Call) -> list[tuple[int, int, int]]:
-    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it, and no more."""
+def _chunks(call: AttentionCall) -> list[tuple[int, int, int]]:
+    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it,
+    and no more.
+    """
     graph, room = call.graph, _most_edges(call)
     if graph.num_edges <= room:
         return [(0, graph.num_dst, graph.num_edges)]
@@ -81,9 +88,11 @@ def _chunks(call: Call) -> list[tuple[int, int, int]]:
     return found
 
 
-def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
+def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
-    order = torch.argsort(dst * call.graph.num_src + src)  # by receiver, then sender: the same sums however edges are listed
+    order = torch.argsort(
+        dst * call.graph.num_src + src
+    )  # by receiver, then sender: the same sums however edges are listed
     rows = _chunks(call)
     needs_grad = torch.is_grad_enabled() and len(rows) > 1
     parts, first = [], 0
@@ -91,11 +100,15 @@ def _all_chunks(call: Call) -> tuple[Tensor, Tensor]:
         chosen = order[first : first + count]
         first += count
         arguments = (call, start, stop, src[chosen], dst[chosen], chosen)
-        parts.append(checkpoint(_some_rows, *arguments, use_reentrant=False) if needs_grad else _some_rows(*arguments))
+        parts.append(
+            checkpoint(_some_rows, *arguments, use_reentrant=False) if needs_grad else _some_rows(*arguments)
+        )
     return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
 
 
-def _some_rows(call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _some_rows(
+    call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor
+) -> tuple[Tensor, Tensor]:
     """The receivers ``start .. stop - 1``, whose in-edges are ``src -> dst``."""
     score = edges.logit(call.q[:, :, dst], call.k[:, :, src], call.scale)
     logits = call.modified(score, dst, src)
@@ -104,12 +117,16 @@ def _some_rows(call: Call, start: int, stop: int, src: Tensor, dst: Tensor, chos
     weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)
     weights = call.dropped(weights, dst, src)
     messages = weights.unsqueeze(-1) * call.v[:, :, src]
-    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1]).index_add(2, dst - start, messages)
+    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1]).index_add(
+        2, dst - start, messages
+    )
     return out, lse
 
 
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
-    """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands alone."""
+    """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands
+    alone.
+    """
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > most:
@@ -123,7 +140,7 @@ BACKEND = Backend(
     "reference",
     run,
     "edge by edge in float64, or float32 where there is no better, within 2 GiB: the oracle",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(varying_graphs=False, cached=True, instead="backend='auto'"),
 )

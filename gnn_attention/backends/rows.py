@@ -1,8 +1,8 @@
 """Attention along a list of edges: for irregular graphs, whose cost is that of their edges.
 
-A plain call runs in one fused operator, which keeps nothing of the size of the edges. One with a score_mod, a bias or dropout is
-written out on the logits of the edges, all heads of a small graph at once, else head by head, each computed again for its
-gradient. Only edges are ever read, so that a non-edge carries nothing.
+A plain call runs in one fused operator, which keeps nothing of the size of the edges. One with a score_mod, a
+bias or dropout is written out on the logits of the edges, all heads of a small graph at once, else head by
+head, each computed again for its gradient. Only edges are ever read, so that a non-edge carries nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gnn_attention._support import memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
@@ -27,12 +27,12 @@ MOST_EDGES = 2**31 - 1  # that int32 can number
 MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the list of edges does not fit, or None."""
     if call.graph.num_edges > MOST_EDGES:
         return f"it has {call.graph.num_edges} edges, the list holds at most {MOST_EDGES}"
@@ -42,8 +42,10 @@ def refusal(call: Call) -> str | None:
     return f"its list of edges would need about {needed / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory beyond outputs and gradients: the list, two numbers for each edge, and rows of one head."""
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory beyond outputs and gradients: the list, two numbers for each edge, and
+    rows of one head.
+    """
     wide = edges.accumulation_dtype(call.q.dtype).itemsize
     count, heads = call.graph.num_edges, call.q.shape[0] * call.q.shape[1]
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
@@ -51,10 +53,7 @@ def bytes_needed(call: Call) -> int:
     return count * (40 + 2 * wide * at_once) + 2 * rows
 
 
-# -- written out ------------------------------------------------------------------------------------------------------
-
-
-def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
+def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor]:
     listed = edges_of(call.graph, call.q.device)
     arguments = (csr_ops.tensors_of(listed), order_of(call.graph, call.q.device))
     batch, heads = call.q.shape[:2]
@@ -65,7 +64,7 @@ def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _part(call: Call, sample: int, head: int) -> Call:
+def _part(call: AttentionCall, sample: int, head: int) -> AttentionCall:
     """One sample and head of a call on a plain graph, with the key/value head that serves it."""
     kv_head = head * call.k.shape[1] // call.q.shape[1]
     bias = None
@@ -83,7 +82,7 @@ def _part(call: Call, sample: int, head: int) -> Call:
     )
 
 
-def _formula(call: Call, listed: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
+def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
     """``sum over in-edges of dropout(softmax(score_mod(scale q . k) + bias)) v``, and lse."""
     wide = edges.accumulation_dtype(call.q.dtype)
     q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
@@ -99,7 +98,7 @@ BACKEND = Backend(
     "rows",
     run,
     "edge by edge in time and memory of the edges: for irregular graphs",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(double_backward=False, varying_graphs=False, cached=True),

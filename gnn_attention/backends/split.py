@@ -1,8 +1,9 @@
 """A graph divided into disjoint parts, each on the kernel that does it best, joined by log-sum-exp.
 
-It is made of the other backends, and stands below them. Parts (``_parts``) are plain calls over ranges of receivers and senders;
-positions stay absolute, so that score_mods and dropout see the same edges; a bias is cut along its edges; sinks are added once,
-after the merge. Which kernel takes a part is a matter of estimates: those of ``_gpu_costs``, or of the cost model on a CPU.
+It is made of the other backends, and stands below them. Parts (``_parts``) are plain calls over ranges of
+receivers and senders; positions stay absolute, so that score_mods and dropout see the same edges; a bias is
+cut along its edges; sinks are added once, after the merge. Which kernel takes a part is a matter of
+estimates: those of ``_gpu_costs``, or of the cost model on a CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dense, flex, merge_lse, rows, tiles, triton, varlen
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu.devices import device_of
@@ -24,33 +25,40 @@ from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
 from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.graph import TokenGraph, memoized
 
-KERNELS: dict[str, Backend] = {module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)}
+KERNELS: dict[str, Backend] = {
+    module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)
+}
 JOINED = {"tiles", "rows", "flex", "triton"}  # which take many parts in one call as well as one by one
 DENSE_BYTES = 2**30  # of logits that are written out for a part
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a graph is split: for each part what it is, its receivers and senders, its edges and its backend. Print it."""
+    """How a graph is split: for each part what it is, its receivers and senders, its edges and its backend.
+    Print it.
+    """
 
     graph: str
     rows: tuple[tuple[str, tuple[int, int], tuple[int, int], int, str], ...]
 
     def __str__(self) -> str:
         """A small table."""
-        lines = [f"{self.graph} in {len(self.rows)} parts", f"{'part':<32}{'receivers':>20}{'senders':>20}{'edges':>14}  backend"]
+        lines = [
+            f"{self.graph} in {len(self.rows)} parts",
+            f"{'part':<32}{'receivers':>20}{'senders':>20}{'edges':>14}  backend",
+        ]
         for what, dst, src, count, name in self.rows:
             ranges = (f"{start} .. {stop - 1}" for start, stop in (dst, src))
             lines.append(f"{what[:31]:<32}{next(ranges):>20}{next(ranges):>20}{count:>14}  {name}")
         return "\n".join(lines)
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return _run(replace(call, with_lse=True))
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why a part finds no backend, or None."""
     try:
         _assigned(_first(call))
@@ -59,27 +67,29 @@ def refusal(call: Call) -> str | None:
     return None
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what a kernel takes.
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what
+    a kernel takes.
 
-    That of ``tiles`` stands for the kernels: a score_mod, a bias and dropout are written out, a few rectangles at a time.
+    That of ``tiles`` stands for the kernels: a score_mod, a bias and dropout are written out, a few
+    rectangles at a time.
     """
     size = call.q.shape[0] * call.q.shape[1] * call.graph.num_dst * call.v.shape[3]
     return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + tiles.bytes_needed(call)
 
 
-def planned(call: Call) -> Plan:
+def planned(call: AttentionCall) -> Plan:
     """How :func:`run` would split the call; of a graph that differs by head or sample, its first."""
     inner = _first(call)
     found = ((part.what, part.dst, part.src, part.graph.num_edges, name) for part, name in _assigned(inner))
     return Plan(repr(inner.graph), tuple(found))
 
 
-def _first(call: Call) -> Call:
+def _first(call: AttentionCall) -> AttentionCall:
     return replace(call, with_lse=True, graph=one_of(call.graph, 0, 0))
 
 
-def _run(call: Call) -> tuple[Tensor, Tensor]:
+def _run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     found = _assigned(call)
     if not found:
         return _nothing_heard(call)
@@ -93,14 +103,15 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
     return out.to(call.q.dtype), lse
 
 
-def _with_lse(name: str, call: Call) -> tuple[Tensor, Tensor]:
+def _with_lse(name: str, call: AttentionCall) -> tuple[Tensor, Tensor]:
     out, lse = KERNELS[name].run(call)
     assert lse is not None
     return out, lse
 
 
-def _in_dtype_of_parts(call: Call) -> Call:
-    """Float32 for halves on a CPU, where kernels compute in it anyway: what is to be merged is not rounded before.
+def _in_dtype_of_parts(call: AttentionCall) -> AttentionCall:
+    """Float32 for halves on a CPU, where kernels compute in it anyway: what is to be merged is not rounded
+    before.
 
     On CUDA halves stay halves, for the sake of its matrix units, and each part is rounded to them.
     """
@@ -110,7 +121,7 @@ def _in_dtype_of_parts(call: Call) -> Call:
     return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
-def _cut(call: Call, part: Part) -> Call:
+def _cut(call: AttentionCall, part: Part) -> AttentionCall:
     """The call of one part, without the sinks."""
     if part.graph is call.graph:
         return call
@@ -122,18 +133,17 @@ def _cut(call: Call, part: Part) -> Call:
     return replace(call, q=q, k=k, v=v, graph=part.graph, bias=bias, sink_logits=None)
 
 
-def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
+def _nothing_heard(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """0 for everyone, with gradients."""
     shape, wide = (*call.q.shape[:3], call.v.shape[3]), edges.accumulation_dtype(call.q.dtype)
     nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
     return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide) + nothing
 
 
-# -- which kernel -----------------------------------------------------------------------------------------------------
-
-
-def _assigned(call: Call) -> list[tuple[Part, str]]:
-    """The parts, each with its backend; all as one where the same backend would take each, but for calls without a mask."""
+def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
+    """The parts, each with its backend; all as one where the same backend would take each, but for calls
+    without a mask.
+    """
     found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
     names = {name for _, name in found}
     if len(names) == 1 and names <= JOINED:
@@ -142,19 +152,23 @@ def _assigned(call: Call) -> list[tuple[Part, str]]:
     return found
 
 
-def _backend_of(call: Call, part: Part) -> str:
+def _backend_of(call: AttentionCall, part: Part) -> str:
     """The first backend that holds the part; NotImplementedError if there is none."""
     inner, reasons = _cut(replace(call, bias=None), part), []
-    inner = inner if call.bias is None else replace(inner, bias=call.bias[..., : part.graph.num_edges])  # as long, to be asked
+    inner = (
+        inner if call.bias is None else replace(inner, bias=call.bias[..., : part.graph.num_edges])
+    )  # as long, to be asked
     for name in _order(inner):
-        reason = KERNELS[name].refusal(inner)
+        reason = KERNELS[name].unsupported_reason(inner)
         if reason is None:
             return name
         reasons.append(f"{name}: {reason}")
-    raise NotImplementedError(f"no backend holds its part {part.what!r} of {part.graph.name}: {'; '.join(reasons)}")
+    raise NotImplementedError(
+        f"no backend holds its part {part.what!r} of {part.graph.name}: {'; '.join(reasons)}"
+    )
 
 
-def _order(call: Call) -> tuple[str, ...]:
+def _order(call: AttentionCall) -> tuple[str, ...]:
     """The backends for a part, the best first."""
     if call.q.device.type == "cuda":
         return _order_on_cuda(call)
@@ -162,8 +176,10 @@ def _order(call: Call) -> tuple[str, ...]:
     return order
 
 
-def _order_on_cuda(call: Call) -> tuple[str, ...]:
-    """By the estimates for the device. FlexAttention, which compiles before it runs, only where they do not hold the call."""
+def _order_on_cuda(call: AttentionCall) -> tuple[str, ...]:
+    """By the estimates for the device. FlexAttention, which compiles before it runs, only where they do not
+    hold the call.
+    """
     graph, device = call.graph, call.q.device
     needed = dense.bytes_needed(call)
     sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
@@ -171,9 +187,14 @@ def _order_on_cuda(call: Call) -> tuple[str, ...]:
     return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
 
 
-def _by_time_on_cuda(graph: TokenGraph, sizes: Sizes, device: torch.device, written_out: bool) -> tuple[str, ...]:
+def _by_time_on_cuda(
+    graph: TokenGraph, sizes: Sizes, device: torch.device, written_out: bool
+) -> tuple[str, ...]:
     found = estimates(graph, sizes, device_of(device))
-    times = {"dense": found["written out" if written_out else "dense"].seconds, "triton": min(found[x].seconds for x in FORMS)}
+    times = {
+        "dense": found["written out" if written_out else "dense"].seconds,
+        "triton": min(found[x].seconds for x in FORMS),
+    }
     if "varlen" in found:
         times["varlen"] = found["varlen"].seconds
     return (*sorted(times, key=lambda name: times[name]), "flex", "tiles", "rows")
@@ -194,7 +215,7 @@ BACKEND = Backend(
     "split",
     run,
     "each part of the graph on the kernel for it, joined by log-sum-exp, with the options that these support",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(double_backward=False, varying_graphs=False),

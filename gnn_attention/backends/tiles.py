@@ -1,7 +1,9 @@
-"""Attention along the tiles of a graph: dense kernels on the rectangles that hold edges, and nothing elsewhere.
+"""Attention along the tiles of a graph: dense kernels on the rectangles that hold edges, and nothing
+elsewhere.
 
-The plan is worked out once for each graph (``_lowering``). A plain call runs in one fused operator on views of the tokens; one
-with a score_mod, a bias or dropout is written out, a few rectangles at a time. Time goes with the cells of the rectangles.
+The plan is worked out once for each graph (``_lowering``). A plain call runs in one fused operator on views
+of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time. Time goes
+with the cells of the rectangles.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
@@ -25,12 +27,12 @@ from gnn_attention.graph import memoized
 MASK_LIMIT = 2**32  # bytes
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "tiles") if call.is_plain else _run_written_out(call)
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the graph's masks cannot be kept, or None."""
     needed: int = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
@@ -41,12 +43,14 @@ def refusal(call: Call) -> str | None:
     )
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out logits."""
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out
+    logits.
+    """
     return 2**26 if call.is_plain else 2**28
 
 
-def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
+def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor]:
     plan = packed_plan("whole rows", call.graph, call.q.device)
     if nonfinite.surely_finite(call.q, call.k, call.v):
         return formula(call, unpacked(*plan))
@@ -56,10 +60,12 @@ def _run_written_out(call: Call) -> tuple[Tensor, Tensor]:
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 
-def _hears(call: Call, marked: Tensor, plan: Packed) -> Tensor:
+def _hears(call: AttentionCall, marked: Tensor, plan: Packed) -> Tensor:
     """Which receivers hear a marked sender: attention with equal weights to the marks."""
     marks = marked.to(torch.float32).unsqueeze(-1)
-    mean, _ = attention_op.attention(marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
+    mean, _ = attention_op.attention(
+        marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0
+    )
     return mean.squeeze(-1) > 0
 
 
@@ -67,7 +73,7 @@ BACKEND = Backend(
     "tiles",
     run,
     "dense kernels on the tiles that hold edges: for structured and block-sparse graphs",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(double_backward=False, varying_graphs=False, cached=True),

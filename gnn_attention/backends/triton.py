@@ -1,7 +1,9 @@
-"""Attention on a GPU by kernels of our own, in Triton: for irregular and block-sparse graphs, in time and memory of their edges.
+"""Attention on a GPU by kernels of our own, in Triton: for irregular and block-sparse graphs, in time and
+memory of their edges.
 
-A graph is kept in one of three forms: rows of edges, row windows with bit words, or tiles. All options run in the kernels, with
-one operator for a call. Where Python was started with ``TRITON_INTERPRET=1``, CPU tensors are taken too, slowly: for a trial.
+A graph is kept in one of three forms: rows of edges, row windows with bit words, or tiles. All options run in
+the kernels, with one operator for a call. Where Python was started with ``TRITON_INTERPRET=1``, CPU tensors
+are taken too, slowly: for a trial.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import ops, tiles
 from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, packed_rows
@@ -30,39 +32,51 @@ from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.graph import TokenGraph, memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-WIDEST = {"rows": 512, "windows": 256, "tiles": 256}  # channels of a head; wider than halves, windows and tiles hold half as many
+WIDEST = {
+    "rows": 512,
+    "windows": 256,
+    "tiles": 256,
+}  # channels of a head; wider than halves, windows and tiles hold half as many
 MOST_PROGRAMS = 2**31 - 1  # of one head on a grid
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def run(call: Call, form: str | None = None) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64; in this form, or the best."""
+def run(call: AttentionCall, form: str | None = None) -> tuple[Tensor, Tensor]:
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64; in this
+    form, or the best.
+    """
     out, lse = _run_plain(call, form)
     if call.sink_logits is None:
         return out, lse
     return edges.add_sinks(out, lse, call.sink_logits, memoized(_heard, call.graph, call.q.device)[0])
 
 
-def refusal(call: Call, form: str | None = None) -> str | None:
+def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | None:
     """Why the kernels, in this form, do not hold the call, or None."""
     return _unfit(call) or reason_against(call) or _too_much(call, form or form_name(call))
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory beyond outputs and gradients: the graph, a workspace, and numbers given for each edge."""
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory beyond outputs and gradients: the graph, a workspace, and numbers given
+    for each edge.
+    """
     numbers = has_edge_numbers(call)
-    each = 2 * edges.accumulation_dtype(call.q.dtype).itemsize * call.q.shape[0] * call.q.shape[1] if numbers else 0
+    each = (
+        2 * edges.accumulation_dtype(call.q.dtype).itemsize * call.q.shape[0] * call.q.shape[1]
+        if numbers
+        else 0
+    )
     return bytes_of(call.graph, numbers) + each * call.graph.num_edges + 2**26
 
 
-def form_name(call: Call) -> str:
+def form_name(call: AttentionCall) -> str:
     """The form that a call takes of itself; where graphs differ by head or sample, that of the first."""
     name, _ = memoized(_best_form, one_of(call.graph, 0, 0), *_head(call))
     return str(name)
 
 
-def _run_plain(call: Call, form: str | None) -> tuple[Tensor, Tensor]:
+def _run_plain(call: AttentionCall, form: str | None) -> tuple[Tensor, Tensor]:
     """A call on a plain graph."""
     slopes, softcap, before, bias = added_to_edges(call)
     problem = Problem(
@@ -88,9 +102,6 @@ def _run_plain(call: Call, form: str | None) -> tuple[Tensor, Tensor]:
 def _heard(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     """The receivers with in-edges, put on the device once: a copy in every call would wait for it."""
     return ((graph.in_degree() > 0).to(device),)
-
-
-# -- forms ------------------------------------------------------------------------------------------------------------
 
 
 def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
@@ -119,12 +130,14 @@ def _best_form(
     """(name, receivers of a block): by estimated time, and rows for heads that are too wide for blocks."""
     best = form_of(graph, Sizes(heads, dim, value_dim, dtype), device_of(device))
     wide = max(dim, value_dim) > _widest(best.name, dtype)
-    refused = best.name == "tiles" and tiles.refusal(graph) is not None
+    refused = best.name == "tiles" and tiles.unsupported_reason(graph) is not None
     return ("rows", None) if wide or refused else (best.name, best.height)
 
 
-def _head(call: Call) -> tuple[torch.device, int, int, int, torch.dtype]:
-    """What the choice of a form looks at, beside the graph; not the samples, whose number may change in a compiled program."""
+def _head(call: AttentionCall) -> tuple[torch.device, int, int, int, torch.dtype]:
+    """What the choice of a form looks at, beside the graph; not the samples, whose number may change in a
+    compiled program.
+    """
     return call.q.device, call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype
 
 
@@ -132,25 +145,25 @@ def _widest(form: str, dtype: torch.dtype) -> int:
     return WIDEST[form] // (2 if form != "rows" and dtype.itemsize > 2 else 1)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
-def _unfit(call: Call) -> str | None:
+def _unfit(call: AttentionCall) -> str | None:
     """What is not installed."""
     if not INSTALLED:
         return "it needs Triton, which is not installed; it comes with torch for CUDA on Linux: pip install triton"
     return None
 
 
-def _too_much(call: Call, form: str) -> str | None:
+def _too_much(call: AttentionCall, form: str) -> str | None:
     """Sizes."""
     width, widest = max(call.q.shape[3], call.v.shape[3]), _widest(form, call.q.dtype)
     if width > widest:
         return f"its {form} hold heads of at most {widest} channels of {call.q.dtype}, got {width}"
-    if call.q.shape[2] * (call.q.shape[1] // call.k.shape[1]) > MOST_PROGRAMS or call.k.shape[2] > MOST_PROGRAMS:
+    if (
+        call.q.shape[2] * (call.q.shape[1] // call.k.shape[1]) > MOST_PROGRAMS
+        or call.k.shape[2] > MOST_PROGRAMS
+    ):
         return f"it holds at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
     if form == "tiles" and not has_edge_numbers(call):
-        return tiles.refusal(one_of(call.graph, 0, 0))
+        return tiles.unsupported_reason(one_of(call.graph, 0, 0))
     if call.graph.num_edges > MOST_EDGES:
         needed = bytes_of(call.graph, has_edge_numbers(call)) / 2**30
         return f"its {form} would need about {needed:.0f} GiB for {call.graph.num_edges} edges, they hold at most {MOST_EDGES}"
@@ -168,7 +181,7 @@ BACKEND = Backend(
     "triton",
     run,
     "kernels of this library, in the form that suits the graph; score_mods of this library alone",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     compiled=True,
     recomputes=True,
@@ -180,7 +193,7 @@ FORM_BACKENDS = tuple(
         name=f"triton-{form}",
         run=partial(run, form=form),
         supports=f"as triton, in the form {form} for every graph",
-        refusal=partial(refusal, form=form),
+        unsupported_reason=partial(unsupported_reason, form=form),
     )
     for form in FORMS
 )

@@ -1,7 +1,8 @@
-"""Packed documents, each causal, full or under one window, through torch's variable-length flash attention on CUDA.
+"""Packed documents, each causal, full or under one window, through torch's variable-length flash attention on
+CUDA.
 
-The kernel visits nothing outside of a document or window, keeps nothing of the size of the edges and tells lse, whose gradient is
-held too (``_flash``). On a CPU ``tiles`` does the same work.
+The kernel visits nothing outside of a document or window, keeps nothing of the size of the edges and tells
+lse, whose gradient is held too (``_flash``). On a CPU ``tiles`` does the same work.
 """
 
 from __future__ import annotations
@@ -11,33 +12,37 @@ import torch
 from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.decompose import packing
 from gnn_attention.graph import TokenGraph, memoized
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
-    out, lse = flash_varlen.attention(call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale)
+    out, lse = flash_varlen.attention(
+        call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale
+    )
     return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
-def refusal(call: Call) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the sizes or the graph are unsupported, or torch has no such kernel; or None."""
     if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
     return _refusal_of_sizes(call) or _refusal_of_graph(call.graph)
 
 
-def bytes_needed(call: Call) -> int:
-    """An estimate of the extra memory: q, k, v and the output side by side, as the kernel reads and writes them."""
+def bytes_needed(call: AttentionCall) -> int:
+    """An estimate of the extra memory: q, k, v and the output side by side, as the kernel reads and writes
+    them.
+    """
     batch, heads, tokens, dim = call.q.shape
     return 4 * batch * heads * tokens * max(dim, call.v.shape[3]) * call.q.element_size()
 
 
-def _refusal_of_sizes(call: Call) -> str | None:
+def _refusal_of_sizes(call: AttentionCall) -> str | None:
     if 0 in (*call.q.shape, *call.v.shape):
         return f"it needs samples, heads, tokens and channels, got q {list(call.q.shape)} and v {list(call.v.shape)}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
@@ -69,7 +74,7 @@ BACKEND = Backend(
     "varlen",
     run,
     "packed documents with one window for all: torch's variable-length flash attention",
-    refusal,
+    unsupported_reason,
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(

@@ -49,7 +49,9 @@ class ResidentSenders:
     @property
     def needed(self) -> Int[Tensor, " senders"]:
         """Rows still attended to by the last chunk or a later receiver."""
-        rows: Tensor = (memoized(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
+        rows: Tensor = (
+            (memoized(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
+        )
         return rows
 
     def append(self, count: int) -> ResidentSenders:

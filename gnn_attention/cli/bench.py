@@ -1,7 +1,7 @@
 """The command ``gnn-attention bench``: time and memory of ``attend`` and of what is installed, as one table.
 
-It takes about a minute. The whole suite (more graphs, sizes and peers, ceilings, targets, every GPU kernel) is
-``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate`` fits the cost model behind
+It takes about a minute. The whole suite (more graphs, sizes and peers, ceilings, targets, every GPU kernel)
+is ``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate`` fits the cost model behind
 ``backend="auto"`` to this machine.
 """
 
@@ -27,7 +27,9 @@ from gnn_attention.verify.circumstances import environment
 
 __all__ = ["GRAPHS", "add_bench", "measure", "table"]
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)
+}
 TOKENS, SECONDS = 2048, 50.0
 Record = dict[str, Any]
 
@@ -60,15 +62,26 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention bench``."""
-    command = commands.add_parser("bench", help="time and memory of attention along graphs, next to what is installed")
-    command.add_argument(
-        "what", nargs="?", choices=["calibrate"], help="fit the cost model behind backend='auto' to this machine instead"
+    command = commands.add_parser(
+        "bench", help="time and memory of attention along graphs, next to what is installed"
     )
-    command.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
+    command.add_argument(
+        "what",
+        nargs="?",
+        choices=["calibrate"],
+        help="fit the cost model behind backend='auto' to this machine instead",
+    )
+    command.add_argument(
+        "--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)"
+    )
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
-    command.add_argument("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
+    command.add_argument(
+        "--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)"
+    )
     command.add_argument("--no-peers", action="store_true", help="attend alone")
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)")
+    command.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)"
+    )
     command.set_defaults(run=_bench)
 
 
@@ -86,7 +99,9 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _calibrated(args: argparse.Namespace) -> Record:
     if (args.tokens, args.device, args.dtype, args.no_peers) != (TOKENS, "cpu", None, False):
-        raise ValueError("bench calibrate takes no option but --json: it measures graphs of its own on the CPU")
+        raise ValueError(
+            "bench calibrate takes no option but --json: it measures graphs of its own on the CPU"
+        )
     with Progress("bench calibrate", len(calibrate.CASES), "cases") as shown:
         return calibrate.run_calibration(progress=shown.begin)
 
@@ -111,17 +126,20 @@ def _device(name: str) -> torch.device:
     return device
 
 
-# -- the record -------------------------------------------------------------------------------------------------------
-
-
 def measure(
-    tokens: int, device: torch.device, dtype: torch.dtype, with_peers: bool, seconds: float, shown: Progress | None = None
+    tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    with_peers: bool,
+    seconds: float,
+    shown: Progress | None = None,
 ) -> Record:
     """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
 
-    ``checks`` has one row a graph (is ``attend`` right on at most 512 tokens, by SDPA in float64), ``cases`` one
-    for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call beyond its
-    inputs) and both over those of attend (``time_ratio, memory_ratio``), or "skipped" with the ``reason``.
+    ``checks`` has one row a graph (is ``attend`` right on at most 512 tokens, by SDPA in float64), ``cases``
+    one for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call
+    beyond its inputs) and both over those of attend (``time_ratio, memory_ratio``), or "skipped" with the
+    ``reason``.
     """
     shown = shown or Progress("bench", shown=False)
     names = list(METHODS) if with_peers else [OURS]
@@ -134,19 +152,30 @@ def measure(
         checked.append({"graph": title, **largest_errors(compared.small)})
         found = compared.cases(names, partial(_begin, shown, title))
         cases += [{"graph": title, "edges": compared.graph.num_edges, **case} for case in found]
-    sizes = {"tokens": tokens, "heads": compared.heads, "dim": compared.dim, "dtype": str(dtype).removeprefix("torch.")}
-    return {"bench": "short", "schema": 1, **environment(str(device)), **sizes, "checks": checked, "cases": cases}
+    sizes = {
+        "tokens": tokens,
+        "heads": compared.heads,
+        "dim": compared.dim,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    return {
+        "bench": "short",
+        "schema": 1,
+        **environment(str(device)),
+        **sizes,
+        "checks": checked,
+        "cases": cases,
+    }
 
 
 def _begin(shown: Progress, title: str, method: str) -> None:
     shown.begin(f"{title}: {method}")
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
-
-
 def table(record: Record) -> str:
-    """A row for each graph and pass: what auto takes, and how many times its time and memory every peer does."""
+    """A row for each graph and pass: what auto takes, and how many times its time and memory every peer
+    does.
+    """
     names = list(dict.fromkeys(case["method"] for case in record["cases"]))
     skipped = (case for case in record["cases"] if case["status"] == "skipped" and not case["needs"])
     reasons = list(dict.fromkeys(case["reason"] for case in skipped))
@@ -163,11 +192,18 @@ def _head(record: Record) -> str:
 
 
 def _row(record: Record, title: str, which: str, names: list[str], reasons: list[str]) -> list[str]:
-    wanted = {case["method"]: case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which)}
+    wanted = {
+        case["method"]: case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which)
+    }
     ours, first = wanted[OURS], which == PASSES[0]
     cells = [title, f"{ours['edges']:,}"] if first else ["", ""]
     if ours["status"] == "measured":
-        cells += [which, ours["backend"], f"{_rounded(ours['seconds'] * 1e3)} ms", f"{_rounded(ours['bytes'] / 2**20)} MB"]
+        cells += [
+            which,
+            ours["backend"],
+            f"{_rounded(ours['seconds'] * 1e3)} ms",
+            f"{_rounded(ours['bytes'] / 2**20)} MB",
+        ]
     else:
         cells += [which, "-", _skipped(ours, reasons), "-"]
     return [*cells, *(_peer(wanted[name], reasons) for name in names[1:])]
@@ -195,7 +231,9 @@ def _rounded(value: float) -> str:
 
 def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _remarks(record: Record, names: list[str]) -> list[str]:
@@ -204,7 +242,11 @@ def _remarks(record: Record, names: list[str]) -> list[str]:
     verdict = f"WRONG on {', '.join(wrong)}" if wrong else "equal to SDPA in float64 up to rounding"
     lines = [f"attend, results and gradients of at most 512 tokens: {verdict}."]
     if len(names) > 1:
-        lines.append("2x, 30x: twice the time and 30 times the memory of attend; memory is the peak of a call beyond its inputs.")
+        lines.append(
+            "2x, 30x: twice the time and 30 times the memory of attend; memory is the peak of a call beyond its inputs."
+        )
     if any(case.get("needs") for case in record["cases"]):
-        lines.append("skipped, 16 GiB or 9 s: so much a call would take, judged by a smaller graph of the same form.")
+        lines.append(
+            "skipped, 16 GiB or 9 s: so much a call would take, judged by a smaller graph of the same form."
+        )
     return lines

@@ -1,7 +1,7 @@
 """The methods that ``gnn-attention bench`` compares, and how one of them is weighed and timed on a graph.
 
-Every peer first runs on a small graph of the same form. What it took there, scaled by pairs or edges, says whether
-the large graph fits into memory and time; if not, the peer is skipped with that reason.
+Every peer first runs on a small graph of the same form. What it took there, scaled by pairs or edges, says
+whether the large graph fits into memory and time; if not, the peer is skipped with that reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnn_attention import convert
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
 
@@ -54,7 +54,10 @@ class Problem:
         """The same numbers in every run."""
         rng = torch.Generator(device).manual_seed(0)
         sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
-        drawn = (torch.randn(1, n, HEADS, DIM, generator=rng, device=device, dtype=dtype).transpose(1, 2) for n in sizes)
+        drawn = (
+            torch.randn(1, n, HEADS, DIM, generator=rng, device=device, dtype=dtype).transpose(1, 2)
+            for n in sizes
+        )
         return cls(graph, *drawn)
 
     def call(self, function: Function, backward: bool) -> Callable[[], object]:
@@ -65,14 +68,13 @@ class Problem:
         return torch.no_grad()(lambda: function(*leaves))
 
 
-# -- methods ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Method:
-    """``prepare(problem)`` makes what a user would reuse (mask, edges, kernel) and returns the function of q, k and v.
+    """``prepare(problem)`` makes what a user would reuse (mask, edges, kernel) and returns the function of q,
+    k and v.
 
-    ``grows`` says what time and memory are proportional to; ``unsupported(problem, backward)`` why it cannot run.
+    ``grows`` says what time and memory are proportional to; ``unsupported(problem, backward)`` why it cannot
+    run.
     """
 
     prepare: Callable[[Problem], Function]
@@ -115,11 +117,15 @@ def _flex_unsupported(problem: Problem, backward: bool) -> str | None:
 def _transformer_conv(problem: Problem) -> Function:
     """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
     edges = problem.graph.edges_on(problem.q.device)
-    conv = importlib.import_module("torch_geometric.nn").TransformerConv(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
+    conv = importlib.import_module("torch_geometric.nn").TransformerConv(
+        HEADS * DIM, DIM, HEADS, root_weight=False, bias=False
+    )
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-        out: Tensor = conv.propagate(edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None)
+        out: Tensor = conv.propagate(
+            edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None
+        )
         return out.transpose(0, 1).unsqueeze(0)
 
     return function
@@ -133,17 +139,21 @@ METHODS = {
 }
 
 
-# -- right ------------------------------------------------------------------------------------------------------------
-
-
 def largest_errors(problem: Problem) -> dict[str, Any]:
     """Largest errors of ``attend`` and of SDPA with a mask from SDPA in float64: output and gradients.
 
-    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding; ``worst`` result.
+    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding; ``worst``
+    result.
     """
-    double = Problem(problem.graph, *(x.double() for x in (problem.q, problem.k, problem.v, problem.grad_out)))
+    double = Problem(
+        problem.graph, *(x.double() for x in (problem.q, problem.k, problem.v, problem.grad_out))
+    )
     masked = partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
-    truth, theirs, ours = _results(double, masked), _results(problem, masked), _results(problem, _attend(problem))
+    truth, theirs, ours = (
+        _results(double, masked),
+        _results(problem, masked),
+        _results(problem, _attend(problem)),
+    )
     rounding, shares = torch.finfo(problem.q.dtype).eps / 2, {}
     for position, (name, true) in enumerate(truth.items()):
         own, found = (float((x[name].double() - true).abs().max()) for x in (theirs, ours))
@@ -151,17 +161,23 @@ def largest_errors(problem: Problem) -> dict[str, Any]:
         shares[name] = found / unit / (2 if position == 0 else 3)
     worst = max(shares, key=shares.__getitem__)
     # a NaN is in no order: it must not pass
-    return {"passed": all(share <= 1 for share in shares.values()), "worst": f"{worst}: {shares[worst]:.3g} of what is allowed"}
+    return {
+        "passed": all(share <= 1 for share in shares.values()),
+        "worst": f"{worst}: {shares[worst]:.3g} of what is allowed",
+    }
 
 
 def _results(problem: Problem, function: Function) -> dict[str, Tensor]:
-    leaves = {name: x.detach().requires_grad_() for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
+    leaves = {
+        name: x.detach().requires_grad_()
+        for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
+    }
     out = function(*leaves.values())
     found = torch.autograd.grad(out, list(leaves.values()), problem.grad_out)
-    return {"output": out.detach(), **{f"gradient of {name}": x for name, x in zip(leaves, found, strict=True)}}
-
-
-# -- measuring --------------------------------------------------------------------------------------------------------
+    return {
+        "output": out.detach(),
+        **{f"gradient of {name}": x for name, x in zip(leaves, found, strict=True)},
+    }
 
 
 class SkippedError(Exception):
@@ -189,7 +205,12 @@ class Comparison:
     heads, dim = HEADS, DIM
 
     def __init__(
-        self, build: Callable[[int], TokenGraph], tokens: int, device: torch.device, dtype: torch.dtype, seconds: float
+        self,
+        build: Callable[[int], TokenGraph],
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seconds: float,
     ) -> None:
         self.graph, self.device, self.dtype, self.seconds = build(tokens), device, dtype, seconds
         self.small = Problem.draw(build(min(tokens, SMALL)), device, dtype)
@@ -206,7 +227,9 @@ class Comparison:
             begin(name)
             ready[name] = self._candidates(name)
         return [
-            case for number, which in enumerate(PASSES) for case in self._timed(which, {n: c[number] for n, c in ready.items()})
+            case
+            for number, which in enumerate(PASSES)
+            for case in self._timed(which, {n: c[number] for n, c in ready.items()})
         ]
 
     def _candidates(self, name: str) -> list[_Candidate | SkippedError]:
@@ -225,7 +248,9 @@ class Comparison:
         return found
 
     def _check(self, name: str, method: Method, backward: bool) -> None:
-        """SkippedError where it is unsupported, or by what the small graph took needs too much memory or time."""
+        """SkippedError where it is unsupported, or by what the small graph took needs too much memory or
+        time.
+        """
         reason = method.unsupported(self.large, backward)
         if reason is not None:
             raise SkippedError(reason)
@@ -242,7 +267,9 @@ class Comparison:
             raise SkippedError(f"{name} needs about {size}, {room / 2**30:,.1f} GiB are free", size)
         seconds = factor * _seconds(call, self.device)
         if seconds > LONGEST:
-            raise SkippedError(f"a call of {name} takes about {seconds:.2g} s, the limit is {LONGEST:g}", f"{seconds:.2g} s")
+            raise SkippedError(
+                f"a call of {name} takes about {seconds:.2g} s, the limit is {LONGEST:g}", f"{seconds:.2g} s"
+            )
 
     def _candidate(self, name: str, call: Callable[[], object]) -> _Candidate:
         call()  # plans and compilers
@@ -257,19 +284,37 @@ class Comparison:
         rounds = int(min(ROUNDS, max(1, self.seconds / 4 / max(once, 1e-9))))
         for number in range(rounds):
             for one in candidates:
-                one.samples[number] = _seconds(one.call, self.device, max(1, int(0.01 / max(one.first, 1e-7))))
+                one.samples[number] = _seconds(
+                    one.call, self.device, max(1, int(0.01 / max(one.first, 1e-7)))
+                )
         return [self._case(which, name, one, ready[OURS]) for name, one in ready.items()]
 
-    def _case(self, which: str, name: str, one: _Candidate | SkippedError, ours: _Candidate | SkippedError) -> dict[str, Any]:
+    def _case(
+        self, which: str, name: str, one: _Candidate | SkippedError, ours: _Candidate | SkippedError
+    ) -> dict[str, Any]:
         place = {"pass": which, "method": name}
         if isinstance(one, SkippedError):
             return {**place, "status": "skipped", "reason": one.reason, "needs": one.needs}
-        found = {**place, "status": "measured", "seconds": statistics.median(one.samples.values()), "bytes": one.bytes}
+        found = {
+            **place,
+            "status": "measured",
+            "seconds": statistics.median(one.samples.values()),
+            "bytes": one.bytes,
+        }
         if isinstance(ours, SkippedError):
             return {**found, "time_ratio": None, "memory_ratio": None}
         ratio = statistics.median(one.samples[number] / ours.samples[number] for number in one.samples)
-        taken = {"backend": choose(Call.checked(self.large.q, self.large.k, self.large.v, self.graph)).name}
-        return {**found, **(taken if name == OURS else {}), "time_ratio": ratio, "memory_ratio": one.bytes / max(ours.bytes, 1)}
+        taken = {
+            "backend": choose(
+                AttentionCall.checked(self.large.q, self.large.k, self.large.v, self.graph)
+            ).name
+        }
+        return {
+            **found,
+            **(taken if name == OURS else {}),
+            "time_ratio": ratio,
+            "memory_ratio": one.bytes / max(ours.bytes, 1),
+        }
 
 
 def _first_line(error: Exception) -> str:
@@ -278,7 +323,8 @@ def _first_line(error: Exception) -> str:
 
 def _seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
     """Of one call; on a GPU until it is done."""
-    # torch.utils.benchmark.Timer would call it twice more before every sample, which a peer's slow call has no time for
+    # torch.utils.benchmark.Timer would call it twice more before every sample, which a peer's slow call has
+    # no time for
     _synchronize(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -311,7 +357,9 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault(QUIET, "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         call()
     events: Any = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")

@@ -1,7 +1,9 @@
-"""The constants of the cost model behind ``backend="auto"``, fitted to a few calls: ``gnn-attention bench calibrate``.
+"""The constants of the cost model behind ``backend="auto"``, fitted to a few calls:
+``gnn-attention bench calibrate``.
 
-Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and differs; the constants
-are those that come nearest to the measured times, each relative to itself, in half a minute. See
+Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and
+differs; the constants are those that come nearest to the measured times, each relative to itself, in half a
+minute. See
 :mod:`gnn_attention.backends.cost_model`.
 """
 
@@ -40,12 +42,22 @@ CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
     "many nodes": ("rows", lambda: patterns.random_senders(16384, 4)),
     "many edges": ("rows", lambda: patterns.random_senders(8192, 48)),
 }
-PARTS = {"calls": "call", "rectangles": "rectangle", "weighted_cells": "cell", "edges": "edge", "nodes": "node"}
+PARTS = {
+    "calls": "call",
+    "rectangles": "rectangle",
+    "weighted_cells": "cell",
+    "edges": "edge",
+    "nodes": "node",
+}
 PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}  # what is visited -> its constant
 
 
-def run_calibration(path: Path | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Measure, fit, save the constants in ``path`` (the file that ``auto`` reads unless given); returns the record."""
+def run_calibration(
+    path: Path | None = None, progress: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Measure, fit, save the constants in ``path`` (the file that ``auto`` reads unless given); returns the
+    record.
+    """
     path = path_of_costs() if path is None else path
     _check_folder(path)
     seconds, works = {}, {}
@@ -68,17 +80,22 @@ def run_calibration(path: Path | None = None, progress: Callable[[str], None] | 
 
 
 def _check_folder(path: Path) -> None:
-    """OSError, before anything is measured in vain, where the constants cannot be written: a HOME that is read only."""
+    """OSError, before anything is measured in vain, where the constants cannot be written: a HOME that is
+    read only.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise OSError(f"{path} cannot be written ({error.strerror}): set GNN_ATTENTION_COSTS to a file that can") from None
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}): set GNN_ATTENTION_COSTS to a file that can"
+        ) from None
 
 
 def fitted(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:
-    """The constants by which :meth:`Costs.seconds` is nearest to the times; what no case measures keeps its default.
+    """The constants by which :meth:`Costs.seconds` is nearest to the times; what no case measures keeps its
+    default.
 
     >>> work = [Work(calls=1, edges=1000), Work(calls=1, edges=9000)]
     >>> found = fitted(work, [Costs(call=7e4, edge=5.0).seconds(w, 8) for w in work])
@@ -87,20 +104,28 @@ def fitted(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) 
     """
     names = [name for name in PARTS if any(getattr(work, name) for work in works)]
     scale = [1.0 if name == "calls" else float(heads) for name in names]
-    visited = torch.tensor([[getattr(work, name) * s for name, s in zip(names, scale, strict=True)] for work in works]).double()
+    visited = torch.tensor(
+        [[getattr(work, name) * s for name, s in zip(names, scale, strict=True)] for work in works]
+    ).double()
     wanted = torch.tensor(seconds, dtype=torch.float64) * 1e9
     default = torch.tensor([getattr(Costs(), PARTS[name]) for name in names], dtype=torch.float64)
     constants = _least_squares(visited / wanted.unsqueeze(1), default)
-    return replace(Costs(), **{PARTS[name]: value for name, value in zip(names, constants.tolist(), strict=True)})
+    return replace(
+        Costs(), **{PARTS[name]: value for name, value in zip(names, constants.tolist(), strict=True)}
+    )
 
 
 def _least_squares(shares: Tensor, default: Tensor) -> Tensor:
-    """The constants for which each row of ``shares`` sums nearest to 1; one that would cost nothing keeps its default."""
+    """The constants for which each row of ``shares`` sums nearest to 1; one that would cost nothing keeps its
+    default.
+    """
     free = torch.ones_like(default, dtype=torch.bool)
     constants = default.clone()
     while free.any():
         rest = 1.0 - shares[:, ~free] @ default[~free]
-        constants[free] = torch.linalg.lstsq(shares[:, free] * default[free], rest, driver="gelsd").solution * default[free]
+        constants[free] = (
+            torch.linalg.lstsq(shares[:, free] * default[free], rest, driver="gelsd").solution * default[free]
+        )
         absurd = free & (constants < 0.01 * default)
         if not absurd.any():
             break
@@ -119,9 +144,13 @@ def _work(backend: str, graph: TokenGraph) -> Work:
 
 def _measured(graph: TokenGraph, backend: str) -> float:
     """The median time of a forward pass."""
-    q, k, v = (torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in (graph.num_dst, graph.num_src, graph.num_src))
+    q, k, v = (
+        torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in (graph.num_dst, graph.num_src, graph.num_src)
+    )
     names = {"attend": attend, "q": q, "k": k, "v": v, "graph": graph, "backend": backend}
-    timer = Timer("attend(q, k, v, graph, backend=backend)", globals=names, num_threads=torch.get_num_threads())
+    timer = Timer(
+        "attend(q, k, v, graph, backend=backend)", globals=names, num_threads=torch.get_num_threads()
+    )
     with torch.no_grad():
         attend(q, k, v, graph, backend=backend)  # its plan is made once
         return float(timer.adaptive_autorange(max_run_time=2.0).median)
@@ -131,7 +160,13 @@ def text(record: dict[str, Any]) -> str:
     """The constants next to their defaults, and the times next to what they predict."""
     lines = [f"{'constant (ns)':<24}{'here':>12}{'default':>12}"]
     for part in fields(Costs):
-        lines.append(f"{part.name:<24}{record['costs'][part.name]:>12.2f}{getattr(Costs(), part.name):>12.2f}")
+        lines.append(
+            f"{part.name:<24}{record['costs'][part.name]:>12.2f}{getattr(Costs(), part.name):>12.2f}"
+        )
     lines += ["", f"{'case':<24}{'ms':>12}{'predicted':>12}"]
-    lines += [f"{c['case']:<24}{c['seconds'] * 1e3:>12.3f}{c['predicted'] * 1e3:>12.3f}" for c in record["cases"]]
-    return "\n".join([*lines, "", f"saved in {record['file']}, which backend='auto' reads in processes to come"])
+    lines += [
+        f"{c['case']:<24}{c['seconds'] * 1e3:>12.3f}{c['predicted'] * 1e3:>12.3f}" for c in record["cases"]
+    ]
+    return "\n".join(
+        [*lines, "", f"saved in {record['file']}, which backend='auto' reads in processes to come"]
+    )

@@ -21,7 +21,9 @@ from gnn_attention.verify.report import Report, Result
 
 def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention verify``."""
-    command = added.add_parser("verify", help="check every form and backend against dense attention in float64")
+    command = added.add_parser(
+        "verify", help="check every form and backend against dense attention in float64"
+    )
     add_options(command)
     command.set_defaults(run=verified)
 
@@ -34,14 +36,30 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
     add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    add("--graph", action="append", choices=list(GRAPHS), help="only this graph; may be repeated", metavar="NAME")
+    add(
+        "--graph",
+        action="append",
+        choices=list(GRAPHS),
+        help="only this graph; may be repeated",
+        metavar="NAME",
+    )
     add("--seed", type=int, default=0, help="of the random inputs (default 0)")
     add("--no-trained", action="store_true", help="leave out the trained model")
     add("--jobs", type=int, metavar="N", help="checks at once (default: one for each processor, on a GPU 1)")
     add("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write every result as it comes (no FILE: to stdout)")
+    add(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write every result as it comes (no FILE: to stdout)",
+    )
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
-    add("--status", action="store_true", help="run nothing: say what is verified on a GPU, and whether it stands")
+    add(
+        "--status",
+        action="store_true",
+        help="run nothing: say what is verified on a GPU, and whether it stands",
+    )
 
 
 def verified(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int:
@@ -65,7 +83,9 @@ def verified(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int
     return 0 if report.ok else 1
 
 
-def _run(args: argparse.Namespace, place: str | None, resumed: Report | None, more: Sequence[verify.Group]) -> Report:
+def _run(
+    args: argparse.Namespace, place: str | None, resumed: Report | None, more: Sequence[verify.Group]
+) -> Report:
     with Progress("verify", unit="checks") as progress:
 
         def show(done: int, due: int, result: Result) -> None:

@@ -150,7 +150,9 @@ class Entry:
     @property
     def edges_per_token(self) -> float | None:
         """Mean number of senders that a receiver of the example attends to, in one head."""
-        return self.edges / (self.tokens * (self.heads or 1)) if self.tokens and self.edges is not None else None
+        return (
+            self.edges / (self.tokens * (self.heads or 1)) if self.tokens and self.edges is not None else None
+        )
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
@@ -173,7 +175,9 @@ def listing(found: Iterable[Entry], width: int = 100) -> str:
         rate = entry.edges_per_token
         counted = "a value for each edge" if rate is None else f"{rate:.3g} senders each"
         lines += ["", f"  {entry.example}".ljust(width - len(counted) - 1) + f" {counted}"]
-        lines += textwrap.wrap(entry.definition.replace("``", "`"), width, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(
+            entry.definition.replace("``", "`"), width, initial_indent="    ", subsequent_indent="    "
+        )
     return "\n".join(lines[1:])
 
 
@@ -181,7 +185,14 @@ def _entry(name: str) -> Entry:
     builder, example = getattr(patterns, name), EXAMPLES[name]
     made = expressions.evaluate(example)
     sizes = (made.num_dst, made.num_edges, made.heads) if isinstance(made, TokenGraph) else (None, None, None)
-    return Entry(name, _family(builder), _first_sentence(builder), f"{name}{expressions.parameters(builder)}", example, *sizes)
+    return Entry(
+        name,
+        _family(builder),
+        _first_sentence(builder),
+        f"{name}{expressions.parameters(builder)}",
+        example,
+        *sizes,
+    )
 
 
 def _family(builder: Any) -> str:

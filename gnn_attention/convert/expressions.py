@@ -34,7 +34,16 @@ from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT", "evaluate", "parameters", "parse", "randn", "tensor"]
+__all__ = [
+    "FUNCTIONS",
+    "LARGEST_NUMBER",
+    "LONGEST_TEXT",
+    "evaluate",
+    "parameters",
+    "parse",
+    "randn",
+    "tensor",
+]
 
 LONGEST_TEXT = 10_000
 # brackets and operators inside one another
@@ -193,7 +202,11 @@ class _Reader:
         if isinstance(node.op, ast.Invert):
             return ~self.graph(node.operand, depth + 1)
         number = self.value(node.operand, depth + 1)
-        if isinstance(node.op, ast.USub) and isinstance(number, (int, float)) and not isinstance(number, bool):
+        if (
+            isinstance(node.op, ast.USub)
+            and isinstance(number, (int, float))
+            and not isinstance(number, bool)
+        ):
             return -number
         return self.refuse(node, "of operators with one operand there are ~ of a graph and - of a number")
 
@@ -213,19 +226,26 @@ class _Reader:
             self.refuse(node.right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
         self.check_pairs(node, "**", base)
         if base.num_dst * base.num_src * hops > MOST_PAIRS:
-            self.refuse(node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer hops or tokens")
+            self.refuse(
+                node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer hops or tokens"
+            )
         result: TokenGraph = self.attempt(node, TokenGraph.__pow__, base, hops)
         return result
 
     def check_pairs(self, node: ast.expr, what: str, *arguments: object) -> None:
         pairs = max((graph.num_dst * graph.num_src for graph in _graphs(arguments)), default=0)
         if pairs > MOST_PAIRS:
-            self.refuse(node, f"{what} lists the edges of its graphs, here of {pairs} pairs; at most {MOST_PAIRS} are looked at")
+            self.refuse(
+                node,
+                f"{what} lists the edges of its graphs, here of {pairs} pairs; at most {MOST_PAIRS} are looked at",
+            )
 
     def call(self, node: ast.Call, depth: int) -> Any:
         """A builder, or a method of a graph."""
         function = self.function(node, depth)
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or None in [k.arg for k in node.keywords]:
+        if any(isinstance(argument, ast.Starred) for argument in node.args) or None in [
+            k.arg for k in node.keywords
+        ]:
             self.refuse(node, "arguments are written out, * and ** of arguments are not read")
         positional = [self.value(argument, depth + 1) for argument in node.args]
         named = {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords}
@@ -243,7 +263,9 @@ class _Reader:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-                return self.refuse(node, f"a graph has no method {_shorten(name)!r} here; there are .T, {_methods()}")
+                return self.refuse(
+                    node, f"a graph has no method {_shorten(name)!r} here; there are .T, {_methods()}"
+                )
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
@@ -255,7 +277,10 @@ class _Reader:
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
         """One graph of a builder that makes several."""
-        several, number = self.value(node.value, depth + 1), self.value(node.slice, depth + 1) if _is_index(node.slice) else None
+        several, number = (
+            self.value(node.value, depth + 1),
+            self.value(node.slice, depth + 1) if _is_index(node.slice) else None,
+        )
         if not isinstance(several, tuple) or isinstance(number, bool) or not isinstance(number, int):
             self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
         if not -len(several) <= number < len(several):
@@ -310,11 +335,15 @@ def _syntax_tree(text: str) -> ast.expr:
         place = text[column - 1 : column + 20] or "the end"
         raise ValueError(f"column {column}, {place!r}: not an expression ({error.msg}); {ALLOWED}") from None
     except UnicodeEncodeError:
-        raise ValueError(f"column 1, {_shorten(ascii(text))}: not an expression (half a character); {ALLOWED}") from None
+        raise ValueError(
+            f"column 1, {_shorten(ascii(text))}: not an expression (half a character); {ALLOWED}"
+        ) from None
     except ValueError as error:  # a null byte, before Python 3.11.4
         raise ValueError(f"column 1, {_shorten(text)!r}: not an expression ({error}); {ALLOWED}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"column 1, {_shorten(text)!r}: more than {DEEPEST} brackets and operators inside one another") from None
+        raise ValueError(
+            f"column 1, {_shorten(text)!r}: more than {DEEPEST} brackets and operators inside one another"
+        ) from None
 
 
 def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
@@ -351,7 +380,9 @@ def _kind(value: object) -> str:
         return "a graph"
     word = type(value).__name__
     return (
-        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}" if isinstance(value, (bool, int, float, str)) else f"a {word}"
+        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}"
+        if isinstance(value, (bool, int, float, str))
+        else f"a {word}"
     )
 
 

@@ -87,10 +87,14 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
-        raise ValueError(f"a file holds a graph whose receivers and senders are the same tokens, from 0 on, got {graph!r}")
+        raise ValueError(
+            f"a file holds a graph whose receivers and senders are the same tokens, from 0 on, got {graph!r}"
+        )
     text = "".join(form(graph)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
     if text is None or len(text) > MOST_BYTES:
-        raise ValueError(f"{graph!r} has {graph.num_edges:,} edges, which do not fit into the {MOST_BYTES:,} bytes that are read")
+        raise ValueError(
+            f"{graph!r} has {graph.num_edges:,} edges, which do not fit into the {MOST_BYTES:,} bytes that are read"
+        )
     atomic_files.write(path, text)
 
 
@@ -119,7 +123,9 @@ def _adjacency_list(text: str) -> _Found:
 def _graphml(text: str) -> _Found:
     """Parsed by networkx with Python's own XML parser, which would follow the entities of a DOCTYPE."""
     if forbidden := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
-        raise ValueError(f"it has a {forbidden[1].upper()}, which may define entities without limit; take that part out")
+        raise ValueError(
+            f"it has a {forbidden[1].upper()}, which may define entities without limit; take that part out"
+        )
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     import networkx as nx
@@ -132,7 +138,9 @@ def _graphml(text: str) -> _Found:
     label_of: dict[int, str] = {}
     for label, token in number.items():
         if (other := label_of.setdefault(token, label)) != label:
-            raise ValueError(f"its nodes {other!r} and {label!r} are the same number: write every number in one way")
+            raise ValueError(
+                f"its nodes {other!r} and {label!r} are the same number: write every number in one way"
+            )
     edges = [(number[u], number[v]) for u, v in graph.edges()]
     if not graph.is_directed():
         edges = [pair for u, v in edges for pair in ((u, v), (v, u))]
@@ -160,7 +168,9 @@ def _token(word: str, number: int) -> int:
 def _size(found: _Found, given: int | None) -> int:
     """The number of tokens, as given or as the file says; ValueError where labels do not fit."""
     if None not in (given, found.size) and given != found.size:
-        raise ValueError(f"it says that there are {found.size} tokens, num_tokens={given}; leave num_tokens out")
+        raise ValueError(
+            f"it says that there are {found.size} tokens, num_tokens={given}; leave num_tokens out"
+        )
     size = found.size if given is None else given
     if size is None:
         size = len(found.nodes)

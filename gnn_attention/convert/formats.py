@@ -51,20 +51,26 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     if mask.is_meta:
         raise ValueError("mask must hold values, got a tensor on the meta device, which has shapes alone")
     if not 2 <= mask.dim() <= 4:
-        raise ValueError(f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}")
+        raise ValueError(
+            f"mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], got {list(mask.shape)}"
+        )
     if 0 in mask.shape[:-2]:
         raise ValueError(f"the heads and batch of a mask must be at least 1, got shape {list(mask.shape)}")
     natural = "attend" if mask.dtype == torch.bool else "additive"
     meaning = checks.choice("meaning", meaning or natural, MEANINGS)
     if (meaning == "additive") != mask.is_floating_point():
-        raise TypeError(f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: additive masks are float, the others bool")
+        raise TypeError(
+            f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: additive masks are float, the others bool"
+        )
     wide = mask.detach().cpu()[(None,) * (4 - mask.dim())]
     if meaning == "additive":
         return _from_additive(mask[(None,) * (4 - mask.dim())], additive_edges(wide))
     return _from_table(wide if meaning == "attend" else ~wide)
 
 
-def from_edge_index(edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False) -> TokenGraph:
+def from_edge_index(
+    edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False
+) -> TokenGraph:
     """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce)
 
@@ -87,13 +93,17 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
     if order is None:
         if set(graph.nodes) != set(range(len(graph))):
             shown = ", ".join(map(repr, list(graph.nodes)[:3]))
-            raise ValueError(f"order is needed for nodes that are not labelled 0 .. {len(graph) - 1} (got {shown}, ...)")
+            raise ValueError(
+                f"order is needed for nodes that are not labelled 0 .. {len(graph) - 1} (got {shown}, ...)"
+            )
         order = range(len(graph))
     order = _node_list(order)
     position = {node: i for i, node in enumerate(order)}
     if len(position) != len(order) or set(position) != set(graph.nodes):
         wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
-        raise ValueError(f"order must hold every node once; missing, unknown or repeated: {wrong[:3] or 'a repeated node'}")
+        raise ValueError(
+            f"order must hold every node once; missing, unknown or repeated: {wrong[:3] or 'a repeated node'}"
+        )
     pairs = [(position[u], position[v]) for u, v in graph.edges()]
     if not graph.is_directed():
         pairs = [pair for u, v in pairs for pair in ((u, v), (v, u))]
@@ -119,7 +129,9 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
     pairs = graph.edge_index.t().tolist()
     if graph.num_dst != graph.num_src:
         if labels is not None:
-            raise ValueError("labels name the nodes of a square graph; this one has two kinds of nodes, src and dst")
+            raise ValueError(
+                "labels name the nodes of a square graph; this one has two kinds of nodes, src and dst"
+            )
         result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
         result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
         result.add_edges_from((("src", j), ("dst", i)) for j, i in pairs)
@@ -132,7 +144,9 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
     return result
 
 
-def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, coalesce: bool = False) -> TokenGraph:
+def from_pyg(
+    data: Any, num_dst: int | None = None, num_src: int | None = None, coalesce: bool = False
+) -> TokenGraph:
     """The graph of a torch_geometric ``Data`` (its ``edge_index`` or ``adj_t``), an ``EdgeIndex``, or a
     sparse ``adj_t``.
 
@@ -162,7 +176,10 @@ def from_pyg(data: Any, num_dst: int | None = None, num_src: int | None = None, 
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout != torch.strided:
         edges = _adjacency_edges(data)
-        num_dst, num_src = _agree("num_dst", num_dst, data.shape[0]), _agree("num_src", num_src, data.shape[1])
+        num_dst, num_src = (
+            _agree("num_dst", num_dst, data.shape[0]),
+            _agree("num_src", num_src, data.shape[1]),
+        )
         return _with_sizes(edges, num_dst, num_src, coalesce)
     if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
         return _with_sizes(data, num_dst, num_dst if num_src is None else num_src, coalesce)
@@ -188,13 +205,17 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     edges = checks.instance("graph", graph, TokenGraph).edge_index
     if kind == "adj_t":
         ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
-        return torch.sparse_coo_tensor(edges.flip(0), ones, size, device=edges.device, check_invariants=False).coalesce()
+        return torch.sparse_coo_tensor(
+            edges.flip(0), ones, size, device=edges.device, check_invariants=False
+        ).coalesce()
     if kind == "edge_index":
         from torch_geometric import EdgeIndex
 
         return EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
     if graph.num_dst != graph.num_src:
-        raise ValueError(f"a Data has one kind of node, but {graph!r} has two; use kind='edge_index' or 'adj_t'")
+        raise ValueError(
+            f"a Data has one kind of node, but {graph!r} has two; use kind='edge_index' or 'adj_t'"
+        )
     from torch_geometric.data import Data
 
     return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
@@ -214,7 +235,9 @@ def additive_edges(mask: Tensor) -> Tensor:
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
     if mask.numel() and ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
-        raise ValueError("a float mask of zeros and ones is no additive mask (it would add 1 to logits): use mask.bool()")
+        raise ValueError(
+            "a float mask of zeros and ones is no additive mask (it would add 1 to logits): use mask.bool()"
+        )
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
     return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 
@@ -245,7 +268,9 @@ def _from_table(mask: Tensor) -> TokenGraph:
     return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **varies)
 
 
-def _in_table(mask: Tensor, by_batch: int, by_head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _in_table(
+    mask: Tensor, by_batch: int, by_head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     return mask.to(dst.device)[b * by_batch, h * by_head, dst, src]
 
 
@@ -256,7 +281,9 @@ def _adjacency_edges(adjacency: Tensor) -> Tensor:
         return torch.stack([adjacency.col_indices().to(torch.int64), dst])
     if adjacency.layout == torch.sparse_coo:
         return adjacency._indices().flip(0)  # as stored: a duplicate must be seen, not summed
-    raise ValueError(f"a sparse adj_t must be COO or CSR with receivers as rows, got {adjacency.layout}; use .to_sparse_csr()")
+    raise ValueError(
+        f"a sparse adj_t must be COO or CSR with receivers as rows, got {adjacency.layout}; use .to_sparse_csr()"
+    )
 
 
 def _known_nodes(data: Any) -> int | None:
@@ -267,11 +294,15 @@ def _known_nodes(data: Any) -> int | None:
 
 def _agree(name: str, given: int | None, known: int | None) -> int | None:
     if given is not None and known is not None and given != known:
-        raise ValueError(f"{name}={given} contradicts the object, which has {known}; leave {name} out or mend the object")
+        raise ValueError(
+            f"{name}={given} contradicts the object, which has {known}; leave {name} out or mend the object"
+        )
     return known if given is None else given
 
 
 def _with_sizes(edges: Tensor, num_dst: int | None, num_src: int | None, coalesce: bool) -> TokenGraph:
     if num_dst is None or num_src is None:
-        raise ValueError("num_dst and num_src are needed: this edge_index does not know how many nodes there are")
+        raise ValueError(
+            "num_dst and num_src are needed: this edge_index does not know how many nodes there are"
+        )
     return TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name="pyg")

@@ -14,7 +14,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives, subgraphs
 from gnn_attention.distributed.attention import ALIKE, EXCHANGES, check_backend, run, with_bias
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
@@ -116,7 +116,9 @@ def attend(
     try:
         view = local(graph, partition, ranks, exchange)
         check_backend(backend)
-        call = Call.checked(q, k, v, view, scale, score_mod, None, sink_logits, dropout, with_lse=True)
+        call = AttentionCall.checked(
+            q, k, v, view, scale, score_mod, None, sink_logits, dropout, with_lse=True
+        )
         call = with_bias(call, bias)
     except WRONG_ARGUMENT as error:
         failure = f"{type(error).__name__}: {error}"
@@ -205,9 +207,6 @@ def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any, excha
     values |= {"whole": graph, "partition": partition, "rank": rank, "group": group, "exchange": exchange}
     again = partial(local, partition=partition, group=group, exchange=exchange)
     return RankGraph(**values, run=run, again=again)
-
-
-# -- checks -----------------------------------------------------------------------------------------------
 
 
 def _group(group: Any) -> Any:

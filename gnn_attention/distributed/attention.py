@@ -21,7 +21,7 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.backends.dropout import dropped
 from gnn_attention.distributed import planner, subgraphs
@@ -52,7 +52,7 @@ Result = tuple[Tensor, Tensor]  # out in float32 or better, lse
 
 
 @not_compiled
-def run(call: Call, backend: BackendLike) -> Result:
+def run(call: AttentionCall, backend: BackendLike) -> Result:
     """``out [B, Hq, own dst, Dv]`` in the dtype of q and ``lse`` of a call on a :class:`RankGraph`. A
     collective.
 
@@ -65,7 +65,7 @@ def run(call: Call, backend: BackendLike) -> Result:
     return result
 
 
-def _run(call: Call, backend: BackendLike) -> Result:
+def _run(call: AttentionCall, backend: BackendLike) -> Result:
     graph: Any = call.graph
     assert isinstance(graph, RankGraph)
     check_backend(backend)
@@ -85,7 +85,7 @@ def choose_exchange(graph: RankGraph) -> str:
     return exchange
 
 
-def in_merge_dtype(call: Call) -> Call:
+def in_merge_dtype(call: AttentionCall) -> AttentionCall:
     """On a CPU halves become float32, in which its kernels compute anyway, so that merging does not round.
 
     On CUDA halves stay halves, and each part is rounded to them, for the sake of the matrix units.
@@ -103,20 +103,19 @@ def check_backend(backend: BackendLike) -> None:
         raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {kind}")
 
 
-def with_bias(call: Call, bias: Tensor | None) -> Call:
+def with_bias(call: AttentionCall, bias: Tensor | None) -> AttentionCall:
     """The call on a :class:`RankGraph` with a number for each in-edge of its receivers, checked."""
     if bias is None:
         return call
     graph: Any = call.graph
     rows = subgraphs.rank_rows(graph.whole, graph.partition, graph.rank)
     k, v = (_placeholder(x, rows.num_src) for x in (call.k, call.v))
-    return replace(call, bias=Call.checked(call.q, k, v, rows, bias=bias).bias)
+    return replace(call, bias=AttentionCall.checked(call.q, k, v, rows, bias=bias).bias)
 
 
-# -- the exchanges ----------------------------------------------------------------------------------------
-
-
-def _at_once(call: Call, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype) -> Result:
+def _at_once(
+    call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
+) -> Result:
     """Own senders while the others travel, in ``dtype``, then those that arrived."""
     own, other = subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange)
     if exchange == "halo":
@@ -131,7 +130,9 @@ def _at_once(call: Call, graph: RankGraph, exchange: str, backend: BackendLike, 
     return _with_collectives(edges.merge(*first, *second), call, arrived)
 
 
-def _ring(call: Call, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype) -> Result:
+def _ring(
+    call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
+) -> Result:
     """The senders of each rank, from the own ones backwards, each block sent on while it is in use."""
     parts = subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange)
     sizes, last, rows = graph.partition.src.sizes, len(parts) - 1, _rows(call.k, call.v)
@@ -147,7 +148,7 @@ def _ring(call: Call, graph: RankGraph, exchange: str, backend: BackendLike, dty
     return _with_collectives(total, call, rows)
 
 
-def _with_collectives(total: Result, call: Call, arrived: Tensor) -> Result:
+def _with_collectives(total: Result, call: AttentionCall, arrived: Tensor) -> Result:
     """On every rank the backward pass reaches q, the exchange of k and v, and all learned tensors."""
     learned: list[Tensor] = list(call.score_mod.parameters()) if isinstance(call.score_mod, nn.Module) else []
     learned += [] if call.bias is None else [call.bias]
@@ -175,11 +176,8 @@ def _has_in_edges(graph: RankGraph, exchange: str) -> Bool[Tensor, "..."]:
     return found
 
 
-# -- one subgraph -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
-class _CallAtPositions(Call):
+class _CallAtPositions(AttentionCall):
     """A call over a subgraph with gaps: dropout is keyed by the positions in the tables."""
 
     dst_at: Tensor | None = None
@@ -209,7 +207,7 @@ def _looked_up(table: Tensor | None, row: Tensor) -> Tensor:
     return row if table is None else table.to(row.device)[row]
 
 
-def at_positions(call: Call, part: Subgraph) -> Call:
+def at_positions(call: AttentionCall, part: Subgraph) -> AttentionCall:
     """The call on a subgraph with score_mod and dropout at absolute positions."""
     if not part.has_gaps:
         return call
@@ -220,7 +218,7 @@ def at_positions(call: Call, part: Subgraph) -> Call:
 
 
 def _attend_part(
-    call: Call,
+    call: AttentionCall,
     graph: RankGraph,
     part: Subgraph,
     k: Tensor,
@@ -238,14 +236,14 @@ def _attend_part(
     return out.to(wide), lse.to(wide)
 
 
-def no_result(call: Call) -> Result:
+def no_result(call: AttentionCall) -> Result:
     """Of receivers without in-edges: 0 and -inf."""
     wide = edges.accumulation_dtype(call.q.dtype)
     out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3], dtype=wide)
     return out, out.new_full(out.shape[:3], -torch.inf)
 
 
-def _part_call(call: Call, graph: RankGraph, part: Subgraph, k: Tensor, v: Tensor) -> Call:
+def _part_call(call: AttentionCall, graph: RankGraph, part: Subgraph, k: Tensor, v: Tensor) -> AttentionCall:
     """The call on a subgraph, without sinks, which are added once, after all parts."""
     bias = call.bias
     if bias is not None:
@@ -258,9 +256,6 @@ def _part_call(call: Call, graph: RankGraph, part: Subgraph, k: Tensor, v: Tenso
 def _placeholder(x: Tensor, count: int) -> Tensor:
     """A tensor like ``x`` with ``count`` tokens and no memory, for checks."""
     return x.new_zeros(()).expand(*x.shape[:2], count, x.shape[3])
-
-
-# -- agreement of ranks -----------------------------------------------------------------------------------
 
 
 def _halo_transfer(graph: RankGraph, device: torch.device) -> RowTransfer:
@@ -285,7 +280,7 @@ def _exchange_halo(
     return RowTransfer(rows, send, receive)
 
 
-def _check_agreement(call: Call, graph: RankGraph, exchange: str, backend: BackendLike) -> None:
+def _check_agreement(call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike) -> None:
     """ValueError, the same on every rank, where calls differ or a backend does not support any rank's part.
 
     Over gloo at every call; elsewhere, where it would synchronise the device, at the first call of each kind.
@@ -309,14 +304,14 @@ def _check_agreement(call: Call, graph: RankGraph, exchange: str, backend: Backe
     agreed.add(values)
 
 
-def _options(call: Call) -> str:
+def _options(call: AttentionCall) -> str:
     """The values of scale and dropout, and which of the other options are given."""
     optional = {"score_mod": call.score_mod, "bias": call.bias, "sink_logits": call.sink_logits}
     given = ", ".join(name for name, value in optional.items() if value is not None)
     return f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {given or 'nothing else'}"
 
 
-def _unsupported(call: Call, graph: RankGraph, exchange: str, backend: BackendLike) -> str:
+def _unsupported(call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike) -> str:
     """Why a named backend does not support some subgraph of this rank; empty if it supports all."""
     call = in_merge_dtype(call)
     for part in subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange):
@@ -327,13 +322,13 @@ def _unsupported(call: Call, graph: RankGraph, exchange: str, backend: BackendLi
     return ""
 
 
-def _unsupported_reason(call: Call, part: Subgraph, backend: BackendLike) -> str | None:
+def _unsupported_reason(call: AttentionCall, part: Subgraph, backend: BackendLike) -> str | None:
     if isinstance(backend, str) and backend not in BACKENDS:
         return f"it is none of {', '.join(BACKENDS)}"
     if call.dropout and part.has_gaps and _name(backend) not in DROP_AT_POSITIONS:
         other = f"a contiguous partition, or backend={DROP_AT_POSITIONS[0]!r}"
         return f"its dropout needs tokens in a row; use {other}"
-    return (BACKENDS[backend] if isinstance(backend, str) else backend).refusal(call)
+    return (BACKENDS[backend] if isinstance(backend, str) else backend).unsupported_reason(call)
 
 
 def _name(backend: BackendLike) -> str:
@@ -363,5 +358,5 @@ def _probed(graph: TokenGraph) -> Tensor:
     return graph.rule(b, h, dst, src)
 
 
-def _with_first_seed(call: Call, group: Any) -> Call:
+def _with_first_seed(call: AttentionCall, group: Any) -> AttentionCall:
     return call if call.seed is None else replace(call, seed=broadcast_first(call.seed, group))

@@ -171,9 +171,6 @@ def _start_gather(pending: PendingExchange, rows: Tensor) -> Tensor:
     return gathered
 
 
-# -- what must be equal on all ranks ----------------------------------------------------------------------
-
-
 def check_agreement(
     words: Sequence[str],
     values: Sequence[object],

@@ -1,9 +1,9 @@
 """The halo: for each rank, the remote senders that its receivers attend to, exactly.
 
-A rule is evaluated on whole boxes of receivers and senders (``quadtree.decompose``), an edge list is read off its
-edges; nothing of the size tokens x tokens is made, nor a list of the edges of a rule. In a graph that differs
-by head or sample a sender counts if any head of any sample attends to it, for all heads of a token travel
-together.
+A rule is evaluated on whole boxes of receivers and senders (``quadtree.decompose``), an edge list is read off
+its edges; nothing of the size tokens x tokens is made, nor a list of the edges of a rule. In a graph that
+differs by head or sample a sender counts if any head of any sample attends to it, for all heads of a token
+travel together.
 """
 
 from __future__ import annotations
@@ -136,9 +136,6 @@ def _edges_between(graph: TokenGraph, partition: Partition) -> Tensor:
 def _matrix(row: Tensor, column: Tensor, counted: Tensor, world: int) -> Tensor:
     total = torch.zeros(world * world, dtype=torch.int64, device="cpu")
     return total.index_add_(0, row * world + column, counted).view(world, world)
-
-
-# -- of a rule --------------------------------------------------------------------------------------------
 
 
 def _senders(graph: TokenGraph, dst: Shares, src: Shares) -> Ranges:

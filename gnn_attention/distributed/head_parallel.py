@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed.collectives import keep_in_graph
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.graph import TokenGraph, memoized
@@ -127,9 +127,6 @@ def _hidden_width(mlp: nn.Module) -> int:
     return first.out_features if isinstance(first, nn.Linear) and isinstance(last, nn.Linear) else 0
 
 
-# -- the heads of one rank --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class HeadShard:
     """``count`` of ``total`` query heads from ``first`` on, with their key/value heads."""
@@ -207,7 +204,11 @@ class HeadShard:
 
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
     name = f"{graph.name}, heads {first} to {first + count - 1}"
-    more = {"whole": memoized(_graph_of_heads, graph.whole, first, count)} if isinstance(graph, RankGraph) else {}
+    more = (
+        {"whole": memoized(_graph_of_heads, graph.whole, first, count)}
+        if isinstance(graph, RankGraph)
+        else {}
+    )
     return replace(graph, rule=partial(_rule_from_head, graph.rule, first), heads=count, name=name, **more)
 
 
@@ -217,9 +218,6 @@ def _rule_from_head(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, sr
 
 def _score_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:
     return mod(score, b, h + first, *ends)
-
-
-# -- sharded modules --------------------------------------------------------------------------------------
 
 
 class _ShardedLayer:
@@ -234,10 +232,12 @@ class _ShardedLayer:
         update: Tensor = cache.update(own.heads, x, layer, mod, backend=own.backend or "auto")
         return update
 
-    def _call(self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool) -> Call:
+    def _call(
+        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
+    ) -> AttentionCall:
         shard, parent = self.shard, super()
         graph, bias = shard.graph(graph), shard.bias(bias)
-        call: Call = parent._call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
+        call: AttentionCall = parent._call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
@@ -245,7 +245,7 @@ class _ShardedLayer:
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
-    def _run(self, call: Call, batched: bool) -> tuple[Tensor, Any]:
+    def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
         update, weights = super()._run(call, batched)  # type: ignore[misc]
         return update, self.shard.all_gather(weights) if call.with_lse else weights
 
@@ -297,9 +297,6 @@ def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
     body = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     module.__class__ = type(cls.__name__, (mixed_in, cls), body)
     module.shard = shard
-
-
-# -- parameters as DTensors -------------------------------------------------------------------------------
 
 
 def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:

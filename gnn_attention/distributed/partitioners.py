@@ -156,9 +156,6 @@ def equal_bounds(weight: Tensor, parts: int) -> list[int]:
     return [0, *bounds[1:-1], len(weight)]
 
 
-# -- documents --------------------------------------------------------------------------------------------
-
-
 def _in_degrees(graph: TokenGraph) -> Tensor:
     """Edges of each receiver over all heads and samples."""
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
@@ -202,9 +199,6 @@ def _largest_first(sizes: list[int], world_size: int) -> Pieces:
         owned[rank].append(number)
         heapq.heapreplace(loads, (load + sizes[number], rank))
     return owned
-
-
-# -- nodes and their neighbours ---------------------------------------------------------------------------
 
 
 def _breadth_first(table: Adjacency, degree: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:

@@ -234,9 +234,6 @@ def volumes(halo: Int[Tensor, "ranks ranks"], partition: Partition) -> dict[str,
     }
 
 
-# -- choosing a partition ---------------------------------------------------------------------------------
-
-
 class _Load(NamedTuple):
     """A candidate: its busiest rank over the mean, in edges or tokens, and the rows of its halo."""
 
@@ -277,9 +274,6 @@ def _rows_of_others(partition: Partition) -> int:
 
 def _balance(loads: list[int]) -> float:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
-
-
-# -- counting ---------------------------------------------------------------------------------------------
 
 
 def _plan(graph: TokenGraph, partition: Partition, setting: Setting) -> Plan:
@@ -348,9 +342,6 @@ def _setting(
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
     return Setting(heads, kv_heads, dim, value_dim, batch, dtype)
-
-
-# -- the printed plan -------------------------------------------------------------------------------------
 
 
 def _head(plan: Plan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.merge_lse import merged
 from gnn_attention.cache._base import check_rows, check_same_graph, checked_graph, checked_layer
 from gnn_attention.distributed import subgraphs
@@ -136,7 +136,9 @@ class RankCache:
             tokens = f"the tokens {start} .. {stop - 1}, the last chunk"
             raise ValueError(f"q must have a row for each of {tokens}, got {q.shape[2]}")
         part = self._subgraph(start, stop, layer)
-        call = Call.checked(q, *rows, part.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True)
+        call = AttentionCall.checked(
+            q, *rows, part.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True
+        )
         out, lse = self._attend_own(replace(in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
@@ -178,7 +180,7 @@ class RankCache:
             self._chunks, self._rows, self._tokens = before
             raise
 
-    def _attend_own(self, call: Call, part: subgraphs.Subgraph, backend: str | Backend) -> Result:
+    def _attend_own(self, call: AttentionCall, part: subgraphs.Subgraph, backend: str | Backend) -> Result:
         """The result over the senders of this rank, in float32 or better."""
         if not len(part.src):
             return no_result(call)

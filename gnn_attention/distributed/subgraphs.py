@@ -124,9 +124,6 @@ def edge_positions(graph: TokenGraph, partition: Partition, rank: int, part: Sub
     return rank_rows(graph, partition, rank).positions_of(torch.stack([part.src[src], dst]))
 
 
-# -- helpers ----------------------------------------------------------------------------------------------
-
-
 def _rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange: str) -> Subgraphs:
     own, senders, world = partition.dst.tokens(rank), partition.src, partition.world_size
     if exchange == "ring":

@@ -100,10 +100,21 @@ def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
         text.set(text=label, **AS_IT_IS)
 
 
-def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0, inches: float | None = None) -> None:
+def ticks(
+    ax: Axes,
+    which: str,
+    names: Sequence[str] | None,
+    count: int,
+    offset: int = 0,
+    inches: float | None = None,
+) -> None:
     """A tick with a name for each token where there is room, else for every second, fourth, ... token."""
     axis = getattr(ax, f"{which}axis")
-    inches = (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi if inches is None else inches
+    inches = (
+        (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi
+        if inches is None
+        else inches
+    )
     step = 1
     while count > FEW * step or inches < 0.15 * count / step:
         step *= 2
@@ -143,7 +154,9 @@ def cells(ax: Axes, mask: Bool[Tensor, "dst src"]) -> None:
     """A dark cell for each True; thin gaps between the cells where there are few."""
     from matplotlib.colors import ListedColormap
 
-    look: dict[str, Any] = {"interpolation": "nearest"} if max(mask.shape) <= 256 else {"interpolation_stage": "rgba"}
+    look: dict[str, Any] = (
+        {"interpolation": "nearest"} if max(mask.shape) <= 256 else {"interpolation_stage": "rgba"}
+    )
     if mask.numel() == 0:
         return
     look["aspect"] = "equal" if _has_squares(*mask.shape) else "auto"
@@ -188,7 +201,9 @@ def curves(ax: Axes, counts: Sequence[Sequence[int]], token: int) -> None:
 
     number, n = range(len(counts)), len(counts[0])
     few: dict[str, Any] = {"markersize": 5} if len(counts) <= FEW else {"markersize": 0}
-    ax.fill_between(number, list(map(min, counts)), list(map(max, counts)), color=LIGHT, label="all tokens: range")
+    ax.fill_between(
+        number, list(map(min, counts)), list(map(max, counts)), color=LIGHT, label="all tokens: range"
+    )
     ax.plot(number, [sum(row) / n for row in counts], "s--", color=ORANGE, label="all tokens: mean", **few)
     ax.plot(number, [row[token] for row in counts], "o-", color=BLUE, label=f"token {token}", **few)
     ax.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
@@ -230,7 +245,11 @@ def arrows(ax: Axes, strokes: Sequence[Stroke]) -> None:
 
     for curve, width, colour, alpha in strokes:
         look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, "joinstyle": "miter"}
-        ax.add_patch(FancyArrowPatch(path=Path(curve), arrowstyle="-|>", mutation_scale=6 + 3 * width, fill=True, **look))
+        ax.add_patch(
+            FancyArrowPatch(
+                path=Path(curve), arrowstyle="-|>", mutation_scale=6 + 3 * width, fill=True, **look
+            )
+        )
 
 
 def tapered(ax: Axes, strokes: Sequence[Stroke]) -> None:
@@ -239,9 +258,14 @@ def tapered(ax: Axes, strokes: Sequence[Stroke]) -> None:
 
     for quarter, scale in enumerate((0.3, 0.6, 1.0, 1.6)):
         length = [len(stroke.curve) - 1 for stroke in strokes]
-        parts = [s.curve[n * quarter // 4 : n * (quarter + 1) // 4 + 1] for s, n in zip(strokes, length, strict=True)]
+        parts = [
+            s.curve[n * quarter // 4 : n * (quarter + 1) // 4 + 1]
+            for s, n in zip(strokes, length, strict=True)
+        ]
         look: dict[str, Any] = {"colors": [s.colour for s in strokes], "alpha": [s.alpha for s in strokes]}
-        ax.add_collection(LineCollection(parts, linewidths=[scale * s.width for s in strokes], capstyle="butt", **look))
+        ax.add_collection(
+            LineCollection(parts, linewidths=[scale * s.width for s in strokes], capstyle="butt", **look)
+        )
 
 
 def cell(colour: str, text: str) -> Any:

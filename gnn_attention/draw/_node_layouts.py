@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnn_attention.draw import _axes
-from gnn_attention.draw._axes import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curve, Point, Stroke, handle
+from gnn_attention.draw._axes import (
+    AS_IT_IS,
+    BLACK,
+    BLUE,
+    FAINT,
+    FEW,
+    GREY,
+    LIGHT,
+    RED,
+    Curve,
+    Point,
+    Stroke,
+    handle,
+)
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -41,7 +54,9 @@ class Drawn:
         chosen = list(range(len(pairs)))
         if len(pairs) > MOST_LINES:
             order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))[:MOST_LINES]
-            chosen = sorted({*order.tolist(), *(number for number, pair in enumerate(pairs) if lit and pair in lit)})
+            chosen = sorted(
+                {*order.tolist(), *(number for number, pair in enumerate(pairs) if lit and pair in lit)}
+            )
         drawn_weights = None if weights is None else [weights[number] for number in chosen]
         return cls(graph, [pairs[number] for number in chosen], drawn_weights, lit or set())
 
@@ -63,9 +78,19 @@ class Drawn:
         for number, (edge, curve) in enumerate(zip(self.edges, curves, strict=True)):
             width, alpha = max(0.55, min(1.2, room)), max(0.25, min(0.9, 2 * room))
             if self.weights is not None:
-                width, alpha = 0.3 + 4 * self.weights[number], min(1.0, max(0.05, 0.15 + 1.2 * self.weights[number]))
+                width, alpha = (
+                    0.3 + 4 * self.weights[number],
+                    min(1.0, max(0.05, 0.15 + 1.2 * self.weights[number])),
+                )
             chosen = edge in self.lit
-            strokes.append(Stroke(curve, width * (1.8 if chosen and not self.weights else 1), RED if chosen else other, alpha))
+            strokes.append(
+                Stroke(
+                    curve,
+                    width * (1.8 if chosen and not self.weights else 1),
+                    RED if chosen else other,
+                    alpha,
+                )
+            )
         strokes.sort(key=lambda stroke: stroke.colour == RED)
         (_axes.arrows if self.few else _axes.tapered)(ax, strokes)
 
@@ -85,7 +110,13 @@ def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
         for token in _landmarks(n):
             x, y = places[token]
             ax.text(
-                1.1 * x, 1.1 * y, _name(drawn.graph.dst_offset, token, names), ha="center", va="center", fontsize=9, **AS_IT_IS
+                1.1 * x,
+                1.1 * y,
+                _name(drawn.graph.dst_offset, token, names),
+                ha="center",
+                va="center",
+                fontsize=9,
+                **AS_IT_IS,
             )
     ax.set(xlim=(-1.34, 1.34), ylim=(-1.34, 1.34), aspect="equal")
     ax.set_axis_off()
@@ -112,19 +143,28 @@ def _loop(place: Point, size: float) -> Curve:
 def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
     """Senders on the left, receivers on the right, each from top to bottom."""
     graph = drawn.graph
-    left, right = ([(x, -(t + 0.5) / count) for t in range(count)] for x, count in ((0.0, graph.num_src), (1.0, graph.num_dst)))
+    left, right = (
+        [(x, -(t + 0.5) / count) for t in range(count)]
+        for x, count in ((0.0, graph.num_src), (1.0, graph.num_dst))
+    )
     inset = 0.03 if drawn.few else 0.008
     drawn.link(ax, [_across(left[src], right[dst], inset) for src, dst in drawn.edges])
     for places, side, shape, own, offset in (
         (left, -1, "s", src_names, graph.src_offset),
         (right, 1, "o", names, graph.dst_offset),
     ):
-        look: dict[str, Any] = {"markersize": 8 if drawn.few else 3, "markerfacecolor": "white", "markeredgecolor": BLACK}
+        look: dict[str, Any] = {
+            "markersize": 8 if drawn.few else 3,
+            "markerfacecolor": "white",
+            "markeredgecolor": BLACK,
+        }
         ax.plot([x for x, _ in places], [y for _, y in places], shape, **look)
         for token in range(len(places)) if len(places) <= FEW else _landmarks(len(places)):
             x, y = places[token]
             turn = "right" if side < 0 else "left"
-            ax.text(x + 0.05 * side, y, _name(offset, token, own), ha=turn, va="center", fontsize=9, **AS_IT_IS)
+            ax.text(
+                x + 0.05 * side, y, _name(offset, token, own), ha=turn, va="center", fontsize=9, **AS_IT_IS
+            )
     ax.text(0, 0.04, "src (senders)", ha="center", fontsize=10)
     ax.text(1, 0.04, "dst (receivers)", ha="center", fontsize=10)
     ax.set(xlim=(-0.35, 1.35), ylim=(-1.02, 0.1))
@@ -149,10 +189,22 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
             box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.9}
             text = _name(drawn.graph.dst_offset, token, names)
             ax.text(
-                token, 0, text, ha="center", va="center", fontsize=10 if n <= 12 else 9 if n <= 24 else 7, bbox=box, **AS_IT_IS
+                token,
+                0,
+                text,
+                ha="center",
+                va="center",
+                fontsize=10 if n <= 12 else 9 if n <= 24 else 7,
+                bbox=box,
+                **AS_IT_IS,
             )
     else:
-        _dots(ax, [(float(token), 0.0) for token in range(n)], self_loops(drawn.graph), max(1.2, min(5.0, 500 / n)))
+        _dots(
+            ax,
+            [(float(token), 0.0) for token in range(n)],
+            self_loops(drawn.graph),
+            max(1.2, min(5.0, 500 / n)),
+        )
     heights = [y for curve in curves for _, y in curve]
     low, high = min([*heights, -gap]), max([*heights, 0.8])
     if drawn.few:
@@ -168,17 +220,23 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
 def _arc(src: int, dst: int, longest: int, gap: float) -> Curve:
     """Half of a round: short ones start and end further apart, so that they cross no long ones."""
     if src == dst:
-        return _axes.bezier([(src - 0.14, -gap), (src - 0.3, -gap - 0.42), (src + 0.3, -gap - 0.42), (src + 0.14, -gap)])
+        return _axes.bezier(
+            [(src - 0.14, -gap), (src - 0.3, -gap - 0.42), (src + 0.3, -gap - 0.42), (src + 0.14, -gap)]
+        )
     way, length = (1 if dst > src else -1), abs(dst - src)
     inset = 0.04 + 0.26 * (1 - length / longest)
     start, end, height = src + way * inset, dst - way * inset, 4 / 3 * (length / longest) ** 0.7
-    return _axes.bezier([(x, way * (gap + y)) for x, y in ((start, 0.0), (start, height), (end, height), (end, 0.0))])
+    return _axes.bezier(
+        [(x, way * (gap + y)) for x, y in ((start, 0.0), (start, height), (end, height), (end, 0.0))]
+    )
 
 
 def between(ax: Axes, drawn: Drawn, level: int, below: list[bool], above: list[bool], residual: bool) -> None:
     """The edges between two rows of tokens: those that lead to the lit token in blue, the others faint."""
     inset = 0.13 if drawn.few else 0.06
-    curves = {(src, dst): [(float(src), level + inset), (float(dst), level + 1 - inset)] for src, dst in drawn.edges}
+    curves = {
+        (src, dst): [(float(src), level + inset), (float(dst), level + 1 - inset)] for src, dst in drawn.edges
+    }
     lit = [curve for (_, dst), curve in curves.items() if above[dst]]
     faint = [curve for (_, dst), curve in curves.items() if not above[dst]]
     if drawn.few:
@@ -187,7 +245,11 @@ def between(ax: Axes, drawn: Drawn, level: int, below: list[bool], above: list[b
     else:
         alpha = max(0.15, min(0.9, 12 / math.sqrt(max(len(lit), 1))))
         _axes.tapered(ax, [Stroke(_axes.bezier(curve, 4), 0.8, BLUE, alpha) for curve in lit])
-    carried = [token for token, yes in enumerate(above) if yes and (token, token) not in curves and residual and drawn.few]
+    carried = [
+        token
+        for token, yes in enumerate(above)
+        if yes and (token, token) not in curves and residual and drawn.few
+    ]
     for token in carried:
         ax.plot([token, token], [level + inset, level + 1 - inset], linestyle=":", color=BLACK, linewidth=1.1)
 
@@ -200,9 +262,13 @@ def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
             tokens = [token for token in range(n) if lit[token] is yes]
             few: dict[str, Any] = look if n <= FEW else {"color": BLUE if yes else LIGHT}
             ax.plot(tokens, [level] * len(tokens), "o", markersize=size, **few)
-        ax.text(1.01, level, f"{sum(lit)} of {n}", va="center", fontsize=9, transform=ax.get_yaxis_transform())
+        ax.text(
+            1.01, level, f"{sum(lit)} of {n}", va="center", fontsize=9, transform=ax.get_yaxis_transform()
+        )
     ax.plot([last], [len(reached) - 1], "D", color=RED, markersize=max(size, 6))
-    ax.set_yticks(range(len(reached)), ["input", *(f"after layer {level}" for level in range(1, len(reached)))])
+    ax.set_yticks(
+        range(len(reached)), ["input", *(f"after layer {level}" for level in range(1, len(reached)))]
+    )
     _axes.ticks(ax, "x", names, n)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -212,7 +278,9 @@ def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
 def handles(drawn: Drawn) -> list[Any]:
     """What the lines and the dots mean."""
     if drawn.few:
-        edge = handle("line", "src → dst: dst attends to src", color=GREY if drawn.lit else BLUE, linewidth=1.4)
+        edge = handle(
+            "line", "src → dst: dst attends to src", color=GREY if drawn.lit else BLUE, linewidth=1.4
+        )
         return [edge, handle("line", "chosen edge", color=RED, linewidth=2)] if drawn.lit else [edge]
     edge = handle("line", "thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
     if (drawn.graph.num_dst, drawn.graph.dst_offset) != (drawn.graph.num_src, drawn.graph.src_offset):
@@ -227,7 +295,10 @@ def weight_handles(drawn: Drawn) -> list[Any]:
     """What the width means, where there are weights."""
     if drawn.weights is None:
         return []
-    return [handle("line", f"weight {weight}", color=BLUE, linewidth=0.3 + 4 * weight) for weight in (0.1, 0.5, 1.0)]
+    return [
+        handle("line", f"weight {weight}", color=BLUE, linewidth=0.3 + 4 * weight)
+        for weight in (0.1, 0.5, 1.0)
+    ]
 
 
 def layer_handles(carried: bool) -> list[Any]:
@@ -252,8 +323,19 @@ def _node(ax: Axes, place: Point, size: float, name: str) -> None:
 def _dots(ax: Axes, places: Sequence[Point], filled: list[bool], size: float) -> None:
     for yes in (False, True):
         shown = [place for place, own in zip(places, filled, strict=True) if own is yes]
-        look: dict[str, Any] = {"markersize": size, "markeredgecolor": BLACK, "markeredgewidth": min(0.8, size / 4), "zorder": 3}
-        ax.plot([x for x, _ in shown], [y for _, y in shown], "o", markerfacecolor=BLACK if yes else "white", **look)
+        look: dict[str, Any] = {
+            "markersize": size,
+            "markeredgecolor": BLACK,
+            "markeredgewidth": min(0.8, size / 4),
+            "zorder": 3,
+        }
+        ax.plot(
+            [x for x, _ in shown],
+            [y for _, y in shown],
+            "o",
+            markerfacecolor=BLACK if yes else "white",
+            **look,
+        )
 
 
 def self_loops(graph: TokenGraph) -> list[bool]:

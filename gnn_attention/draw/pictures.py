@@ -64,7 +64,9 @@ def mask(
     _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset, height)
     axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
-    return _axes.finish(made, ax, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")])
+    return _axes.finish(
+        made, ax, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")]
+    )
 
 
 def graph(
@@ -104,7 +106,9 @@ def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: La
     if not _is_square(graph):
         left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
-    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst attends to src"), *_node_layouts.handles(Drawn.of(graph))])
+    return _axes.finish(
+        made, None, [_axes.cell(BLUE, "edge: dst attends to src"), *_node_layouts.handles(Drawn.of(graph))]
+    )
 
 
 def arcs(
@@ -125,7 +129,9 @@ def arcs(
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)
     drawn = Drawn.of(graph, _edge_weights(graph, weights), {(int(src), int(dst)) for src, dst in lit})
-    made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if all(src <= dst for src, dst in drawn.edges) else 4.4)
+    made, axes = _axes.of(
+        ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if all(src <= dst for src, dst in drawn.edges) else 4.4
+    )
     _node_layouts.line(axes, drawn, names)
     _axes.title(axes, graph.name if title is None else title, _facts(graph, drawn), 100)
     return _axes.finish(made, ax, [*_node_layouts.handles(drawn), *_node_layouts.weight_handles(drawn)])
@@ -159,7 +165,11 @@ def layers(
     what = f"lit: the tokens from which token {names[last] if names else last} has received from after {len(stack)} layers"
     _axes.title(axes, shown, what, 90)
     return _axes.finish(
-        made, ax, _node_layouts.layer_handles(residual and not all(all(_node_layouts.self_loops(each)) for each in stack))
+        made,
+        ax,
+        _node_layouts.layer_handles(
+            residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
+        ),
     )
 
 
@@ -168,8 +178,20 @@ def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
     for axes, degree, offset, colour, words in (
-        (top, graph.in_degree(), graph.dst_offset, BLUE, ("in-degree", "dst (receiver)", "senders it attends to")),
-        (bottom, graph.T.in_degree(), graph.src_offset, ORANGE, ("out-degree", "src (sender)", "receivers that attend to it")),
+        (
+            top,
+            graph.in_degree(),
+            graph.dst_offset,
+            BLUE,
+            ("in-degree", "dst (receiver)", "senders it attends to"),
+        ),
+        (
+            bottom,
+            graph.T.in_degree(),
+            graph.src_offset,
+            ORANGE,
+            ("out-degree", "src (sender)", "receivers that attend to it"),
+        ),
     ):
         mean = degree.double().mean().item() if len(degree) else 0.0
         _axes.heights(axes, degree.tolist(), offset, colour, mean)
@@ -201,14 +223,23 @@ def hops(
     _axes.curves(axes, counts, last)
     axes.set(xlabel="layers", ylabel="tokens reached")
     _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
-    _axes.legend(axes, axes.get_legend_handles_labels()[0], frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
+    _axes.legend(
+        axes,
+        axes.get_legend_handles_labels()[0],
+        frameon=False,
+        fontsize=9,
+        loc="upper left",
+        bbox_to_anchor=(0, 0.95),
+    )
     return _axes.finish(made, ax)
 
 
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
     count = graph.heads or 0
     if count > MOST_HEADS:
-        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count} ({graph.name}); take one with select(0, head)")
+        raise ValueError(
+            f"mask() draws at most {MOST_HEADS} heads, got {count} ({graph.name}); take one with select(0, head)"
+        )
     columns = min(count, 4)
     rows = -(-count // columns)
     made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
@@ -220,37 +251,53 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
         mask(one, axes, title=f"head {head}")
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
-    return _axes.finish(made, None, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")])
+    return _axes.finish(
+        made, None, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")]
+    )
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert")
+        raise TypeError(
+            f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
+        )
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(f"{function}() draws one plain graph, got {graph!r}; take one with select(batch, head)")
+        raise ValueError(
+            f"{function}() draws one plain graph, got {graph!r}; take one with select(batch, head)"
+        )
     if max(graph.num_dst, graph.num_src) > largest:
         raise ValueError(
             f"{function}() draws at most {largest} tokens a side, got {graph!r}; "
             "make it coarser with algebra.quotient(graph, block), or draw some tokens with algebra.restrict(graph, tokens)"
         )
     if square and not _is_square(graph):
-        raise ValueError(f"{function}() draws graphs whose senders are their receivers, got {graph!r}; use mask() or graph()")
+        raise ValueError(
+            f"{function}() draws graphs whose senders are their receivers, got {graph!r}; use mask() or graph()"
+        )
 
 
 def _is_square(graph: TokenGraph) -> bool:
     return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
 
 
-def _names(graph: TokenGraph, labels: Labels | None, src_labels: Labels | None) -> tuple[list[str] | None, list[str] | None]:
+def _names(
+    graph: TokenGraph, labels: Labels | None, src_labels: Labels | None
+) -> tuple[list[str] | None, list[str] | None]:
     """Labels of the receivers and of the senders, which share them where they are the same tokens."""
     if src_labels is None and _is_square(graph):
         src_labels = labels
-    sides = (("labels", labels, graph.num_dst, "receivers"), ("src_labels", src_labels, graph.num_src, "senders"))
+    sides = (
+        ("labels", labels, graph.num_dst, "receivers"),
+        ("src_labels", src_labels, graph.num_src, "senders"),
+    )
     for word, given, count, whom in sides:
         if given is not None and len(given) != count:
-            raise ValueError(f"{word} must hold a name for each of the {count} {whom} of {graph.name}, got {len(given)}")
+            raise ValueError(
+                f"{word} must hold a name for each of the {count} {whom} of {graph.name}, got {len(given)}"
+            )
     dst, src = (
-        [printable(str(name), line_ends=True) for name in given] if given is not None else None for given in (labels, src_labels)
+        [printable(str(name), line_ends=True) for name in given] if given is not None else None
+        for given in (labels, src_labels)
     )
     return dst, src
 
@@ -258,7 +305,11 @@ def _names(graph: TokenGraph, labels: Labels | None, src_labels: Labels | None) 
 def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
     pairs = graph.num_dst * graph.num_src
     text = f"{graph.num_edges:,} edges, {100 * graph.num_edges / pairs if pairs else 0:.3g} % of all pairs"
-    return f"{text}; {len(drawn.edges):,} drawn, chosen at random" if drawn and len(drawn.edges) < graph.num_edges else text
+    return (
+        f"{text}; {len(drawn.edges):,} drawn, chosen at random"
+        if drawn and len(drawn.edges) < graph.num_edges
+        else text
+    )
 
 
 def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> list[float] | None:
@@ -266,7 +317,9 @@ def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> list[float] | No
         return None
     numbers: list[float] = torch.as_tensor(weights).detach().double().flatten().tolist()
     if len(numbers) != graph.num_edges:
-        raise ValueError(f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}")
+        raise ValueError(
+            f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}"
+        )
     return numbers
 
 
@@ -275,7 +328,9 @@ def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int)
     if count > MOST_LAYERS:
         raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
     if not isinstance(graphs, (TokenGraph, Iterable)):
-        raise TypeError(f"{function}() needs a TokenGraph or a list of them, layer 1 first, got {quoted(graphs)}")
+        raise TypeError(
+            f"{function}() needs a TokenGraph or a list of them, layer 1 first, got {quoted(graphs)}"
+        )
     given = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     if not given or (isinstance(given[0], TokenGraph) and not given[0].num_dst):
         raise ValueError(f"{function}() needs a graph with at least one token, got {quoted(given)}")

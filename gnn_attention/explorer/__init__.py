@@ -72,16 +72,24 @@ def page(
         raise TypeError(f"title must be a string, got {type(title).__name__}")
     source = _source(words, model, checks.size("room", room), layers)
     wanted = users(given, len(source.tokens), source.room)
-    others = zoo(len(source.tokens), source.room) if offered is None else users(offered, len(source.tokens), source.room)
+    others = (
+        zoo(len(source.tokens), source.room)
+        if offered is None
+        else users(offered, len(source.tokens), source.room)
+    )
     title = _title(source, words) if title is None else title
     return Page(assembled(title, _data(source, title, wanted, others)), title, len(source.tokens))
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
     if isinstance(text_or_tokens, Tensor) and text_or_tokens.dim() != 1:
-        raise ValueError(f"text_or_tokens must be [tokens], got shape {list(text_or_tokens.shape)}; take one row of a batch")
+        raise ValueError(
+            f"text_or_tokens must be [tokens], got shape {list(text_or_tokens.shape)}; take one row of a batch"
+        )
     if not isinstance(text_or_tokens, (str, Sequence, Tensor)):
-        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}")
+        raise TypeError(
+            f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}"
+        )
     if not isinstance(text_or_tokens, str):
         check_length(text_or_tokens)
         return text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
@@ -109,7 +117,9 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
         return _whole(words, first, rest[0], "LanguageModel", room, layers)
     if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
-        raise TypeError(f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}")
+        raise TypeError(
+            f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}"
+        )
     foreign = importlib.import_module("gnn_attention.explorer._recorded")
     if name is not None:
         first, *rest = foreign.from_pretrained(name)

@@ -17,13 +17,21 @@ from gnn_attention.model import Block, LanguageModel
 from gnn_attention.model.tokenizer import BytePair
 
 _PER_LAYER = (
-    *("attention_norm.weight", "attention.score_mod.table", *(f"attention.heads.W_{letter}" for letter in "QKVO")),
+    *(
+        "attention_norm.weight",
+        "attention.score_mod.table",
+        *(f"attention.heads.W_{letter}" for letter in "QKVO"),
+    ),
     *("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"),
 )
 
 
 def whole(
-    text_or_tokens: str | Sequence[int], model: LanguageModel, vocabulary: BytePair, name: str = "model", room: int = 16
+    text_or_tokens: str | Sequence[int],
+    model: LanguageModel,
+    vocabulary: BytePair,
+    name: str = "model",
+    room: int = 16,
 ) -> Source:
     """Everything of a model that a page needs to compute what the model computes, and to write ``room`` more
     tokens.
@@ -38,11 +46,17 @@ def whole(
     """
     if not isinstance(text_or_tokens, str):
         vocabulary.decode(text_or_tokens)  # refuses what is no token
-    ids = vocabulary.encode(text_or_tokens) if isinstance(text_or_tokens, str) else list(map(int, text_or_tokens))
+    ids = (
+        vocabulary.encode(text_or_tokens)
+        if isinstance(text_or_tokens, str)
+        else list(map(int, text_or_tokens))
+    )
     check_length(ids)
     room = checks.size("room", room)
     if len(ids) + room > LONGEST + 64:
-        raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} tokens and room for {room}")
+        raise ValueError(
+            f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} tokens and room for {room}"
+        )
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
     packed = _model(model, name) | {"vocabulary": texts}
     check_weight(packed, "take a smaller model")
@@ -55,7 +69,9 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
     names = [f"blocks.{layer}.{part}" for layer in range(config.num_layers) for part in _PER_LAYER]
     if set(state) != {"embedding.weight", "norm.weight", "unembedding.weight", *names}:
         other = sorted(set(state) ^ {"embedding.weight", "norm.weight", "unembedding.weight", *names})
-        raise ValueError(f"model must have the parameters of a LanguageModel, standard heads without biases; differs in {other}")
+        raise ValueError(
+            f"model must have the parameters of a LanguageModel, standard heads without biases; differs in {other}"
+        )
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
     return {

@@ -29,7 +29,13 @@ class Choice:
     def packed(self) -> dict[str, Any]:
         """As the page reads it."""
         causal = not bool(self.mask.triu(1).any())
-        return {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask), "causal": causal, "tokens": self.tokens}
+        return {
+            "name": self.name,
+            "meaning": self.meaning,
+            "bits": bits(self.mask),
+            "causal": causal,
+            "tokens": self.tokens,
+        }
 
 
 def own(graph: TokenGraph) -> Choice:
@@ -71,16 +77,28 @@ def zoo(tokens: int, room: int) -> list[Choice]:
             f"Every token attends to the last {w} tokens and every {w}th before them (Sparse Transformer).",
         ),
         (patterns.log_sparse(n), "Every token attends to itself and the tokens 1, 2, 4, 8, ... before it."),
-        (patterns.chunked(n, w), f"Chunks of {w} tokens: every token attends to its own so far, and no other."),
-        (patterns.documents([p, n - p]), f"Two packed documents of {p} and {n - p} tokens: no token attends to the other one."),
-        (patterns.tree(parents), "A binary tree in reading order: every token attends to itself, its parent and all above."),
+        (
+            patterns.chunked(n, w),
+            f"Chunks of {w} tokens: every token attends to its own so far, and no other.",
+        ),
+        (
+            patterns.documents([p, n - p]),
+            f"Two packed documents of {p} and {n - p} tokens: no token attends to the other one.",
+        ),
+        (
+            patterns.tree(parents),
+            "A binary tree in reading order: every token attends to itself, its parent and all above.",
+        ),
         (
             patterns.bigbird(n, max(1, w // 2), 1) & patterns.causal(n),
             f"Blocks of {max(1, w // 2)}: every token attends to its own, the one before, the first and a random one (BigBird).",
         ),
         (patterns.random_senders(n, w), f"Every token attends to {w} random tokens of those up to itself."),
         (patterns.self_loops(n), "Every token attends to itself alone: no token learns of another."),
-        (patterns.prefix(n, p), f"The first {p} tokens attend to each other, the rest attends to itself and all before it."),
+        (
+            patterns.prefix(n, p),
+            f"The first {p} tokens attend to each other, the rest attends to itself and all before it.",
+        ),
         (patterns.full(n), "Every token attends to every token, the future too: an encoder's graph."),
     ]
     return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
@@ -102,9 +120,13 @@ def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
 def _user(given: Any, tokens: int, size: int) -> Choice:
     graph = expressions.parse(given, n=size) if isinstance(given, str) else given
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {type(graph).__name__}")
+        raise TypeError(
+            f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {type(graph).__name__}"
+        )
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(f"{graph!r} differs by head or sample, and a page has one graph for all: take graph.select(batch, head)")
+        raise ValueError(
+            f"{graph!r} differs by head or sample, and a page has one graph for all: take graph.select(batch, head)"
+        )
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
         raise ValueError(
             f"a graph must be of at least the {tokens} tokens of the text ({size} to write on), all senders and receivers, got "

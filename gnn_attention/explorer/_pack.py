@@ -50,7 +50,11 @@ def stored(tensor: Tensor) -> Stored:
     if tensor.dtype != torch.bfloat16:
         half = tensor.half()
         tensor = half if torch.equal(half.double(), tensor.double()) else tensor.float()
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "data": _base64(tensor)}
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "data": _base64(tensor),
+    }
 
 
 def _base64(tensor: Tensor) -> str:
@@ -98,4 +102,6 @@ def check_weight(model: dict[str, Any], instead: str) -> None:
     """ValueError for a model that is too large to be put into a page, with what to do ``instead``."""
     found = weight(model)
     if found > LARGEST:
-        raise ValueError(f"{model['name']} would make a page of {found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}: {instead}")
+        raise ValueError(
+            f"{model['name']} would make a page of {found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}: {instead}"
+        )

@@ -23,7 +23,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, bits, check_length, check_weight, stored
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import foreign
@@ -31,7 +31,9 @@ from gnn_attention.model import foreign
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
     """A model and its tokenizer by name or from a folder; OSError or ValueError where there is none."""
-    return AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval(), AutoTokenizer.from_pretrained(name)
+    return AutoModel.from_pretrained(
+        name, attn_implementation=huggingface.NAME
+    ).eval(), AutoTokenizer.from_pretrained(name)
 
 
 def recorded(
@@ -69,24 +71,31 @@ def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[i
         ids = checks.sizes("text_or_tokens", text_or_tokens)
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
     if tokenizer is None:
-        raise TypeError("a text needs the model's tokenizer: give model=(model, tokenizer), or the ids of the tokens")
+        raise TypeError(
+            "a text needs the model's tokenizer: give model=(model, tokenizer), or the ids of the tokens"
+        )
     found = tokenizer(text_or_tokens, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
     ids = found["input_ids"]
     spans = found.get("offset_mapping") or [(0, 0)] * len(ids)
     return [
-        (token, text_or_tokens[start:stop] or tokenizer.decode([token])) for token, (start, stop) in zip(ids, spans, strict=True)
+        (token, text_or_tokens[start:stop] or tokenizer.decode([token]))
+        for token, (start, stop) in zip(ids, spans, strict=True)
     ]
 
 
 @torch.no_grad()
-def _calls(model: nn.Module, ids: Tensor) -> list[Call]:
+def _calls(model: nn.Module, ids: Tensor) -> list[AttentionCall]:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "_attn_implementation"):
         got = type(model).__name__
-        raise TypeError(f"model must be a Hugging Face text model or a LanguageModel with its vocabulary, got {got}")
+        raise TypeError(
+            f"model must be a Hugging Face text model or a LanguageModel with its vocabulary, got {got}"
+        )
     if config.is_encoder_decoder:
-        raise NotImplementedError(f"{type(model).__name__} has an encoder and a decoder: give one of them, model.get_encoder()")
-    calls: list[Call] = []
+        raise NotImplementedError(
+            f"{type(model).__name__} has an encoder and a decoder: give one of them, model.get_encoder()"
+        )
+    calls: list[AttentionCall] = []
     device = next(model.parameters()).device
     with _routed(model), huggingface.attending(Backend("recorder", partial(_record, calls))):
         model(input_ids=ids.to(device), use_cache=False)
@@ -112,7 +121,7 @@ def _routed(model: Any) -> Iterator[None]:
             part.training = mode
 
 
-def _record(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
+def _record(calls: list[AttentionCall], call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     calls.append(call)
     rest = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
     out, info = attend(call.q, call.k, call.v, call.graph, *rest, return_info=True)
@@ -122,21 +131,27 @@ def _record(calls: list[Call], call: Call) -> tuple[Tensor, Tensor | None]:
 def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
-    numbers = checks.sizes("layers", layers) if isinstance(layers, Iterable) else [checks.size("layers", layers)]
+    numbers = (
+        checks.sizes("layers", layers) if isinstance(layers, Iterable) else [checks.size("layers", layers)]
+    )
     if not numbers or max(numbers) >= count:
         raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
     return sorted(set(numbers))
 
 
-def _layer(model: nn.Module, number: int, call: Call) -> dict[str, Any]:
+def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]:
     """One layer as the page reads it. Of ``W_O`` and the messages, the smaller."""
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not tensor.isfinite().all():
-            raise ValueError(f"{name} of layer {number} holds numbers that are not finite: there is nothing to show")
+            raise ValueError(
+                f"{name} of layer {number} holds numbers that are not finite: there is nothing to show"
+            )
     heads = foreign.heads_of(model, layer=number)
     W_O: Tensor | None = heads.W_O
     if W_O is None or tuple(W_O.shape[:2]) != (call.q.shape[1], call.v.shape[3]):
-        raise NotImplementedError(f"layer {number} of {type(model).__name__} has other heads than its attention was called with")
+        raise NotImplementedError(
+            f"layer {number} of {type(model).__name__} has other heads than its attention was called with"
+        )
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": number,
@@ -153,12 +168,14 @@ def _layer(model: nn.Module, number: int, call: Call) -> dict[str, Any]:
     }
 
 
-def _messages(v: Float[Tensor, "one kv_heads tokens value_dim"], W_O: Tensor) -> Float[Tensor, "heads tokens width"]:
+def _messages(
+    v: Float[Tensor, "one kv_heads tokens value_dim"], W_O: Tensor
+) -> Float[Tensor, "heads tokens width"]:
     values = arithmetic.per_query_head(v.double(), len(W_O))[0]
     return values @ W_O.detach().to(values)
 
 
-def _bias(call: Call) -> Float[Tensor, "heads dst src"]:
+def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
     """What the score_mod makes of the logit of every pair, less what it was."""
     keys = arithmetic.per_query_head(call.k.double(), call.q.shape[1])
     plain = call.scale * call.q.double() @ keys.mT
@@ -167,17 +184,23 @@ def _bias(call: Call) -> Float[Tensor, "heads dst src"]:
     return torch.nan_to_num(changed - plain, neginf=-1e30)[0]
 
 
-def _mask(call: Call) -> Bool[Tensor, "tokens tokens"]:
+def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
     if call.graph.heads is not None:
-        raise NotImplementedError(f"{call.graph!r} differs by head, and a page has one graph for all heads of a layer")
+        raise NotImplementedError(
+            f"{call.graph!r} differs by head, and a page has one graph for all heads of a layer"
+        )
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 
-def _own(calls: list[Call]) -> TokenGraph:
+def _own(calls: list[AttentionCall]) -> TokenGraph:
     masks = [_mask(call) for call in calls]
     if all(torch.equal(mask, masks[0]) for mask in masks):
         graph = calls[0].graph
-        return graph if graph.batch is None else TokenGraph.from_edges(masks[0].nonzero().mT.flip(0), len(masks[0]))
+        return (
+            graph
+            if graph.batch is None
+            else TokenGraph.from_edges(masks[0].nonzero().mT.flip(0), len(masks[0]))
+        )
     union = torch.stack(masks).any(0)
     return TokenGraph.from_edges(union.nonzero().mT.flip(0), len(union), name=EACH_ITS_OWN)
 

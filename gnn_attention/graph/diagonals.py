@@ -31,9 +31,16 @@ class Diagonals(NamedTuple):
         """How many edges each box holds."""
         top, left = boxes.dst + self.num_src, boxes.src
         bottom, right = top + boxes.height, left + boxes.width
-        return self.twice[bottom - left] - self.twice[top - left] - self.twice[bottom - right] + self.twice[top - right]
+        return (
+            self.twice[bottom - left]
+            - self.twice[top - left]
+            - self.twice[bottom - right]
+            + self.twice[top - right]
+        )
 
-    def columns(self, boxes: Boxes) -> tuple[Bool[Tensor, " columns"], Int[Tensor, " columns"], Int[Tensor, " columns"]]:
+    def columns(
+        self, boxes: Boxes
+    ) -> tuple[Bool[Tensor, " columns"], Int[Tensor, " columns"], Int[Tensor, " columns"]]:
         """For every column of the boxes: has it an edge in the box, its box, its number in the box."""
         box, column = ragged(boxes.width)
         first = (boxes.dst - boxes.src)[box] - column + self.num_src - 1

@@ -79,7 +79,9 @@ def _check_room(walks: float, num_dst: int, num_src: int) -> None:
 def _sparse_product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
     def matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
         ones = torch.ones(edges.shape[1], device=edges.device)
-        return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False
+        )
 
     accept_sparse_matrices()  # the product is made in that format
     product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
@@ -100,7 +102,9 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
             f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
         )
     if edge_index.is_meta:
-        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has shapes alone")
+        raise ValueError(
+            "edge_index must hold values, got a tensor on the meta device, which has shapes alone"
+        )
     # torch_geometric's EdgeIndex
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges = plain.detach().to("cpu", torch.int64, copy=True)

@@ -64,7 +64,9 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     checks.instance("graph", graph, TokenGraph)
     block_size = checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
-        raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none")
+        raise ValueError(
+            f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none"
+        )
     parts = tiles(graph, block_size)
     if parts.num_tiles > MOST_TILES:
         raise ValueError(
@@ -117,7 +119,9 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     """
     _check_plain("varlen kernels hold", graph)
     if graph.num_dst != graph.num_src:
-        raise ValueError(f"varlen kernels hold graphs of as many receivers as senders, got {graph!r}; see to_window")
+        raise ValueError(
+            f"varlen kernels hold graphs of as many receivers as senders, got {graph!r}; see to_window"
+        )
     before, after = _reach(graph, 0)
     starts = before == 0  # and no token before it attends to it
     starts[1:] &= after[:-1] == 0
@@ -125,7 +129,9 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    if not graph.has_edges_of(partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))):
+    if not graph.has_edges_of(
+        partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
+    ):
         raise ValueError(
             f"{graph!r} is no packing of documents with one window for all of them, which is what varlen kernels hold: "
             "see to_block_mask, or attend with this graph"
@@ -150,16 +156,22 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     before, after = _reach(graph, shift)
     # from a receiver that comes before all senders
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
-    left, right = (int(side.max()) if len(side) else 0 for side in (before, torch.where(after > 0, after + gap, 0)))
+    left, right = (
+        int(side.max()) if len(side) else 0 for side in (before, torch.where(after > 0, after + gap, 0))
+    )
     if not graph.has_edges_of(partial(_band, left, right, shift)):
-        raise ValueError(f"{graph!r} is no window (left, right) around each token: see to_varlen, to_block_mask")
+        raise ValueError(
+            f"{graph!r} is no window (left, right) around each token: see to_varlen, to_block_mask"
+        )
     return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
 
 
 def _check_plain(what: str, graph: TokenGraph) -> None:
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(f"{what} one graph for all heads and samples, got {graph!r}: take one with select(batch, head)")
+        raise ValueError(
+            f"{what} one graph for all heads and samples, got {graph!r}: take one with select(batch, head)"
+        )
 
 
 def _open(side: int, furthest: int) -> int:

@@ -13,7 +13,19 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, Piece, cells, decompose, profile, ragged, root
+from gnn_attention.graph.regions.quadtree import (
+    CELLS,
+    DIFFERENCE,
+    DST,
+    FULL,
+    SRC,
+    Piece,
+    cells,
+    decompose,
+    profile,
+    ragged,
+    root,
+)
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 

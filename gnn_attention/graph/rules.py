@@ -78,12 +78,16 @@ def past(rule: Rule, only: bool = True) -> Rule:
 def check_signature(rule: object) -> None:
     """TypeError unless ``rule`` takes four positional parameters."""
     if not callable(rule):
-        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}")
+        raise TypeError(
+            f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}"
+        )
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
-        raise TypeError(f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quoted(rule)}") from None
+        raise TypeError(
+            f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quoted(rule)}"
+        ) from None
     needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
     if len(needed) != 4:
         raise TypeError(

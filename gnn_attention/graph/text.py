@@ -16,7 +16,11 @@ def bracketed(name: str) -> str:
     ('window(4, 2)', '(causal(4).T ** 2)')
     """
     depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
-    return f"({name})" if any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True)) else name
+    return (
+        f"({name})"
+        if any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
+        else name
+    )
 
 
 def call(word: str, causal: bool, *arguments: object) -> str:

@@ -125,7 +125,9 @@ Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
 def _runs(graph: TokenGraph, block: int) -> Runs:
     parts = list(_listed_runs(graph, block) if graph.listed_edges is not None else _rule_runs(graph, block))
     nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-    row, first, stop, full = (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
+    row, first, stop, full = (
+        (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
+    )
     return _merge(row, first, stop, full.bool())
 
 
@@ -149,7 +151,10 @@ def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     columns = max(-(-graph.num_src // block), 1)
     tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
     row, column = tile // columns, tile % columns
-    height, width = ((size - line * block).clamp(max=block) for size, line in ((graph.num_dst, row), (graph.num_src, column)))
+    height, width = (
+        (size - line * block).clamp(max=block)
+        for size, line in ((graph.num_dst, row), (graph.num_src, column))
+    )
     yield _single_tiles(row, column, edges, height * width)
 
 
@@ -172,7 +177,9 @@ def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
 def _visit_tiles(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
     number = torch.arange(len(boxes), device="cpu")
     edges = counting.edges_of_each(rule, replace(boxes, owner=number), len(boxes))
-    return _single_tiles(boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width)
+    return _single_tiles(
+        boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width
+    )
 
 
 def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
@@ -234,5 +241,7 @@ def _border(boxes: Boxes, block: int) -> Boxes:
     inner_height, inner_width = cut.height // block * block, cut.width // block * block
     lower = replace(cut, dst=cut.dst + inner_height, height=cut.height - inner_height)
     right = replace(cut, src=cut.src + inner_width, width=cut.width - inner_width, height=inner_height)
-    strips = Boxes(*(torch.cat([getattr(part, field.name) for part in (lower, right)]) for field in fields(Boxes)))
+    strips = Boxes(
+        *(torch.cat([getattr(part, field.name) for part in (lower, right)]) for field in fields(Boxes))
+    )
     return split_evenly(strips.at((strips.height > 0) & (strips.width > 0)), block)

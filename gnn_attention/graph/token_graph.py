@@ -103,7 +103,12 @@ class TokenGraph(Frozen):
     @classmethod
     @not_compiled
     def from_edges(
-        cls, edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False, name: str = "edges"
+        cls,
+        edge_index: Tensor,
+        num_dst: int,
+        num_src: int | None = None,
+        coalesce: bool = False,
+        name: str = "edges",
     ) -> TokenGraph:
         """The graph of the listed edges, which keeps their order.
 
@@ -228,13 +233,17 @@ class TokenGraph(Frozen):
         """
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
-            raise IndexError(f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}")
+            raise IndexError(
+                f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}"
+            )
         name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
         if self._listed is not None:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self.from_distinct_edges(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
-            part = replace(self, rule=partial(rules.shifted, self.rule, start), num_dst=stop - start, name=name)
+            part = replace(
+                self, rule=partial(rules.shifted, self.rule, start), num_dst=stop - start, name=name
+            )
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
     @not_compiled
@@ -265,7 +274,9 @@ class TokenGraph(Frozen):
 
     @not_compiled
     def __invert__(self) -> TokenGraph:
-        return replace(self, rule=partial(rules.not_, self.rule), name=f"~{text.bracketed(self.name)}", _listed=None)
+        return replace(
+            self, rule=partial(rules.not_, self.rule), name=f"~{text.bracketed(self.name)}", _listed=None
+        )
 
     @property
     @not_compiled
@@ -296,7 +307,9 @@ class TokenGraph(Frozen):
                 f"graphs joined by @ must meet: the left attends to {self.num_src} senders from {self.src_offset} on "
                 f"({self.name}), the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
             )
-        product = edge_list.composed(self.edge_index, other.edge_index, self.num_dst, self.num_src, other.num_src)
+        product = edge_list.composed(
+            self.edge_index, other.edge_index, self.num_dst, self.num_src, other.num_src
+        )
         name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
         graph = self.from_distinct_edges(product, self.num_dst, other.num_src, name)
         return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
@@ -305,7 +318,9 @@ class TokenGraph(Frozen):
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
-            raise ValueError(f"only a square graph has powers, of the same tokens on both sides, got {self!r}")
+            raise ValueError(
+                f"only a square graph has powers, of the same tokens on both sides, got {self!r}"
+            )
         loops = torch.arange(self.num_dst, device="cpu")
         result = self.from_distinct_edges(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
         result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
@@ -327,7 +342,9 @@ class TokenGraph(Frozen):
 
     def __repr__(self) -> str:
         varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
-        varies += "".join(f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n)
+        varies += "".join(
+            f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n
+        )
         name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[: LONGEST_NAME - 3]}..."
         return f"TokenGraph({name}: {self.num_src} src -> {self.num_dst} dst{varies})"
 
@@ -353,7 +370,9 @@ class TokenGraph(Frozen):
     @property
     def varying_axes(self) -> str:
         """The axes by which the graph differs, in words: "head", "sample and head", "" for a plain graph."""
-        return " and ".join(word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None)
+        return " and ".join(
+            word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None
+        )
 
     @property
     def is_listed(self) -> bool:

@@ -54,7 +54,11 @@ class TracedEdges(TokenGraph):
 
 def is_edge_list(edges: Any) -> bool:
     """True for a plain integer tensor, such as an ``edge_index`` or torch_geometric's ``EdgeIndex``."""
-    return isinstance(edges, Tensor) and edges.layout == torch.strided and not (edges.is_floating_point() or edges.is_complex())
+    return (
+        isinstance(edges, Tensor)
+        and edges.layout == torch.strided
+        and not (edges.is_floating_point() or edges.is_complex())
+    )
 
 
 def _checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
@@ -65,6 +69,8 @@ def _like_checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edge_index.new_empty((2, edge_index.shape[-1]), dtype=torch.int64)
 
 
-torch.library.define("gnn_attention::edge_list", "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor")
+torch.library.define(
+    "gnn_attention::edge_list", "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor"
+)
 torch.library.impl("gnn_attention::edge_list", "default", _checked)
 torch.library.register_fake("gnn_attention::edge_list", _like_checked)

@@ -2,7 +2,8 @@
 
 Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges ``src -> dst`` of the graph,
 
-* ``edge_update``: pattern scoring, ``logit = q_dst . k_src * scale``, then softmax over the in-edges of each receiver;
+* ``edge_update``: pattern scoring, ``logit = q_dst . k_src * scale``, then softmax over the in-edges of each
+  receiver;
 * ``message``: what travels along one edge, the weight (after dropout) times the sender's message;
 * ``aggregate``: PyG's plain sum over the in-edges, for each head;
 * ``update``: the sum over heads, in model space.
@@ -22,7 +23,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import AttentionInfo, attended, checked_backend
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.traced import TracedEdges, is_edge_list
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -43,24 +44,31 @@ STEPS = {
 
 
 class MessagePassingAttention(MessagePassing):
-    """Multi-head attention as one round of message passing over a token graph, equal to dense attention with that mask.
+    """Multi-head attention as one round of message passing over a token graph, equal to dense attention with
+    that mask.
 
-    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three forms.
+    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three
+    forms.
 
     Args:
-        heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`: the weights.
+        heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`:
+            the weights.
             :class:`LazyHeads` become standard ones of the right widths at the first call, for ``to_hetero``.
-        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the layer.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the
+            layer.
         dropout: probability with which a weight is dropped, in training only.
-        backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes through ``attend``.
-            While an explainer of PyG masks the edges, or somebody has hooked one of the three functions, the layer walks
-            whatever its backend, as PyG's own layers leave their fused path then: only the walk has messages.
+        backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes
+            through ``attend``. While an explainer of PyG masks the edges, or somebody has hooked one of the
+            three functions, the layer walks whatever its backend, as PyG's own layers leave their fused path
+            then: only the walk has messages.
 
-    Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every backend; an
-    ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the walk: one program for any numbers
-    of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its ``as_tensor()``).
+    Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every
+    backend; an ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the
+    walk: one program for any numbers of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes:
+        give its ``as_tensor()``).
 
-    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three functions.
+    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three
+        functions.
 
     >>> from gnn_attention import patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
@@ -75,10 +83,14 @@ class MessagePassingAttention(MessagePassing):
         dropout: float = 0.0,
         backend: str | Backend | None = None,
     ) -> None:
-        """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout outside [0, 1)."""
+        """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout
+        outside [0, 1).
+        """
         check_heads(heads)
         with rendered(self):
-            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)  # nodes stand before heads: [..., N, H, D]
+            super().__init__(
+                aggr="add", flow="source_to_target", node_dim=-3
+            )  # nodes stand before heads: [..., N, H, D]
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
@@ -101,37 +113,50 @@ class MessagePassingAttention(MessagePassing):
         """The update of every receiver (add it to its state for a residual stream).
 
         Args:
-            x: states ``[N, d]`` or ``[B, T, d]``; a pair ``(x_src, x_dst)`` for two kinds of token (cross-attention).
+            x: states ``[N, d]`` or ``[B, T, d]``; a pair ``(x_src, x_dst)`` for two kinds of token
+                (cross-attention).
             g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
-            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a batch).
-            return_attention_weights: as everywhere in PyG, any bool asks for ``(update, (g's edges, weights))`` with the weights
-                before dropout, ``[E, heads]`` for ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
+            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a
+                batch).
+            return_attention_weights: as everywhere in PyG, any bool asks for
+                ``(update, (g's edges, weights))`` with the weights before dropout, ``[E, heads]`` for
+                ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
             edge_index: PyG's name for g, for calls by keyword.
 
         Raises:
-            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit; NotImplementedError: the walk
+            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit;
+            NotImplementedError: the walk
                 (backend None) over a graph that differs by head or sample.
         """
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else _pair(x)
         g = _one_graph(g, edge_index)
         graph = self._as_graph(g, x_src, x_dst)
         if isinstance(self.heads, LazyHeads):
-            LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])  # they may be of another class by now, in threads
+            LazyHeads.meet(
+                self.heads, x_dst.shape[-1], x_src.shape[-1]
+            )  # they may be of another class by now, in threads
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         wants_weights = isinstance(return_attention_weights, bool)
         y, weights = self._run(self._call(x_src, x_dst, graph, bias, wants_weights), batched)
         if not batched:
-            y, weights = y.view(y.shape[-2:]), weights if weights is None else weights.view(weights.shape[-2:])
+            y, weights = (
+                y.view(y.shape[-2:]),
+                weights if weights is None else weights.view(weights.shape[-2:]),
+            )
         return (y, _with_edges(g, graph, weights)) if wants_weights else y
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        """The updates of new tokens with states ``x [B, T, d]``, after those in ``cache`` (a KeyValueCache), as its ``layer``."""
+        """The updates of new tokens with states ``x [B, T, d]``, after those in ``cache`` (a KeyValueCache),
+        as its ``layer``.
+        """
         update: Tensor = cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
         return update
 
-    def _call(self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool) -> Call:
+    def _call(
+        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
+    ) -> AttentionCall:
         """Queries, keys and values of the heads, with the options of the layer."""
         at_dst, at_src = None, None  # the positions 0, 1, ...
         if type(graph) is not TokenGraph or graph.dst_offset or graph.src_offset:
@@ -140,19 +165,21 @@ class MessagePassingAttention(MessagePassing):
         q = self.heads.receive(x_dst, at_dst)
         k, v = self.heads.send(x_src, at_src)
         dropout = self.dropout if self.training else 0.0
-        return Call.checked(q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights)
+        return AttentionCall.checked(
+            q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights
+        )
 
-    def _run(self, call: Call, batched: bool) -> tuple[Tensor, Any]:
+    def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
         """The update, and the weights where the call wants them (``with_lse``)."""
         if self.backend is None or self._is_watched():
             return self._walk(call, batched)
         z, lse = attended(call, self.backend)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
-    # -- the walk: PyG's own order of events --------------------------------------------------------------------------
-
-    def _walk(self, call: Call, batched: bool) -> tuple[Tensor, Tensor]:
-        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there is one."""
+    def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
+        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there
+        is one.
+        """
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
                 f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
@@ -165,7 +192,9 @@ class MessagePassingAttention(MessagePassing):
             alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         else:  # the same, without what torch_geometric does for hooks
             src, dst = edge_index
-            alpha = self.edge_update(q.index_select(-3, dst), k.index_select(-3, src), dst, src, size[1], call)
+            alpha = self.edge_update(
+                q.index_select(-3, dst), k.index_select(-3, src), dst, src, size[1], call
+            )
         dropped = self._dropped(alpha, edge_index, call) if call.dropout else alpha
         return self.propagate(edge_index, size=size, v=v, alpha=dropped), alpha
 
@@ -176,7 +205,7 @@ class MessagePassingAttention(MessagePassing):
         return bool(hooked) or not own or torch.compiler.is_compiling()
 
     @staticmethod
-    def _nodes(call: Call, batched: bool) -> list[Tensor]:
+    def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
         """q, k and v as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
         wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[1]
         nodes = []
@@ -186,16 +215,24 @@ class MessagePassingAttention(MessagePassing):
             nodes.append(x if batched else x.squeeze(0))
         return nodes
 
-    def edge_update(self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object) -> Tensor:
-        """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver ``index``."""
-        assert isinstance(call, Call)  # PyG renders signatures into modules of their own, where only builtins are known
+    def edge_update(
+        self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object
+    ) -> Tensor:
+        """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver
+        ``index``.
+        """
+        assert isinstance(
+            call, AttentionCall
+        )  # PyG renders signatures into modules of their own, where only builtins are known
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:
             logits = self._modified(logits, index, edge_index_j, call)
         return edges.weights_of(logits.mT, index, size_i).mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
-        """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each receiver and head."""
+        """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each
+        receiver and head.
+        """
         return alpha.unsqueeze(-1) * v_j
 
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
@@ -207,10 +244,10 @@ class MessagePassingAttention(MessagePassing):
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
         return self.heads.collect(inputs.transpose(-3, -2))
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
     def _is_watched(self) -> bool:
-        """True while somebody waits for messages: one of PyG's explainers, or a hook on what only the walk calls."""
+        """True while somebody waits for messages: one of PyG's explainers, or a hook on what only the walk
+        calls.
+        """
         return bool(
             self.explain
             or self._propagate_forward_pre_hooks
@@ -223,13 +260,13 @@ class MessagePassingAttention(MessagePassing):
             or self._edge_update_forward_hooks
         )
 
-    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: Call) -> Tensor:
+    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: AttentionCall) -> Tensor:
         """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
         score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
         score = score if call.bias is None else score + call.bias.to(score.dtype)
         return score.mT.reshape(logits.shape)
 
-    def _dropped(self, alpha: Tensor, edge_index: Tensor, call: Call) -> Tensor:
+    def _dropped(self, alpha: Tensor, edge_index: Tensor, call: AttentionCall) -> Tensor:
         """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
         if not call.dropout:
             return alpha
@@ -253,7 +290,8 @@ class MessagePassingAttention(MessagePassing):
         return convert.from_pyg(g, num_dst, num_src)
 
     def mapping(self) -> str:
-        """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them (seed S1.20).
+        """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them
+        (seed S1.20).
 
         >>> from gnn_attention import StandardHeads
         >>> print(MessagePassingAttention(StandardHeads(8, 2)).mapping())
@@ -276,8 +314,14 @@ def _pair(x: Any) -> tuple[Tensor, Tensor]:
     """The senders' and the receivers' states."""
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
-        got = ", ".join(type(states).__name__ for states in pair) if isinstance(x, (tuple, list)) else type(x).__name__
-        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}")
+        got = (
+            ", ".join(type(states).__name__ for states in pair)
+            if isinstance(x, (tuple, list))
+            else type(x).__name__
+        )
+        raise TypeError(
+            f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}"
+        )
     return pair
 
 
@@ -290,7 +334,9 @@ def _one_graph(g: Any, edge_index: Any) -> Any:
 
 
 def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
-    """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its values, as in PyG)."""
+    """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its
+    values, as in PyG).
+    """
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:

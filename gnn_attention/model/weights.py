@@ -1,4 +1,5 @@
-"""Tensors and texts in a safetensors file: written whole or not at all, and read with errors that name the file.
+"""Tensors and texts in a safetensors file: written whole or not at all, and read with errors that name the
+file.
 
 The format holds numbers and nothing that can run. Source: https://huggingface.co/docs/safetensors.
 """
@@ -20,10 +21,13 @@ from gnn_attention._support import atomic_files
 __all__ = ["load", "save"]
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors, of any strides, and ``metadata`` to one file.
 
-    Raises TypeError for what is no tensor or no str, and ValueError for a tensor that safetensors does not write.
+    Raises TypeError for what is no tensor or no str, and ValueError for a tensor that safetensors does not
+    write.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +43,8 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: 
             raise ValueError(f"tensors[{name!r}] is sparse or without data: expected a dense tensor")
     # copies: safetensors refuses tensors that share memory
     dense = {
-        name: tensor.detach().cpu().resolve_neg().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+        name: tensor.detach().cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
     try:
         content = serialized(dense, dict(metadata or {}) or None)

@@ -26,10 +26,18 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
         raise TypeError(f"{name} must be a tensor of numbers, got {got}")
     form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
     if not 0 <= extra <= 2 or 0 in data.shape[:extra]:
-        raise ValueError(f"{name} must be [{form}], [heads, {form}] or [batch, heads, {form}], got {list(data.shape)}")
+        raise ValueError(
+            f"{name} must be [{form}], [heads, {form}] or [batch, heads, {form}], got {list(data.shape)}"
+        )
     if data.is_floating_point() and bool(data.isnan().any()):
         raise ValueError(f"{name} must hold no NaN: what is the largest or the nearest would be undefined")
-    sizes = {"batch": data.shape[0], "heads": data.shape[1]} if extra == 2 else {"heads": data.shape[0]} if extra else {}
+    sizes = (
+        {"batch": data.shape[0], "heads": data.shape[1]}
+        if extra == 2
+        else {"heads": data.shape[0]}
+        if extra
+        else {}
+    )
     if extra == 2 and sizes["heads"] == 1:
         del sizes["heads"]
     wide = torch.promote_types(data.dtype, torch.float32) if data.is_floating_point() else torch.int64
@@ -41,7 +49,9 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     try:
         table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"{name} must be a tensor or lists of integers of one length, got {quoted(data)}") from None
+        raise TypeError(
+            f"{name} must be a tensor or lists of integers of one length, got {quoted(data)}"
+        ) from None
     if table.numel() == 0:
         table = table.to(torch.int64)
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
@@ -61,7 +71,9 @@ def matching(name: str, data: Tensor, other_name: str, other: Tensor, axis: int)
 def largest(values: Tensor, k: int) -> Tensor:
     """Bool, True at the ``k`` largest of each row that are above -inf; among equals the first win."""
     order = values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(-1, order, torch.ones_like(order, dtype=torch.bool))
+    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(
+        -1, order, torch.ones_like(order, dtype=torch.bool)
+    )
     return chosen & (values > -torch.inf)
 
 

@@ -43,14 +43,18 @@ def places(sizes: Sequence[int]) -> list[int]:
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
     if not isinstance(shape, Iterable):
-        raise TypeError(f"shape must be a sequence of sizes, got {quoted(shape)}; a line of tokens is ({quoted(shape)},)")
+        raise TypeError(
+            f"shape must be a sequence of sizes, got {quoted(shape)}; a line of tokens is ({quoted(shape)},)"
+        )
     sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")
     return sizes
 
 
-def per_axis(name: str, value: int | Sequence[int], sizes: Sequence[int], minimum: int = 1) -> tuple[int, ...]:
+def per_axis(
+    name: str, value: int | Sequence[int], sizes: Sequence[int], minimum: int = 1
+) -> tuple[int, ...]:
     """One value for each axis, the same for all where a single one was given."""
     if not isinstance(value, Iterable):
         return (checks.size(name, value, minimum),) * len(sizes)
@@ -83,5 +87,7 @@ def call(word: str, *arguments: object, **options: tuple[object, object]) -> str
 
 def _as_many(name: str, values: tuple[Value, ...], sizes: Sequence[int]) -> tuple[Value, ...]:
     if len(values) != len(sizes):
-        raise ValueError(f"{name} must be one value or {len(sizes)}, one for each axis of {tuple(sizes)}, got {values}")
+        raise ValueError(
+            f"{name} must be one value or {len(sizes)}, one for each axis of {tuple(sizes)}, got {values}"
+        )
     return values

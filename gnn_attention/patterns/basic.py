@@ -103,7 +103,9 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
     align = checks.choice("align", align, ("upper_left", "lower_right"))
     rule = partial(_shifted_causal, 0 if align == "upper_left" else num_src - num_dst)
-    return TokenGraph.from_rule(rule, num_dst, num_src, name=f"causal_aligned({num_dst}, {num_src}, {align!r})")
+    return TokenGraph.from_rule(
+        rule, num_dst, num_src, name=f"causal_aligned({num_dst}, {num_src}, {align!r})"
+    )
 
 
 def strict_causal(n: int) -> TokenGraph:

@@ -23,7 +23,15 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
-__all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks", "tile_top_k"]
+__all__ = [
+    "block_top_k",
+    "compressed_blocks",
+    "moba",
+    "permuted_blocks",
+    "quest",
+    "sorted_blocks",
+    "tile_top_k",
+]
 
 
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
@@ -122,7 +130,9 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     n, block = checks.size("n", n), checks.size("block", block, 1)
     stride = block if stride is None else checks.size("stride", stride, 1)
     senders = max(0, (n - block) // stride + 1)
-    return TokenGraph.from_rule(partial(_complete, block, stride), n, senders, name=f"compressed_blocks({n}, {block}, {stride})")
+    return TokenGraph.from_rule(
+        partial(_complete, block, stride), n, senders, name=f"compressed_blocks({n}, {block}, {stride})"
+    )
 
 
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
@@ -141,9 +151,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
     _data.matching("q", queries, "k", keys, -1)
     tile, top = checks.size("tile", tile, 1), checks.size("top", top)
-    chosen = _data.own_axes(_data.largest(_block_means(queries, tile) @ _block_means(keys, tile).mT, top), sizes)
+    chosen = _data.own_axes(
+        _data.largest(_block_means(queries, tile) @ _block_means(keys, tile).mT, top), sizes
+    )
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
-    return TokenGraph.from_rule(partial(_tile_chosen, chosen, tile), queries.shape[-2], keys.shape[-2], name=name, **sizes)
+    return TokenGraph.from_rule(
+        partial(_tile_chosen, chosen, tile), queries.shape[-2], keys.shape[-2], name=name, **sizes
+    )
 
 
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
@@ -180,8 +194,12 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     3 ■ ■ · ·   3 <- 0 1
     """
     table, sizes, named = _block_table("permutation", permutation, n, block)
-    if not torch.equal(table.sort(dim=-1).values, torch.arange(table.shape[-1], device="cpu").expand(table.shape)):
-        raise ValueError(f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}")
+    if not torch.equal(
+        table.sort(dim=-1).values, torch.arange(table.shape[-1], device="cpu").expand(table.shape)
+    ):
+        raise ValueError(
+            f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}"
+        )
     rule = partial(_permuted, _data.own_axes(table, sizes), block)
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
 
@@ -244,12 +262,16 @@ def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     return bounds.scatter(-1, place, own)
 
 
-def _block_table(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes, str]:
+def _block_table(
+    name: str, data: Tensor | Sequence[Any], n: int, block: int
+) -> tuple[Tensor, _data.Sizes, str]:
     """A block for each block: ``[batch, heads, blocks]``, sizes, and the data in a graph's name."""
     table, sizes = _data.whole_numbers(name, data, "blocks")
     blocks = -(-checks.size("n", n) // checks.size("block", block, 1))
     if table.shape[-1] != blocks:
-        raise ValueError(f"{name} must name a block for each of the {blocks} blocks of {block} tokens, got {table.shape[-1]}")
+        raise ValueError(
+            f"{name} must name a block for each of the {blocks} blocks of {block} tokens, got {table.shape[-1]}"
+        )
     if outside := table[(table < 0) | (table >= blocks)].tolist():
         raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
     return table, sizes, text.listed(table[0, 0].tolist(), name, 8) if not sizes else _data.shown(table, name)

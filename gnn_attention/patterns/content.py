@@ -61,8 +61,12 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     """
     values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
-    neighbours = _data.own_axes(_neighbours(values.double(), min(checks.size("k", k), n), causal, loops), sizes)
-    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + (")" if loops else ", loops=False)")
+    neighbours = _data.own_axes(
+        _neighbours(values.double(), min(checks.size("k", k), n), causal, loops), sizes
+    )
+    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + (
+        ")" if loops else ", loops=False)"
+    )
     if not sizes:
         dst, place = (neighbours >= 0).nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([neighbours[dst, place], dst]), n, name=name)
@@ -92,7 +96,9 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
     rounds = tuple(_data.own_axes(labels[:, :, r], sizes) for r in range(labels.shape[2]))
     name = text.call("shared_bucket", causal, _data.shown(buckets, "buckets"))
-    return TokenGraph.from_rule(rules.past(partial(_shares, rounds, alone), causal), labels.shape[-1], name=name, **sizes)
+    return TokenGraph.from_rule(
+        rules.past(partial(_shares, rounds, alone), causal), labels.shape[-1], name=name, **sizes
+    )
 
 
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
@@ -113,7 +119,9 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
     generator = torch.Generator(device="cpu").manual_seed(checks.size("seed", seed))
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
-    turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), torch.randn(shape, generator=generator, device="cpu"))
+    turned = torch.einsum(
+        "bhnd,hdrk->bhrnk", values.float(), torch.randn(shape, generator=generator, device="cpu")
+    )
     buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
     arguments = (_data.shown(vectors, "vectors"), num_buckets, rounds)
     name = text.call("lsh", causal, *arguments)[:-1] + f", seed={seed})"
@@ -141,11 +149,15 @@ def clusters(
     ours, sizes = _data.whole_numbers("dst_labels", dst_labels, "n")
     theirs, _ = (ours, sizes) if src_labels is None else _data.whole_numbers("src_labels", src_labels, "n")
     if ours.shape[:2] != theirs.shape[:2]:
-        raise ValueError(f"both labels must have the same heads and batch, got {list(ours.shape)} and {list(theirs.shape)}")
+        raise ValueError(
+            f"both labels must have the same heads and batch, got {list(ours.shape)} and {list(theirs.shape)}"
+        )
     named = [_labels(table, sizes) for table in (ours, theirs)[: 1 if src_labels is None else 2]]
     rule = partial(_same_label, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes))
     name = text.call("clusters", causal, *named)
-    return TokenGraph.from_rule(rules.past(rule, causal), ours.shape[-1], theirs.shape[-1], name=name, **sizes)
+    return TokenGraph.from_rule(
+        rules.past(rule, causal), ours.shape[-1], theirs.shape[-1], name=name, **sizes
+    )
 
 
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
@@ -164,12 +176,18 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
     centres, _ = _data.all_axes("centroids", centroids, "clusters dim")
     _data.matching("q", queries, "k", keys, -1)
-    if centres.shape[-1] != keys.shape[-1] or centres.shape[0] != 1 or centres.shape[1] not in (1, keys.shape[1]):
+    if (
+        centres.shape[-1] != keys.shape[-1]
+        or centres.shape[0] != 1
+        or centres.shape[1] not in (1, keys.shape[1])
+    ):
         raise ValueError(
             f"centroids must be [clusters, {keys.shape[-1]}], or that for each head of q, got {list(centroids.shape)}"
         )
     members = [_data.largest(centres @ x.mT, checks.size("w", w)) for x in (queries, keys)]
-    pairs = tuple(tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in range(centres.shape[-2]))
+    pairs = tuple(
+        tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in range(centres.shape[-2])
+    )
     name = text.call("routing", causal, *map(_data.shown, (q, k, centroids), ("q", "k", "centroids")), w)
     return TokenGraph.from_rule(
         rules.past(partial(_routed, pairs), causal), queries.shape[-2], keys.shape[-2], name=name, **sizes
@@ -193,12 +211,18 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     4 ■ · ■ · ■   4 <- 0 2 4
     """
     n = checks.size("n", n)
-    chosen = [_positions(name, positions, n) for name, positions in (("columns", columns), ("slashes", slashes))]
+    chosen = [
+        _positions(name, positions, n) for name, positions in (("columns", columns), ("slashes", slashes))
+    ]
     heads = {len(table) for table in chosen if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
-        raise ValueError(f"columns and slashes must be given for the same number of heads, at least 1, got {sorted(heads)}")
+        raise ValueError(
+            f"columns and slashes must be given for the same number of heads, at least 1, got {sorted(heads)}"
+        )
     name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
-    return TokenGraph.from_rule(partial(_vertical_slash, *chosen), n, heads=max(heads, default=None), name=name)
+    return TokenGraph.from_rule(
+        partial(_vertical_slash, *chosen), n, heads=max(heads, default=None), name=name
+    )
 
 
 def _is_chosen(chosen: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -212,7 +236,9 @@ def _is_neighbour(columns: tuple[Tensor, ...], b: Tensor, h: Tensor, dst: Tensor
     return found
 
 
-def _shares(rounds: tuple[Tensor, ...], alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _shares(
+    rounds: tuple[Tensor, ...], alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     shared = (dst < 0) & (src < 0)
     for labels in rounds:
         shared = shared | (_data.look_up(labels, b, h, dst) == _data.look_up(labels, b, h, src))
@@ -230,7 +256,9 @@ def _routed(pairs: tuple[tuple[Tensor, ...], ...], b: Tensor, h: Tensor, dst: Te
     return together
 
 
-def _vertical_slash(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _vertical_slash(
+    columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     distance = (dst - src).clamp(min=0)
     return (src <= dst) & (_data.look_up(columns, b, h, src) | _data.look_up(slashes, b, h, distance))
 
@@ -245,7 +273,9 @@ def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
     found = [torch.zeros(*points.shape[:2], 0, k, dtype=torch.int64, device="cpu")]
     for start in range(0, n, step):
         dst = torch.arange(start, min(start + step, n), device="cpu").unsqueeze(-1)
-        closeness = -torch.cdist(points[..., start : start + step, :], points, compute_mode="donot_use_mm_for_euclid_dist")
+        closeness = -torch.cdist(
+            points[..., start : start + step, :], points, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         src = torch.arange(n, device="cpu")
         hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
         chosen = _data.largest(closeness.masked_fill(hidden, -torch.inf), k)

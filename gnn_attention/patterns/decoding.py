@@ -38,7 +38,9 @@ def block_diffusion(n: int, block: int) -> TokenGraph:
     5 · · · ■ ■ ■   5 <- 3 4 5
     """
     n, block = checks.size("n", n), checks.size("block", block, 1)
-    return TokenGraph.from_rule(partial(_block_diffusion, n, block), 2 * n, name=f"block_diffusion({n}, {block})")
+    return TokenGraph.from_rule(
+        partial(_block_diffusion, n, block), 2 * n, name=f"block_diffusion({n}, {block})"
+    )
 
 
 def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
@@ -60,7 +62,11 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
     4 ■ ■ · · ■ ·   4 <- 0 1 4
     5 ■ ■ · · ■ ■   5 <- 0 1 4 5
     """
-    prefix, blocks, block = checks.size("prefix", prefix), checks.size("blocks", blocks), checks.size("block", block, 1)
+    prefix, blocks, block = (
+        checks.size("prefix", prefix),
+        checks.size("blocks", blocks),
+        checks.size("block", block, 1),
+    )
     name = f"draft_training({prefix}, {blocks}, {block})"
     return TokenGraph.from_rule(partial(_draft_training, prefix, block), prefix + blocks * block, name=name)
 
@@ -113,11 +119,15 @@ def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor
 
 def _places(media: Sequence[int], n: int) -> list[int]:
     if not isinstance(media, Iterable):
-        raise TypeError(f"media must be a list of text positions, got {quoted(media)}; one image is [{quoted(media)}]")
+        raise TypeError(
+            f"media must be a list of text positions, got {quoted(media)}; one image is [{quoted(media)}]"
+        )
     places = [checks.position("each of media", place) for place in media]
     outside = [place for place in places if not 0 <= place < n]
     if outside:
         raise IndexError(f"media must be text positions in 0 .. {n - 1}, got {outside[0]}")
     if any(later <= earlier for earlier, later in pairwise(places)):
-        raise ValueError(f"media must be strictly increasing positions, got {text.listed(places, 'positions')}")
+        raise ValueError(
+            f"media must be strictly increasing positions, got {text.listed(places, 'positions')}"
+        )
     return places

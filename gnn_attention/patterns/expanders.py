@@ -37,10 +37,14 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     drawn = _distinct(token + 1 if causal else torch.full_like(token, n), min(r, n), seed)
     src, row = drawn.sort(0).values.t().flatten(), token.repeat_interleave(len(drawn))
     edges = torch.stack([src, row])[:, src < n]
-    return TokenGraph.from_edges(edges, n, name=text.call("random_senders", causal, n, r, *_arguments(0, seed=seed)))
+    return TokenGraph.from_edges(
+        edges, n, name=text.call("random_senders", causal, n, r, *_arguments(0, seed=seed))
+    )
 
 
-def expander(n: int, d: int, method: str = "cycles", seed: int = 0, draws: int = 100, causal: bool = True) -> TokenGraph:
+def expander(
+    n: int, d: int, method: str = "cycles", seed: int = 0, draws: int = 100, causal: bool = True
+) -> TokenGraph:
     """A random graph of at most ``2 d`` neighbours each, whose spectral gap is nearly the largest possible.
 
     ``method="cycles"``: d random cycles through all tokens; ``"permutations"``: the edges ``i - p(i)`` of d
@@ -121,7 +125,9 @@ def torus(*sizes: int) -> TokenGraph:
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
     strides = [prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     axes = tuple((stride, length) for stride, length in zip(strides, lengths, strict=True) if length > 1)
-    return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=f"torus({', '.join(map(str, lengths))})")
+    return TokenGraph.from_rule(
+        partial(_torus, axes), prod(lengths), name=f"torus({', '.join(map(str, lengths))})"
+    )
 
 
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
@@ -202,7 +208,11 @@ def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r 
 def _best_draw(n: int, d: int, method: str, seed: int, draws: int) -> Int[Tensor, "degree tokens"]:
     """The neighbours of each token in the first good draw, or in the best of them."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    good, best, smallest = 2 * sqrt(2 * d - 1) + 0.1, torch.empty(2 * d, 0, dtype=torch.int64, device="cpu"), float("inf")
+    good, best, smallest = (
+        2 * sqrt(2 * d - 1) + 0.1,
+        torch.empty(2 * d, 0, dtype=torch.int64, device="cpu"),
+        float("inf"),
+    )
     for _ in range(draws if n else 0):
         neighbours = _draw(n, d, method, generator)
         second = _second_eigenvalue(neighbours)
@@ -224,7 +234,9 @@ def _draw(n: int, d: int, method: str, generator: torch.Generator) -> Int[Tensor
 def _second_eigenvalue(neighbours: Int[Tensor, "degree tokens"]) -> float:
     """The largest eigenvalue of a regular multigraph after its degree, by Lanczos, never from above."""
     n = neighbours.shape[1]
-    start = torch.randn(n, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu")
+    start = torch.randn(
+        n, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
+    )
     # the eigenvector of the degree: all the same
     basis = [torch.full((n,), n**-0.5, dtype=torch.float64, device="cpu")]
     while len(basis) <= min(LANCZOS_STEPS, n - 1):

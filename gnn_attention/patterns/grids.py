@@ -18,7 +18,16 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns import _grid_rules
 
-__all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial", "svg_temporal", "swin"]
+__all__ = [
+    "axial",
+    "haloed_blocks",
+    "image_local_2d",
+    "natten",
+    "sliding_tile",
+    "svg_spatial",
+    "svg_temporal",
+    "swin",
+]
 
 
 def natten(
@@ -56,7 +65,10 @@ def natten(
     4 · · ■ ■ ■   4 <- 2 3 4
     """
     sizes = _grid_rules.shape_of(shape)
-    kernels, steps = _grid_rules.per_axis("kernel", kernel, sizes), _grid_rules.per_axis("dilation", dilation, sizes)
+    kernels, steps = (
+        _grid_rules.per_axis("kernel", kernel, sizes),
+        _grid_rules.per_axis("dilation", dilation, sizes),
+    )
     strides, ends = _grid_rules.per_axis("stride", stride, sizes), _grid_rules.flags("causal", causal, sizes)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
@@ -92,11 +104,18 @@ def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequenc
     5 · · · · ■ ■   5 <- 4 5
     """
     sizes = _grid_rules.shape_of(shape)
-    windows, shifts = _grid_rules.per_axis("window", window, sizes), _grid_rules.per_axis("shift", shift, sizes, 0)
+    windows, shifts = (
+        _grid_rules.per_axis("window", window, sizes),
+        _grid_rules.per_axis("shift", shift, sizes, 0),
+    )
     for axis, (size, by) in enumerate(zip(windows, shifts, strict=True)):
         if by >= size:
-            raise ValueError(f"shift must be less than window, got {by} for a window of {size} along axis {axis}")
-    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_windows, sizes, windows, shifts)))
+            raise ValueError(
+                f"shift must be less than window, got {by} for a window of {size} along axis {axis}"
+            )
+    box = tuple(
+        map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_windows, sizes, windows, shifts))
+    )
     name = _grid_rules.call("swin", sizes, _grid_rules.shown(windows), shift=(_grid_rules.shown(shifts), 0))
     return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
 
@@ -154,7 +173,9 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     return TokenGraph.from_rule(partial(_axial, tuple(lines)), math.prod(sizes), name=name)
 
 
-def image_local_2d(shape: Sequence[int], block: int | Sequence[int], memory: int | Sequence[int]) -> TokenGraph:
+def image_local_2d(
+    shape: Sequence[int], block: int | Sequence[int], memory: int | Sequence[int]
+) -> TokenGraph:
     """Each pixel attends to its own block so far and the memory above and next to that block: a picture
     generated block by block.
 
@@ -179,14 +200,21 @@ def image_local_2d(shape: Sequence[int], block: int | Sequence[int], memory: int
     sizes = _grid_rules.shape_of(shape)
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
-    blocks, memories = _grid_rules.per_axis("block", block, sizes), _grid_rules.per_axis("memory", memory, sizes, 0)
+    blocks, memories = (
+        _grid_rules.per_axis("block", block, sizes),
+        _grid_rules.per_axis("memory", memory, sizes, 0),
+    )
     rule = partial(_image_local, sizes[1], blocks, memories)
     name = _grid_rules.call("image_local_2d", sizes, _grid_rules.shown(blocks), _grid_rules.shown(memories))
     return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
 
 
 def sliding_tile(
-    shape: Sequence[int], tile: int | Sequence[int], window: int | Sequence[int], text: int = 0, tiled: bool = False
+    shape: Sequence[int],
+    tile: int | Sequence[int],
+    window: int | Sequence[int],
+    text: int = 0,
+    tiled: bool = False,
 ) -> TokenGraph:
     """Sliding tile attention: all tokens of a tile attend to the same ``window`` tiles along each axis,
     pushed inwards at the border.
@@ -220,7 +248,14 @@ def sliding_tile(
     _check_kernels(counts, windows, (1,) * len(sizes), (1,) * len(sizes), "window")
     spans = [_neighbours(count, w) for count, w in zip(counts, windows, strict=True)]
     if tiled:
-        box = tuple(map(_grid_rules.Axis, [place * math.prod(tiles) for place in _grid_rules.places(counts)], counts, spans))
+        box = tuple(
+            map(
+                _grid_rules.Axis,
+                [place * math.prod(tiles) for place in _grid_rules.places(counts)],
+                counts,
+                spans,
+            )
+        )
     else:
         box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_spread, spans, tiles)))
     video = math.prod(sizes)
@@ -229,7 +264,9 @@ def sliding_tile(
     return TokenGraph.from_rule(partial(_in_box_or_text, box, video), video + text, name=name)
 
 
-def svg_spatial(frames: int, frame_size: int, w: int, prompt: int = 0, first_frame: bool = False) -> TokenGraph:
+def svg_spatial(
+    frames: int, frame_size: int, w: int, prompt: int = 0, first_frame: bool = False
+) -> TokenGraph:
     """A token of a video attends to those less than ``w`` away in the sequence, so in the same frame or near
     it: ``|dst - src| < w``.
 
@@ -277,7 +314,9 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
 
-def _in_box_or_text(box: tuple[_grid_rules.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _in_box_or_text(
+    box: tuple[_grid_rules.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     return (dst >= video) | (src >= video) | _grid_rules.in_box(box, b, h, dst, src)
 
 
@@ -289,12 +328,23 @@ def _axial(lines: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor
 
 
 def _image_local(
-    width: int, block: tuple[int, ...], memory: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    width: int,
+    block: tuple[int, ...],
+    memory: tuple[int, ...],
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
 ) -> Tensor:
     row, column = src // width, src % width
     top, left = dst // width // block[0] * block[0], dst % width // block[1] * block[1]
     right = left + block[1]
-    around = (top - memory[0] <= row) & (row < top + block[0]) & (left - memory[1] <= column) & (column < right + memory[1])
+    around = (
+        (top - memory[0] <= row)
+        & (row < top + block[0])
+        & (left - memory[1] <= column)
+        & (column < right + memory[1])
+    )
     return around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
 
 
@@ -307,7 +357,9 @@ def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: T
     return (dst < prompt) | (src < prompt) | (apart.abs() < w)
 
 
-def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> _grid_rules.Interval:
+def _neighbours(
+    size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False
+) -> _grid_rules.Interval:
     """The window of each coordinate among those that leave its remainder."""
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation
@@ -348,11 +400,19 @@ def _video(frames: int, frame_size: int, w: int, prompt: int) -> tuple[int, int,
 
 
 def _check_kernels(
-    sizes: Sequence[int], kernels: Sequence[int], steps: Sequence[int], strides: Sequence[int], word: str = "kernel"
+    sizes: Sequence[int],
+    kernels: Sequence[int],
+    steps: Sequence[int],
+    strides: Sequence[int],
+    word: str = "kernel",
 ) -> None:
     for axis, (size, kernel, step, stride) in enumerate(zip(sizes, kernels, steps, strides, strict=True)):
         if kernel * step > size:
             times = f" * dilation = {kernel} * {step}" if step > 1 else f" = {kernel}"
-            raise ValueError(f"{word} must fit into the grid, got {word}{times} along axis {axis}, which has {size}")
+            raise ValueError(
+                f"{word} must fit into the grid, got {word}{times} along axis {axis}, which has {size}"
+            )
         if stride > kernel:
-            raise ValueError(f"stride must be at most kernel, got {stride} for a kernel of {kernel} along axis {axis}")
+            raise ValueError(
+                f"stride must be at most kernel, got {stride} for a kernel of {kernel} along axis {axis}"
+            )

@@ -113,7 +113,9 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     n = checks.size("n", n)
     level, block = checks.size("level", level), checks.size("block", block, 1)
     rule = partial(_butterfly_factor, block, 2**level)
-    return TokenGraph.from_rule(rule, n, name=f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})")
+    return TokenGraph.from_rule(
+        rule, n, name=f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})"
+    )
 
 
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
@@ -179,7 +181,11 @@ def longnet(
         raise ValueError(
             f"longnet needs a dilation for each segment length, got {len(steps)} dilations for {len(sizes)} segments"
         )
-    shown = [text.listed(sizes, "segments"), text.listed(steps, "dilations"), *([] if heads is None else [f"heads={heads}"])]
+    shown = [
+        text.listed(sizes, "segments"),
+        text.listed(steps, "dilations"),
+        *([] if heads is None else [f"heads={heads}"]),
+    ]
     rule = rules.past(partial(_longnet, tuple(zip(sizes, steps, strict=True)), heads is not None), causal)
     return TokenGraph.from_rule(rule, n, heads=heads, name=text.call("longnet", causal, n, *shown))
 
@@ -214,7 +220,9 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     return TokenGraph.from_rule(rule, n, name=text.call("h_matrix_level", causal, n, block, level))
 
 
-def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False) -> TokenGraph:
+def fibottention(
+    n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False
+) -> TokenGraph:
     """Every head attends to the tokens at its own distances, on both sides: a row of the Wythoff array, which
     grows like Fibonacci's.
 
@@ -255,7 +263,14 @@ def _log_sparse_both(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor,
 
 
 def _power_attention(
-    block: int, window: int, sinks: int, powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    block: int,
+    window: int,
+    sinks: int,
+    powers: tuple[int, ...],
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
 ) -> Tensor:
     gap = dst // block - src // block
     return (src <= dst) & ((gap < window) | (src < sinks) | _zero_or_one_of(powers, gap))
@@ -274,7 +289,9 @@ def _butterfly_factor(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor
     return (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
 
 
-def _longnet(pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _longnet(
+    pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     edge = (dst < 0) & (src < 0)
     for w, r in pairs:
         offset = h % r if by_head else 0
@@ -313,7 +330,9 @@ def _first_of_levels(n: int) -> list[int]:
 
 def _own_spans(n: int, first: list[int]) -> Int[Tensor, "2 edges"]:
     token = torch.arange(n, device="cpu")
-    return torch.cat([torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])], 1)
+    return torch.cat(
+        [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])], 1
+    )
 
 
 def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:
@@ -333,7 +352,9 @@ def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edg
 def _wythoff_row(i: int, longest: int, modified: bool) -> list[int]:
     """Row i of the Wythoff array up to ``longest`` and its first term; if modified, from two terms before."""
     m = (i + math.isqrt(5 * i * i)) // 2  # floor(i phi), exactly
-    terms = [i - 1, m] if modified else [(m + math.isqrt(5 * m * m)) // 2, (m + math.isqrt(5 * m * m)) // 2 + m]
+    terms = (
+        [i - 1, m] if modified else [(m + math.isqrt(5 * m * m)) // 2, (m + math.isqrt(5 * m * m)) // 2 + m]
+    )
     while terms[-1] <= longest:
         terms.append(terms[-1] + terms[-2])
     return terms[:-1]

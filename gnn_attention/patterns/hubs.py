@@ -135,10 +135,14 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     blocks = -(-n // size)
     drawn = _random_blocks(blocks, {0, blocks - 1}, num_random, heads, seed)
     rule = partial(_bigbird, size, blocks - 1, drawn, heads is not None)
-    return TokenGraph.from_rule(rule, n, heads=heads, name=_bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed))
+    return TokenGraph.from_rule(
+        rule, n, heads=heads, name=_bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed)
+    )
 
 
-def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
+def bigbird_etc(
+    n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
+) -> TokenGraph:
     """``num_global`` extra tokens stand before ``n`` attend to all and are attended to by all; the n attend
     to three blocks and random ones.
 
@@ -150,7 +154,11 @@ def bigbird_etc(n: int, block: int, num_global: int, num_random: int = 3, heads:
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
-    n, size, first = checks.size("n", n), checks.size("block", block, 1), checks.size("num_global", num_global)
+    n, size, first = (
+        checks.size("n", n),
+        checks.size("block", block, 1),
+        checks.size("num_global", num_global),
+    )
     drawn = _random_blocks(-(-n // size), set(), num_random, heads, seed)
     rule = partial(_bigbird_etc, first, size, drawn, heads is not None)
     name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
@@ -180,7 +188,14 @@ def _etc_owned(first: int, w: int, owner: Tensor, b: Tensor, h: Tensor, dst: Ten
 
 
 def _bigbird(
-    size: int, last: int, drawn: tuple[Tensor, ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    size: int,
+    last: int,
+    drawn: tuple[Tensor, ...],
+    by_head: bool,
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
 ) -> Tensor:
     row, column = dst // size, src // size
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
@@ -188,14 +203,23 @@ def _bigbird(
 
 
 def _bigbird_etc(
-    first: int, size: int, drawn: tuple[Tensor, ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    first: int,
+    size: int,
+    drawn: tuple[Tensor, ...],
+    by_head: bool,
+    b: Tensor,
+    h: Tensor,
+    dst: Tensor,
+    src: Tensor,
 ) -> Tensor:
     row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
     edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
     return _or_random_blocks(edge, drawn, by_head, h, row, column)
 
 
-def _or_random_blocks(edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def _or_random_blocks(
+    edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor, row: Tensor, column: Tensor
+) -> Tensor:
     for table in drawn:
         blocks = table.to(row.device)
         edge = edge | ((blocks[h, row] if by_head else blocks[row]) == column)
@@ -218,17 +242,23 @@ def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"
 
 def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
     if not isinstance(owner, Iterable):
-        raise TypeError(f"owner must be a sequence with a global token for each of the {n} long ones, got {quoted(owner)}")
+        raise TypeError(
+            f"owner must be a sequence with a global token for each of the {n} long ones, got {quoted(owner)}"
+        )
     owners = [checks.position("each of owner", token) for token in owner]
     if len(owners) != n:
-        raise ValueError(f"owner must name a global token for each of the {n} long ones, got {len(owners)} of them")
+        raise ValueError(
+            f"owner must name a global token for each of the {n} long ones, got {len(owners)} of them"
+        )
     for token in owners:
         if not 0 <= token < num_global:
             raise IndexError(f"owner must hold global tokens in 0 .. {num_global - 1}, got {token}")
     return owners
 
 
-def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> tuple[Int[Tensor, "..."], ...]:
+def _random_blocks(
+    blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
+) -> tuple[Int[Tensor, "..."], ...]:
     """R(i) as ``num_random`` tables ``[blocks]`` or ``[heads, blocks]``; the block itself for none."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)

@@ -89,7 +89,9 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     return TokenGraph.from_rule(rule, n, name=f"band({n}, {left}, {right}, {step})")
 
 
-def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True, wrap: bool = False) -> TokenGraph:
+def chunked(
+    n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True, wrap: bool = False
+) -> TokenGraph:
     """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks:
     ``-after <= c(dst) - c(src) <= before``.
 
@@ -113,8 +115,14 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     """
     n, chunk = checks.size("n", n), checks.size("chunk", chunk, 1)
     before, after = checks.size("before", before), checks.size("after", after)
-    rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after) if wrap else partial(_chunks, chunk, before, after)
-    given = [f"{word}={value}" for word, value in (("before", before), ("after", after), ("wrap", wrap)) if value]
+    rule = (
+        partial(_ring, chunk, max(1, -(-n // chunk)), before, after)
+        if wrap
+        else partial(_chunks, chunk, before, after)
+    )
+    given = [
+        f"{word}={value}" for word, value in (("before", before), ("after", after), ("wrap", wrap)) if value
+    ]
     name = text.call("chunked", causal, n, chunk, *given)
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
@@ -173,7 +181,9 @@ def _chunks(size: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tenso
     return (apart <= before) & (-after <= apart)
 
 
-def _ring(size: int, count: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _ring(
+    size: int, count: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
     return (dst // size - src // size + after) % count <= before + after
 
 

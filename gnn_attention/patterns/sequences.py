@@ -158,7 +158,9 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     context, stream = checks.size("context", context), checks.choice("stream", stream, ("content", "query"))
     rank = _ranks(places)
     last = (rank - int(stream == "query")).clamp(min=context - 1)
-    options = (f", context={context}" if context else "") + (f", stream={stream!r}" if stream == "query" else "")
+    options = (f", context={context}" if context else "") + (
+        f", stream={stream!r}" if stream == "query" else ""
+    )
     name = f"permutation({text.listed(places, 'positions', 8)}{options})"
     return TokenGraph.from_rule(partial(_ranked, rank, last), len(places), name=name)
 
@@ -183,7 +185,9 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     """
     n, start, stop = checks.size("n", n), checks.size("start", start), checks.size("stop", stop)
     if not start <= stop <= n:
-        raise IndexError(f"the middle must lie in 0 <= start <= stop <= n = {n}, got start {start} and stop {stop}")
+        raise IndexError(
+            f"the middle must lie in 0 <= start <= stop <= n = {n}, got start {start} and stop {stop}"
+        )
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
     rank = _ranks(places)
@@ -222,7 +226,10 @@ def _ranked(rank: Tensor, last: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: 
 
 
 def _owner(sizes: list[int]) -> Tensor:
-    number, size = torch.arange(len(sizes), device="cpu"), torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    number, size = (
+        torch.arange(len(sizes), device="cpu"),
+        torch.tensor(sizes, dtype=torch.int64, device="cpu"),
+    )
     return torch.repeat_interleave(number, size)
 
 

@@ -68,7 +68,9 @@ def _by_head(whole: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, s
 
 def _heads(retrieval: Iterable[int], heads: int) -> list[int]:
     if not isinstance(retrieval, Iterable):
-        raise TypeError(f"retrieval must be a list of head numbers, got {quoted(retrieval)}; one head is [{quoted(retrieval)}]")
+        raise TypeError(
+            f"retrieval must be a list of head numbers, got {quoted(retrieval)}; one head is [{quoted(retrieval)}]"
+        )
     chosen = [checks.position("each of retrieval", head) for head in retrieval]
     outside = [head for head in chosen if not 0 <= head < heads]
     if outside:

@@ -53,7 +53,9 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     """
     n = checks.size("n", n)
     rule = partial(_summaries, *_stride_and_c(stride, c))
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=text.call("summary_tokens", causal, n, stride, c))
+    return TokenGraph.from_rule(
+        rules.past(rule, causal), n, name=text.call("summary_tokens", causal, n, stride, c)
+    )
 
 
 def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool = True) -> TokenGraph:

@@ -96,7 +96,9 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     hubs = torch.arange(n, n + m, device="cpu").repeat_interleave(n)
     up = torch.stack([tokens, hubs])
     edges = torch.cat([graph.edge_index, up, up.flip(0)], dim=1)
-    return _at_positions_of(TokenGraph.from_edges(edges, n + m, name=f"virtual_nodes({graph.name}, {m})"), graph)
+    return _at_positions_of(
+        TokenGraph.from_edges(edges, n + m, name=f"virtual_nodes({graph.name}, {m})"), graph
+    )
 
 
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
@@ -144,7 +146,9 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     frame = (graph.num_dst, graph.num_src, None, None)
     for part in parts:
         if not isinstance(part, TokenGraph) or (part.num_dst, part.num_src, part.heads, part.batch) != frame:
-            raise ValueError(f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads, got {part!r}")
+            raise ValueError(
+                f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads, got {part!r}"
+            )
     rows = [part.rule(nowhere, nowhere, dst, src).expand(len(src)) for part in parts]
     return torch.stack([nowhere > 0, *rows])[1:]
 
@@ -193,7 +197,9 @@ NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
 
 def _given_graph(name: str, graph: object) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"{name} must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert for other graphs")
+        raise TypeError(
+            f"{name} must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert for other graphs"
+        )
 
 
 def _square(name: str, graph: TokenGraph) -> None:
@@ -207,11 +213,19 @@ def _at_positions_of(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
-    values = times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
-        raise TypeError(f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}")
+    values = (
+        times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
+    )
+    if not isinstance(values, list) or any(
+        isinstance(v, bool) or not isinstance(v, (int, float)) for v in values
+    ):
+        raise TypeError(
+            f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}"
+        )
     if len(values) != n or any(v != v for v in values):
-        raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {text.listed(values, 'times', 8)}")
+        raise ValueError(
+            f"times must be {n} numbers, one for each token, and no NaN, got {text.listed(values, 'times', 8)}"
+        )
     return values
 
 
@@ -223,6 +237,8 @@ def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
     distance = 0
     while frontier.any():
         hops[frontier] = distance
-        arrived = torch.zeros(len(roots), n, device="cpu").index_add_(1, edges[1], frontier[:, edges[0]].float())
+        arrived = torch.zeros(len(roots), n, device="cpu").index_add_(
+            1, edges[1], frontier[:, edges[0]].float()
+        )
         frontier, distance = (arrived > 0) & (hops < 0), distance + 1
     return hops

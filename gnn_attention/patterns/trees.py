@@ -60,7 +60,9 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = partial(_ancestors, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
-    return TokenGraph.from_rule(rule, n, name=f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})")
+    return TokenGraph.from_rule(
+        rule, n, name=f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
+    )
 
 
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
@@ -85,7 +87,9 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     """
     sizes, parents = checks.sizes("lengths", lengths), _parents(parents)
     if len(sizes) != len(parents):
-        raise ValueError(f"parents must name a segment (or -1) for each of the {len(sizes)} lengths, got {len(parents)}")
+        raise ValueError(
+            f"parents must name a segment (or -1) for each of the {len(sizes)} lengths, got {len(parents)}"
+        )
     repeats = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     enter, leave = (torch.repeat_interleave(times, repeats) for times in _visits(parents))
     name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
@@ -173,7 +177,9 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if not -1 <= parent < len(parents):
-            raise IndexError(f"parents[{child}] must be -1 (a root) or in 0 .. {len(parents) - 1}, got {parent}")
+            raise IndexError(
+                f"parents[{child}] must be -1 (a root) or in 0 .. {len(parents) - 1}, got {parent}"
+            )
         if parent >= 0:
             children[parent].append(child)
     enter, leave, clock = [-1] * len(parents), [-1] * len(parents), 0
@@ -202,7 +208,10 @@ def _sections(sections: Sequence[Sequence[int]]) -> list[list[int]]:
     for number, section in enumerate(document):
         if not isinstance(section, Iterable):
             raise TypeError(f"sections[{number}] must be a list of sentence lengths, got {quoted(section)}")
-    return [[checks.size(f"each of sections[{number}]", words) for words in section] for number, section in enumerate(document)]
+    return [
+        [checks.size(f"each of sections[{number}]", words) for words in section]
+        for number, section in enumerate(document)
+    ]
 
 
 def _document_parents(sections: list[list[int]]) -> list[int]:

@@ -1,9 +1,10 @@
-"""Checkpoints of a training: whole or not there, at any number of ranks; a run that goes on from one loses nothing.
+"""Checkpoints of a training: whole or not there, at any number of ranks; a run that goes on from one loses
+nothing.
 
-A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name; it gets its
-own when all ranks have written, beside the tensors with ``training.json``. An interrupt, a kill or a full disk leaves
-the one before as it was. torch stores what is where as a pickle, which can run code when it is read: go on only from
-checkpoints of your own, not from those of a stranger.
+A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name; it
+gets its own when all ranks have written, beside the tensors with ``training.json``. An interrupt, a kill or a
+full disk leaves the one before as it was. torch stores what is where as a pickle, which can run code when it
+is read: go on only from checkpoints of your own, not from those of a stranger.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ TOLD = "training.json"
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is delivered when the block has ended: torch's writer is C++, where it would come out as another error."""
+    """Ctrl-C is delivered when the block has ended: torch's writer is C++, where it would come out as another
+    error.
+    """
     before, caught = signal.getsignal(signal.SIGINT), False
 
     def note(number: int, frame: object) -> None:
@@ -68,7 +71,9 @@ class Checkpoints:
         """``every``: steps from one to the next."""
         self.folder, self.every = Path(folder), checks.size("every", every, 1)
         if not self.folder.absolute().parent.is_dir():
-            raise ValueError(f"checkpoints {folder}: expected a folder that exists, make {self.folder.absolute().parent} first")
+            raise ValueError(
+                f"checkpoints {folder}: expected a folder that exists, make {self.folder.absolute().parent} first"
+            )
 
     def newest(self) -> Path | None:
         """The last whole checkpoint."""
@@ -113,7 +118,9 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
 
     def told(self, path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-        """What was told with a checkpoint; ValueError where another training wrote it, or it cannot be read."""
+        """What was told with a checkpoint; ValueError where another training wrote it, or it cannot be
+        read.
+        """
         try:
             told = json_files.read(path / TOLD)
             json_files.check_fields(told, _TOLD, TOLD)
@@ -127,7 +134,9 @@ class Checkpoints:
                 )
         return told
 
-    def restore(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    def restore(
+        self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> None:
         """Put a checkpoint's tensors in their places, at whatever number of ranks. Every rank calls it.
 
         Raises OSError that names the folder where it is damaged.
@@ -144,7 +153,9 @@ class Checkpoints:
         try:
             generator.set_state(state["generator"])
         except RuntimeError as error:
-            raise OSError(f"{path}: the checkpoint failed, the state of the generator is damaged: {error}") from None
+            raise OSError(
+                f"{path}: the checkpoint failed, the state of the generator is damaged: {error}"
+            ) from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
@@ -155,7 +166,9 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.
 
 @contextmanager
 def _in_plain_words(path: Path) -> Iterator[None]:
-    """OSError with what failed first on each rank, or the interrupt; a single process is no reason to warn."""
+    """OSError with what failed first on each rank, or the interrupt; a single process is no reason to
+    warn.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -166,7 +179,9 @@ def _in_plain_words(path: Path) -> Iterator[None]:
         failures = {rank: _first(failure[0]) for rank, failure in error.failures.items()}
         if any(isinstance(one, KeyboardInterrupt) for one in failures.values()):
             raise KeyboardInterrupt from error
-        said = "; ".join(f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items()))
+        said = "; ".join(
+            f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items())
+        )
         raise OSError(f"{path}: the checkpoint failed, {one_line(said, 600)}") from error
     except OSError as error:
         raise OSError(f"{path}: the checkpoint failed, {error}") from error
@@ -190,13 +205,16 @@ def _settle(folder: Path) -> None:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return isinstance(values, list) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
+    )
 
 
 _TOLD: dict[str, Callable[[Any], bool]] = {
     "losses": _are_numbers,
     "history": lambda value: (
-        isinstance(value, list) and all(isinstance(row, dict) and _are_numbers([*row.values()]) for row in value)
+        isinstance(value, list)
+        and all(isinstance(row, dict) and _are_numbers([*row.values()]) for row in value)
     ),
     "seconds": lambda value: _are_numbers([value]) and 0 <= value < 1e12,
 }

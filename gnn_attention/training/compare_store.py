@@ -1,7 +1,7 @@
 """Where a comparison keeps what is finished: one JSON file for each training, there in full or not at all.
 
-The folder belongs to one plan: everything that decides the results, but for the graphs and the number of seeds. Both may grow,
-and what is there is not trained again.
+The folder belongs to one plan: everything that decides the results, but for the graphs and the number of
+seeds. Both may grow, and what is there is not trained again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _NUMBERS = {"float": (int, float), "int": (int,), "str": (str,), "float | None":
 
 
 class Store:
-    """The finished trainings of one plan in a folder, which is made if it is missing; without a folder nothing is kept.
+    """The finished trainings of one plan in a folder, which is made if it is missing; without a folder
+    nothing is kept.
 
-    Raises ValueError for a folder of another plan, one that holds other files and no plan, and a file that is not as it was
-    written; OSError where it cannot be read or made.
+    Raises ValueError for a folder of another plan, one that holds other files and no plan, and a file that is
+    not as it was written; OSError where it cannot be read or made.
     """
 
     def __init__(self, folder: Path | None, plan: Mapping[str, Any]) -> None:
@@ -35,14 +36,18 @@ class Store:
         if folder is None:
             return
         if not folder.parent.is_dir():
-            raise ValueError(f"--out {folder}: expected a place in a folder that exists, make {folder.parent} first")
+            raise ValueError(
+                f"--out {folder}: expected a place in a folder that exists, make {folder.parent} first"
+            )
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out {folder} is no folder: its place is for one")
         folder.mkdir(exist_ok=True)
         if (folder / PLAN).exists():
             self._check_plan(folder)
         elif any(not path.name.endswith(".part") for path in folder.iterdir()):
-            raise ValueError(f"--out {folder} holds files, but no {PLAN} of a comparison: choose a new folder")
+            raise ValueError(
+                f"--out {folder} holds files, but no {PLAN} of a comparison: choose a new folder"
+            )
 
     def find(self, graph: str, key: str, seed: int) -> Outcome | None:
         """What a training came to, if it is finished; ``graph`` is the name it has now."""
@@ -57,7 +62,9 @@ class Store:
         return replace(outcome, graph=graph)
 
     def keep(self, outcome: Outcome) -> None:
-        """Write what a training came to, and before the first one the plan. ValueError if another plan took the folder since."""
+        """Write what a training came to, and before the first one the plan. ValueError if another plan took
+        the folder since.
+        """
         file = self._file(outcome.key, outcome.seed)
         if file is None:
             return
@@ -75,9 +82,12 @@ class Store:
         changed = sorted(name for name in self.plan | there if self.plan.get(name) != there.get(name))
         if changed:
             said = ", ".join(
-                f"{one_line(name, 40)} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}" for name in changed[:8]
+                f"{one_line(name, 40)} {_shown(there.get(name))}, not {_shown(self.plan.get(name))}"
+                for name in changed[:8]
             )
-            raise ValueError(f"--out {folder} holds a comparison with {said}: choose a new folder, or the same options as there")
+            raise ValueError(
+                f"--out {folder} holds a comparison with {said}: choose a new folder, or the same options as there"
+            )
 
 
 def _write(file: Path, value: Any) -> None:
@@ -96,7 +106,9 @@ def _outcome(file: Path) -> Outcome:
     fitting = value.keys() == kinds.keys() and all(
         isinstance(value[name], kind) and not isinstance(value[name], bool) for name, kind in kinds.items()
     )
-    if not fitting or not all(abs(number) < 1e300 for number in value.values() if isinstance(number, (int, float))):  # nor NaN
+    if not fitting or not all(
+        abs(number) < 1e300 for number in value.values() if isinstance(number, (int, float))
+    ):  # nor NaN
         raise ValueError(f"{file} holds no result of a training: delete it to train anew")
     return Outcome(**value)
 

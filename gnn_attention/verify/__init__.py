@@ -1,9 +1,9 @@
 """Equal to dense attention, on your machine: named checks against a float64 formula, and their report.
 
-``gnn-attention verify`` runs a selection that covers every pair of backend, graph, dtype, option, form and direction, in about a
-minute; ``--all`` runs every check. :func:`run` does so from Python, and with ``backends=[Backend("mine", my_run)]`` it checks a
-backend of your own. :func:`checks` yields them one by one, for pytest:
-``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), ids=lambda c: c.name)``.
+``gnn-attention verify`` runs a selection that covers every pair of backend, graph, dtype, option, form and
+direction, in about a minute; ``--all`` runs every check. :func:`run` does so from Python, and with
+``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks` yields them one by one,
+for pytest: ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), ids=lambda c: c.name)``.
 
 The rule by which all are judged stands in :mod:`gnn_attention.verify.measure`.
 """
@@ -23,7 +23,7 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support.checks import choice, quoted
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.verify import processes, record
 from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
@@ -67,18 +67,22 @@ def run(
 
     On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
 
-    ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only`` takes those whose
-    label, ``group: name [backend, dtype]``, has a text in it, whatever the selection; ``more`` are further groups of checks.
-    ``progress(done, due, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs``
-    processes run checks at once (backends by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget``
-    seconds later no more are begun; ``resumed`` is the report of an earlier run, whose results stay and are not run again,
-    whatever they were.
+    ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only``
+    takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection;
+    ``more`` are further groups of checks. ``progress(done, due, result)`` is called after each check,
+    ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once (backends
+    by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more
+    are begun; ``resumed`` is the report of an earlier run, whose results stay and are not run again, whatever
+    they were.
 
-    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that no label has.
+    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that
+    no label has.
     """
     _check_amounts(jobs, budget, backends)
     began, device = time.time(), _device(device)
-    make = functools.partial(checks, device, dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed, more)
+    make = functools.partial(
+        checks, device, dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed, more
+    )
     every = list(make())
     chosen = _chosen(every, choice("selection", selection, SELECTIONS), only)
     described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
@@ -168,21 +172,22 @@ def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
     return {name: len(values[name]) for name in ("graph", "option", "form", "backend", "rule")}
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
 def _usual_backends(device: str) -> list[str]:
     """On a CPU all but those that compile for seconds, and those that support nothing there."""
     if not device.startswith("cpu"):
         return list(BACKENDS)
-    return [name for name, backend in BACKENDS.items() if not backend.compiled and _supports_something(backend, device)]
+    return [
+        name
+        for name, backend in BACKENDS.items()
+        if not backend.compiled and _supports_something(backend, device)
+    ]
 
 
 def _supports_something(backend: Backend, device: str) -> bool:
     """True if it takes a plain call in one dtype or another."""
     graph = patterns.causal(2)
     tried = (torch.zeros(1, 1, 2, DIM, dtype=dtype, device=device) for dtype in DTYPES.values())
-    return any(backend.refusal(Call.checked(x, x, x, graph)) is None for x in tried)
+    return any(backend.unsupported_reason(AttentionCall.checked(x, x, x, graph)) is None for x in tried)
 
 
 def _device(device: str | None) -> str:
@@ -193,7 +198,9 @@ def _device(device: str | None) -> str:
     try:
         return str(torch.device(device))
     except RuntimeError:
-        raise ValueError(f"device must be one that torch knows, such as 'cpu', 'cuda' or 'cuda:1', got {device!r}") from None
+        raise ValueError(
+            f"device must be one that torch knows, such as 'cpu', 'cuda' or 'cuda:1', got {device!r}"
+        ) from None
 
 
 def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
@@ -201,7 +208,9 @@ def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
     names = _names("dtypes", here if given is None else given, DTYPES)
     missing = [name for name in names if name not in here]
     if missing:
-        raise ValueError(f"dtypes: {missing[0]!r} is a mode of GPUs, and the device is {device!r}; leave it out")
+        raise ValueError(
+            f"dtypes: {missing[0]!r} is a mode of GPUs, and the device is {device!r}; leave it out"
+        )
     return names
 
 
@@ -217,6 +226,8 @@ def _check_amounts(jobs: int, budget: float | None, backends: Sequence[str | Bac
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if budget is not None and budget <= 0:
-        raise ValueError(f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit")
+        raise ValueError(
+            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
+        )
     if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")

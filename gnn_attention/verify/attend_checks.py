@@ -86,18 +86,25 @@ def _drawn(
 
 
 def dropout_checks(settings: Settings) -> Iterator[Check]:
-    """The very weights that an edge's key names are dropped, forward and backward; graphs x dtypes x backends."""
+    """The very weights that an edge's key names are dropped, forward and backward; graphs x dtypes x
+    backends.
+    """
     for dtype in settings.semantics:
         for graph in [name for name in DROPOUT_GRAPHS if name in settings.graphs]:
             problem = functools.cache(partial(_dropout_problem, settings, GRAPHS[graph], DTYPES[dtype]))
             for backend in settings.backends:
-                name, run = f"the weights dropped on {graph} are those of the key", partial(_run, problem, backend)
+                name, run = (
+                    f"the weights dropped on {graph} are those of the key",
+                    partial(_run, problem, backend),
+                )
                 skipped = settings.unsupported(backend, dtype, DROPOUT)
                 yield Check("dropout", backend.name, dtype, name, run, True, {"graph": graph}, skipped)
 
 
 def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) -> AttendProblem:
-    """``(softmax(logits) * stays / (1 - p)) v``: the formula's weights times a factor, normalised before it."""
+    """``(softmax(logits) * stays / (1 - p)) v``: the formula's weights times a factor, normalised before
+    it.
+    """
     dst, src = case.positions()
     sample, head = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
     with torch.random.fork_rng([]):

@@ -1,4 +1,6 @@
-"""What is checked: graphs with an independent definition in plain Python, and what can be added to their edges."""
+"""What is checked: graphs with an independent definition in plain Python, and what can be added to their
+edges.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ REACH = 3  # of the relative bias
 
 @dataclass(frozen=True, eq=False)
 class GraphCase:
-    """A graph and ``edge(b, h, dst, src) -> bool`` in plain Python, and where it has one its edge list as it was given."""
+    """A graph and ``edge(b, h, dst, src) -> bool`` in plain Python, and where it has one its edge list as it
+    was given.
+    """
 
     name: str
     graph: TokenGraph
@@ -41,7 +45,9 @@ class GraphCase:
         return torch.tensor(cells, dtype=torch.bool).reshape(shape)
 
     def edges(self) -> list[tuple[int, int]]:
-        """``(src, dst)`` in the order that a per-edge bias must follow: as listed, else by receiver, then sender."""
+        """``(src, dst)`` in the order that a per-edge bias must follow: as listed, else by receiver, then
+        sender.
+        """
         if self.listed is not None:
             return self.listed
         return [(j, i) for i, j in self.mask[0, 0].nonzero().tolist()]
@@ -58,7 +64,9 @@ class GraphCase:
 
 
 def graph_cases() -> Iterator[GraphCase]:
-    """Every graph of the checks; most are asymmetric, some have receivers without in-edges, two differ by head or sample."""
+    """Every graph of the checks; most are asymmetric, some have receivers without in-edges, two differ by
+    head or sample.
+    """
     n, p = 13, patterns
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
     owner = [0] * 5 + [2] + [3] * 7
@@ -69,9 +77,17 @@ def graph_cases() -> Iterator[GraphCase]:
     yield GraphCase("window", p.window(n, 4), lambda b, h, i, j: 0 <= i - j < 4)
     yield GraphCase("dilated", p.dilated(n, 3, 2), lambda b, h, i, j: i - j in (0, 2, 4))
     yield GraphCase("prefix", p.prefix(n, 5), lambda b, h, i, j: j < 5 or j <= i)
-    yield GraphCase("documents", p.documents([5, 0, 1, 7]), lambda b, h, i, j: owner[i] == owner[j] and j <= i)
-    yield GraphCase("window | sinks", p.window(n, 3) | p.sinks(n, 2), lambda b, h, i, j: j <= i and (i - j < 3 or j < 2))
-    yield GraphCase("global_tokens", p.global_tokens(n, [2, 6]), lambda b, h, i, j: j <= i and (i in (2, 6) or j in (2, 6)))
+    yield GraphCase(
+        "documents", p.documents([5, 0, 1, 7]), lambda b, h, i, j: owner[i] == owner[j] and j <= i
+    )
+    yield GraphCase(
+        "window | sinks", p.window(n, 3) | p.sinks(n, 2), lambda b, h, i, j: j <= i and (i - j < 3 or j < 2)
+    )
+    yield GraphCase(
+        "global_tokens",
+        p.global_tokens(n, [2, 6]),
+        lambda b, h, i, j: j <= i and (i in (2, 6) or j in (2, 6)),
+    )
     yield GraphCase("cross", p.cross(7, n), lambda b, h, i, j: True)
     yield GraphCase("tree", p.tree(parents), lambda b, h, i, j: j in _line(parents, i))
     yield GraphCase("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
@@ -93,7 +109,12 @@ def _line(parents: list[int], node: int) -> list[int]:
 
 def _listed_case(name: str, num_dst: int, num_src: int, every: int) -> GraphCase:
     """An irregular bipartite list in no particular order; receivers 0 and 4 are isolated."""
-    pairs = [(s, d) for d in range(num_dst) for s in range(num_src) if (3 * s + 5 * d + s * d) % every == 0 and d not in (0, 4)]
+    pairs = [
+        (s, d)
+        for d in range(num_dst)
+        for s in range(num_src)
+        if (3 * s + 5 * d + s * d) % every == 0 and d not in (0, 4)
+    ]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
     known = set(pairs)
     graph = convert.from_edge_index(torch.tensor(pairs).t(), num_dst, num_src)
@@ -119,10 +140,12 @@ GRAPHS = {case.name: case for case in graph_cases()}
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Something added to the logits: the arguments of ``attend``, and the same on dense float64 logits, written out.
+    """Something added to the logits: the arguments of ``attend``, and the same on dense float64 logits,
+    written out.
 
-    ``learned`` makes the inputs that get gradients; ``options`` turns them into arguments of ``attend``; ``dense`` adds them to
-    logits ``[B, H, dst, src]``. ``additive`` says that ``dense`` is a plain sum, which SDPA can be given as a mask.
+    ``learned`` makes the inputs that get gradients; ``options`` turns them into arguments of ``attend``;
+    ``dense`` adds them to logits ``[B, H, dst, src]``. ``additive`` says that ``dense`` is a plain sum, which
+    SDPA can be given as a mask.
     """
 
     name: str
@@ -143,7 +166,9 @@ def unordered(feature: Feature, case: GraphCase) -> str | None:
 
 def _alibi(case: GraphCase, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
     dst, src = (x.to(logits.device) for x in case.positions())
-    slopes = torch.tensor([2.0 ** (-8.0 * (h + 1) / HEADS) for h in range(HEADS)], dtype=logits.dtype, device=logits.device)
+    slopes = torch.tensor(
+        [2.0 ** (-8.0 * (h + 1) / HEADS) for h in range(HEADS)], dtype=logits.dtype, device=logits.device
+    )
     return logits - slopes.view(1, -1, 1, 1) * (dst - src).abs()
 
 
@@ -167,9 +192,17 @@ def _multiplicity(case: GraphCase, inputs: dict[str, Tensor], logits: Tensor) ->
 def _bias(case: GraphCase, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
     table, listed = torch.zeros_like(logits), case.edges()
     src, dst = ([edge[end] for edge in listed] for end in (0, 1))
-    rows = torch.tensor(dst, dtype=torch.int64, device=logits.device), torch.tensor(src, dtype=torch.int64, device=logits.device)
-    everything = torch.arange(BATCH, device=logits.device).view(-1, 1, 1), torch.arange(HEADS, device=logits.device).view(-1, 1)
-    return logits + table.index_put((*everything, *rows), inputs["bias"].expand(BATCH, HEADS, -1).to(table.dtype))
+    rows = (
+        torch.tensor(dst, dtype=torch.int64, device=logits.device),
+        torch.tensor(src, dtype=torch.int64, device=logits.device),
+    )
+    everything = (
+        torch.arange(BATCH, device=logits.device).view(-1, 1, 1),
+        torch.arange(HEADS, device=logits.device).view(-1, 1),
+    )
+    return logits + table.index_put(
+        (*everything, *rows), inputs["bias"].expand(BATCH, HEADS, -1).to(table.dtype)
+    )
 
 
 def _draw(name: str, *shape: int) -> Callable[[GraphCase, torch.Generator], dict[str, Tensor]]:
@@ -189,31 +222,54 @@ FEATURES = {
     for feature in (
         Feature("plain"),
         Feature("scale 0.7", scale=0.7),
-        Feature("alibi", options=lambda _: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(HEADS))}, dense=_alibi),
+        Feature(
+            "alibi",
+            options=lambda _: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(HEADS))},
+            dense=_alibi,
+        ),
         Feature(
             "relative bias",
             learned=_draw("table", HEADS, 2 * REACH + 1),
             options=lambda inputs: {"score_mod": score_mods.relative_bias(inputs["table"])},
             dense=_relative,
         ),
-        Feature("softcap", options=lambda _: {"score_mod": score_mods.softcap(3.0)}, dense=_softcap, additive=False),
+        Feature(
+            "softcap",
+            options=lambda _: {"score_mod": score_mods.softcap(3.0)},
+            dense=_softcap,
+            additive=False,
+        ),
         Feature(
             "log multiplicity",
-            options=lambda _: {"score_mod": score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))},
+            options=lambda _: {
+                "score_mod": score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))
+            },
             dense=_multiplicity,
         ),
         Feature(
-            "edge bias", learned=_draw_bias, options=lambda inputs: {"bias": inputs["bias"]}, dense=_bias, needs_edge_order=True
+            "edge bias",
+            learned=_draw_bias,
+            options=lambda inputs: {"bias": inputs["bias"]},
+            dense=_bias,
+            needs_edge_order=True,
         ),
-        Feature("sinks", learned=_draw("sink_logits", HEADS), options=lambda inputs: {"sink_logits": inputs["sink_logits"]}),
+        Feature(
+            "sinks",
+            learned=_draw("sink_logits", HEADS),
+            options=lambda inputs: {"sink_logits": inputs["sink_logits"]},
+        ),
         Feature(
             "alibi, softcap, bias, sinks",
             learned=_draw_all,
             options=lambda inputs: {
-                "score_mod": score_mods.chain(score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)),
+                "score_mod": score_mods.chain(
+                    score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
+                ),
                 **inputs,
             },
-            dense=lambda case, inputs, logits: _bias(case, inputs, _softcap(case, inputs, _alibi(case, inputs, logits))),
+            dense=lambda case, inputs, logits: _bias(
+                case, inputs, _softcap(case, inputs, _alibi(case, inputs, logits))
+            ),
             additive=False,
             needs_edge_order=True,
         ),

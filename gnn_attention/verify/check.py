@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 from gnn_attention.verify.measure import Outcome, Truth, judge
@@ -142,7 +142,9 @@ def _unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str)
     mod, bias, sinks = (options.get(name) for name in ("score_mod", "bias", "sink_logits"))
     with torch.no_grad():
         dropout = 0.5 if option == DROPOUT else 0.0
-        reason = backend.refusal(Call.checked(q, k, v, graph, None, mod, bias, sinks, dropout))
+        reason = backend.unsupported_reason(
+            AttentionCall.checked(q, k, v, graph, None, mod, bias, sinks, dropout)
+        )
     return None if reason is None else f"{backend.name}: {reason}"
 
 

@@ -17,13 +17,18 @@ HERE = Path(__file__).resolve().parent
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Device, versions, flags, commit and date; flags as they are outside of the checks, each of which sets tf32.
+    """Device, versions, flags, commit and date; flags as they are outside of the checks, each of which sets
+    tf32.
 
     >>> environment("cpu")["cuda"] is None
     True
     """
     cuda, matmul = device.startswith("cuda"), torch.backends.cuda.matmul
-    name = torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if cuda
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
     capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if cuda else None
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None
     return {
@@ -53,7 +58,10 @@ def _commit() -> dict[str, Any]:
     found = _output(*git, "rev-parse", "HEAD")
     if found is None:
         return {"commit": os.environ.get(COMMIT), "dirty": None}
-    return {"commit": found, "dirty": _output(*git, "status", "--porcelain", "--", str(HERE.parent)) is not None}
+    return {
+        "commit": found,
+        "dirty": _output(*git, "status", "--porcelain", "--", str(HERE.parent)) is not None,
+    }
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,5 @@
-"""A whole layer in every form of its weights against the formulas: drawn weights, and those of the trained model.
+"""A whole layer in every form of its weights against the formulas: drawn weights, and those of the trained
+model.
 
 Random weights make flat attention; a trained head is peaked, and its rounding errors are those of real use.
 """
@@ -50,9 +51,6 @@ Row = Mapping[str, str]
 Lazy = Callable[[], LayerProblem]
 
 
-# -- drawn weights ----------------------------------------------------------------------------------------------------
-
-
 def layer_checks(settings: Settings) -> Iterator[Check]:
     """Forms x graphs x options x dtypes x paths: some graphs by triples of values, all by pairs."""
     for row in _rows(settings.dtypes, settings.graphs, settings.forms, settings.features, settings.sizes):
@@ -99,7 +97,9 @@ def _problem(settings: Settings, row: Row) -> LayerProblem:
     case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
     rng = torch.Generator().manual_seed(settings.seed + 1)
     tokens = (case.graph.num_src, case.graph.num_dst, case.graph.num_dst)
-    x_src, x_dst, direction = (torch.randn(BATCH, t, WIDTH, generator=rng, dtype=torch.float64) for t in tokens)
+    x_src, x_dst, direction = (
+        torch.randn(BATCH, t, WIDTH, generator=rng, dtype=torch.float64) for t in tokens
+    )
     size = float(row["size"][1:])
     learned = feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
     return LayerProblem(
@@ -120,7 +120,12 @@ def _problem(settings: Settings, row: Row) -> LayerProblem:
 def _heads(kind: str, seed: int) -> StandardHeads:
     """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
     rng = torch.Generator().manual_seed(seed)
-    grouped: dict[str, Any] = {"head_dim": DIM, "value_dim": VALUE_DIM, "num_kv_heads": KV_HEADS, "bias": True}
+    grouped: dict[str, Any] = {
+        "head_dim": DIM,
+        "value_dim": VALUE_DIM,
+        "num_kv_heads": KV_HEADS,
+        "bias": True,
+    }
     heads = StandardHeads(WIDTH, HEADS, **({} if kind == "plain heads" else grouped)).double()
     for name, parameter in heads.named_parameters():
         spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
@@ -138,12 +143,12 @@ def form_checks(settings: Settings) -> Iterator[Check]:
             problem = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
             for form in settings.forms:
                 for backend in settings.backends:
-                    name, factors = f"{form} from standard, {kind}, {graph}", {"form": form, "kind": kind, "graph": graph}
+                    name, factors = (
+                        f"{form} from standard, {kind}, {graph}",
+                        {"form": form, "kind": kind, "graph": graph},
+                    )
                     run = partial(_run, problem, backend, form)
                     yield Check("forms", backend.name, "float64", name, run, True, factors)
-
-
-# -- the trained model ------------------------------------------------------------------------------------------------
 
 
 def trained_checks(settings: Settings) -> Iterator[Check]:
@@ -158,7 +163,14 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         for number, state in enumerate(inputs):
             for form in settings.forms:
                 problem = functools.cache(
-                    partial(_trained_problem, settings, trained.blocks[number].attention, form, DTYPES[dtype], state)
+                    partial(
+                        _trained_problem,
+                        settings,
+                        trained.blocks[number].attention,
+                        form,
+                        DTYPES[dtype],
+                        state,
+                    )
                 )
                 for path in settings.paths:
                     name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(_run, problem, path)
@@ -173,7 +185,9 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         yield Check("trained", path_name(path), "float64", name, run, False, {"layer": "logits"}, skipped)
 
 
-def _trained_problem(settings: Settings, attention: Any, form: str, dtype: torch.dtype, state: Tensor) -> LayerProblem:
+def _trained_problem(
+    settings: Settings, attention: Any, form: str, dtype: torch.dtype, state: Tensor
+) -> LayerProblem:
     """One layer of the trained model, with its learned relative bias."""
     rng, n = torch.Generator().manual_seed(settings.seed), state.shape[1]
     direction = torch.randn(state.shape, generator=rng, dtype=torch.float64)
@@ -202,7 +216,9 @@ def _biases(table: Tensor, n: int) -> Tensor:
     return table[:, distance.clamp(-reach, reach) + reach]
 
 
-def _logits_agree(settings: Settings, trained: Any, tokens: Tensor, path: Backend | None) -> Mapping[str, Any]:
+def _logits_agree(
+    settings: Settings, trained: Any, tokens: Tensor, path: Backend | None
+) -> Mapping[str, Any]:
     """Whole logits in float64, along this path and written out with masked softmax."""
     own = copy.deepcopy(trained).double().to(settings.device)
     own.backend = path

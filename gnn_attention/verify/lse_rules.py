@@ -39,7 +39,9 @@ def _with_lse(trial: Trial, name: str, chosen: tuple[bool, ...]) -> Outcomes:
     what, exact = f"{name} with {', '.join(options) or 'no option'}", found.dtype == torch.float64
     yield f"output returned with lse, {what}", trial.judged(out, {}, truth)
     yield f"output, {what}", trial.judged(plain, {}, truth)
-    outcome = exactly("lse", found, lse) if exact else within("lse", found, lse, _allowed(case, q, k, options))
+    outcome = (
+        exactly("lse", found, lse) if exact else within("lse", found, lse, _allowed(case, q, k, options))
+    )
     yield f"lse, {what}", outcome
     yield f"gradient of lse, {what}", trial.judged(out, {"q": g_q}, slope)
 
@@ -55,7 +57,8 @@ def weights_of_edges(trial: Trial) -> Mapping[str, Any]:
     wanted = dense[:, :, dst, src]
     sums = torch.zeros(BATCH, HEADS, 10, dtype=found.dtype).index_add(2, dst, found)
     ones = (case.graph.in_degree() > 0).double().expand_as(sums)
-    # exp(logit - lse): both are off by what _allowed says, and a weight, which is at most 1, by as large a share of itself
+    # exp(logit - lse): both are off by what _allowed says, and a weight, which is at most 1, by as large a
+    # share of itself
     bound = summation_bound(2, 1.0, torch.float32) + 2 * _allowed(case, q, k, {})
     allowed = EXACT if found.dtype == torch.float64 else bound
     return worst(
@@ -79,10 +82,12 @@ def _everything(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -
 
 
 def _allowed(case: GraphCase, q: Tensor, k: Tensor, options: Mapping[str, Any]) -> float:
-    """How far lse in float32 may be off: by its roundings, or by twice as much as that of SDPA in the dtype of q.
+    """How far lse in float32 may be off: by its roundings, or by twice as much as that of SDPA in the dtype
+    of q.
 
-    A logit is a sum of DIM products; its scale, score_mod and bias round at most 8 times more. lse moves by no more than the
-    logit that moves most; its own sum has a term for each sender and the sink, exp and log round twice each.
+    A logit is a sum of DIM products; its scale, score_mod and bias round at most 8 times more. lse moves by
+    no more than the logit that moves most; its own sum has a term for each sender and the sink, exp and log
+    round twice each.
     """
     terms = DIM + 8 + case.graph.num_src + 1 + 4
     bound = summation_bound(terms, _largest_logit(q, k, options), torch.float32)
@@ -90,7 +95,9 @@ def _allowed(case: GraphCase, q: Tensor, k: Tensor, options: Mapping[str, Any]) 
 
 
 def _largest_logit(q: Tensor, k: Tensor, options: Mapping[str, Any]) -> float:
-    """The largest sum of absolute values of which a logit is made, at least 1: the magnitude of its roundings."""
+    """The largest sum of absolute values of which a logit is made, at least 1: the magnitude of its
+    roundings.
+    """
     serving = k.abs().double().repeat_interleave(GROUP, 1)
     largest: float = float((q.detach().abs().double() @ serving.mT).max()) * DIM**-0.5
     # _everything: a factor of at most 1 + 7 / 8, then 3 / 4, 12 / 16 and 12 / 32
@@ -99,11 +106,13 @@ def _largest_logit(q: Tensor, k: Tensor, options: Mapping[str, Any]) -> float:
 
 
 @functools.lru_cache(maxsize=128)
-def _truth(settings: Settings, dtype: torch.dtype, name: str, chosen: tuple[bool, ...]) -> tuple[Truth, Tensor, Truth]:
+def _truth(
+    settings: Settings, dtype: torch.dtype, name: str, chosen: tuple[bool, ...]
+) -> tuple[Truth, Tensor, Truth]:
     """The truth about the output, about lse, and about the gradient of the sum of lse for q.
 
-    That gradient is attention over keys; its yardstick is the formula in float32, in which lse is summed, over several orders
-    of the channels, with weights computed from a rounded lse.
+    That gradient is attention over keys; its yardstick is the formula in float32, in which lse is summed,
+    over several orders of the channels, with weights computed from a rounded lse.
     """
     case = GRAPHS[name]
     q, k, v = drawn_qkv(settings, dtype, case.graph.num_dst, case.graph.num_src)
@@ -123,7 +132,9 @@ def _truth(settings: Settings, dtype: torch.dtype, name: str, chosen: tuple[bool
     return truth, lse, Truth(truth.out, {"q": slope}, {**truth.yardstick, "q": error})
 
 
-def _dense(case: GraphCase, options: Mapping[str, Any], inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+def _dense(
+    case: GraphCase, options: Mapping[str, Any], inputs: Mapping[str, Tensor], logits: Tensor
+) -> Tensor:
     """The score_mod and the bias on dense logits ``[B, H, dst, src]``."""
     if "score_mod" in options:
         b, h = (torch.arange(n, device=logits.device) for n in (BATCH, HEADS))
@@ -135,7 +146,9 @@ def _dense(case: GraphCase, options: Mapping[str, Any], inputs: Mapping[str, Ten
     return logits + logits.new_zeros(logits.shape[2:]).index_put((dst, src), options["bias"].to(logits))
 
 
-def _lse(case: GraphCase, inputs: Mapping[str, Tensor], dense: Dense, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _lse(
+    case: GraphCase, inputs: Mapping[str, Tensor], dense: Dense, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Of receivers with in-edges: lse by the formula, and the gradient of its sum for q."""
     q, k = inputs["q"].detach().to(dtype).requires_grad_(), inputs["k"].to(dtype).repeat_interleave(GROUP, 1)
     with torch.enable_grad():

@@ -1,10 +1,11 @@
 """Errors in units of a yardstick: the rule by which a check passes.
 
-``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest absolute
-differences from the float64 truth, of the code under test and of SDPA in the same dtype (over some problems a few roundings
-apart); rounding is half an ulp of the largest true number (no result in this dtype can promise less). In float64 the
-unit is 1e-12 of the largest output, or of the largest gradient of all inputs (the gradient of b_K is 0 in theory: no error is
-small in comparison). The rule is FlashAttention's (twice the error of a low-precision computation), with SDPA as the yardstick.
+``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest
+absolute differences from the float64 truth, of the code under test and of SDPA in the same dtype (over some
+problems a few roundings apart); rounding is half an ulp of the largest true number (no result in this dtype
+can promise less). In float64 the unit is 1e-12 of the largest output, or of the largest gradient of all
+inputs (the gradient of b_K is 0 in theory: no error is small in comparison). The rule is FlashAttention's
+(twice the error of a low-precision computation), with SDPA as the yardstick.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ Magnitude = TypeVar("Magnitude", float, Tensor)
 class Truth:
     """The float64 output and gradients, and how far SDPA in the dtype under test is from its own truth.
 
-    ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of its fused kernel:
-    the gradients of a backend that, like it, computes the weights again are judged by the larger of the two. ``cancelled`` holds
-    bounds of the errors of gradients whose terms cancel, summed in float32.
+    ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
+    its fused kernel: the gradients of a backend that, like it, computes the weights again are judged by the
+    larger of the two. ``cancelled`` holds bounds of the errors of gradients whose terms cancel, summed in
+    float32.
     """
 
     out: Tensor
@@ -44,7 +46,11 @@ class Truth:
         """What a backend (None: the walk) is judged by."""
         if backend is None or not backend.recomputes:
             return self
-        larger = {name: max(error, self.fused.get(name, 0.0)) for name, error in self.yardstick.items() if name != "out"}
+        larger = {
+            name: max(error, self.fused.get(name, 0.0))
+            for name, error in self.yardstick.items()
+            if name != "out"
+        }
         return replace(self, yardstick={**self.yardstick, **larger})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
@@ -59,17 +65,21 @@ def worst_errors(
     """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
     worst: dict[str, float] = {}
     for found_out, found in attempts:
-        for name, x, true in [("out", found_out, out), *((name, found[name], gradients[name]) for name in found)]:
+        for name, x, true in [
+            ("out", found_out, out),
+            *((name, found[name], gradients[name]) for name in found),
+        ]:
             worst[name] = max(worst.get(name, 0.0), _distance(x, true))
     return worst
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors of an output and of its gradients, in units of the yardstick, and compared with what is allowed.
+    """The worst errors of an output and of its gradients, in units of the yardstick, and compared with what
+    is allowed.
 
-    ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of output and
-    gradients; ``where`` says of that number what was expected and what came.
+    ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of
+    output and gradients; ``where`` says of that number what was expected and what came.
     """
 
     output: float
@@ -86,13 +96,18 @@ class Outcome:
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none, {} under ``no_grad``."""
+    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none, {}
+    under ``no_grad``.
+    """
     if not torch.is_grad_enabled():
         return {}
     if not out.requires_grad:
         return {name: torch.zeros_like(x) for name, x in inputs.items()}
     found = torch.autograd.grad(out, list(inputs.values()), direction.to(out.dtype), allow_unused=True)
-    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(inputs.items(), found, strict=True)}
+    return {
+        name: torch.zeros_like(x) if g is None else g
+        for (name, x), g in zip(inputs.items(), found, strict=True)
+    }
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
@@ -104,7 +119,9 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
     shares, parts = [output / limit], [("output", out, truth.out, limit * unit)]
     for name, g in gradients.items():
-        off, own = _measured(g, truth.gradients[name], truth.yardstick.get(name), largest, truth.cancelled.get(name, 0.0))
+        off, own = _measured(
+            g, truth.gradients[name], truth.yardstick.get(name), largest, truth.cancelled.get(name, 0.0)
+        )
         shares.append(_ratio(off, own) / slope)
         parts.append((f"gradient of {name}", g, truth.gradients[name], slope * own))
     gradient = slope * max(shares[1:], default=0.0, key=_rank)
@@ -139,9 +156,11 @@ def described(name: str, found: Tensor, true: Tensor, allowed: float) -> str:
 
 
 def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Magnitude:
-    """How far a sum of ``terms`` terms in ``dtype`` may be off in any order: ``n u / (1 - n u) sum |term|``, ``u = eps / 2``.
+    """How far a sum of ``terms`` terms in ``dtype`` may be off in any order: ``n u / (1 - n u) sum |term|``,
+    ``u = eps / 2``.
 
-    ``magnitude`` is the sum of absolute values. Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
+    ``magnitude`` is the sum of absolute values. Source: Higham, Accuracy and Stability of Numerical
+    Algorithms, section 4.2.
 
     >>> summation_bound(1024, 1.0, torch.float32) == 2.0**-14 / (1 - 2.0**-14)
     True
@@ -153,10 +172,12 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
 def _measured(
     found: Tensor, true: Tensor, yardstick: float | None, largest: float, cancelled: float = 0.0
 ) -> tuple[float, float]:
-    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is needed.
+    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is
+    needed.
 
-    A gradient may be 0 in theory, as that of q where each receiver attends to one token: SDPA may have exactly 0 by luck, since
-    it subtracts two sums that it takes in one order. There the unit is the bound of what such sums may be off in any order.
+    A gradient may be 0 in theory, as that of q where each receiver attends to one token: SDPA may have
+    exactly 0 by luck, since it subtracts two sums that it takes in one order. There the unit is the bound of
+    what such sums may be off in any order.
     """
     if found.shape != true.shape:
         return math.inf, 0.0

@@ -1,8 +1,10 @@
-"""The truth: dense attention in float64, written straight from the formulas of the source texts, and the yardstick, SDPA.
+"""The truth: dense attention in float64, written straight from the formulas of the source texts, and the
+yardstick, SDPA.
 
-Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)`` (seed S4.6), the layer is
-``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
-The yardstick is torch's own ``scaled_dot_product_attention`` in the dtype under test.
+Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)`` (seed S4.6),
+the layer is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x W_M_h)`` with
+``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9). The yardstick is torch's own ``scaled_dot_product_attention`` in
+the dtype under test.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Modify = Callable[[Tensor], Tensor]  # logits [B, H, dst, src] -> logits, all he
 
 
 def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
-    """``M exp(l) / (sum_j M exp(l) + exp(sink))`` over the last axis, 0 where M has no 1; ``logits [B, H, dst, src]``."""
+    """``M exp(l) / (sum_j M exp(l) + exp(sink))`` over the last axis, 0 where M has no 1;
+    ``logits [B, H, dst, src]``.
+    """
     if not logits.shape[-1]:
         return logits
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
@@ -66,9 +70,16 @@ def per_query_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def layer(
-    weights: Mapping[str, Tensor], x_src: Tensor, x_dst: Tensor, mask: Tensor, scale: float, modify: Modify | None = None
+    weights: Mapping[str, Tensor],
+    x_src: Tensor,
+    x_dst: Tensor,
+    mask: Tensor,
+    scale: float,
+    modify: Modify | None = None,
 ) -> Tensor:
-    """A whole attention layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``, ``message``)."""
+    """A whole attention layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``,
+    ``message``).
+    """
     b_O = weights.get("b_O")
     bias = 0.0 if b_O is None else b_O.reshape(-1, b_O.shape[-1]).sum(0)
     updates = [_head(weights, h, x_src, x_dst, mask, scale, modify) for h in range(_heads(weights))]
@@ -80,7 +91,13 @@ def _heads(weights: Mapping[str, Tensor]) -> int:
 
 
 def _head(
-    weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor, mask: Tensor, scale: float, modify: Modify | None
+    weights: Mapping[str, Tensor],
+    h: int,
+    x_src: Tensor,
+    x_dst: Tensor,
+    mask: Tensor,
+    scale: float,
+    modify: Modify | None,
 ) -> Tensor:
     if "pattern" in weights:
         pattern, message = weights["pattern"][h], weights["message"][h]
@@ -113,10 +130,11 @@ def _fitted(x: Tensor, width: int) -> Tensor:
 class Order:
     """A reshuffling of samples, receivers, senders and channels: the same problem, but other roundings.
 
-    SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick. ``widened`` says
-    that keys and values are given equally many channels (the further ones 0), and a mask that learns as it is: SDPA runs its
-    fused kernel then, which it does for no others. That kernel's gradients have larger roundings, since it computes the weights
-    again from lse: a yardstick for backends that do so too, and for no other.
+    SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick.
+    ``widened`` says that keys and values are given equally many channels (the further ones 0), and a mask
+    that learns as it is: SDPA runs its fused kernel then, which it does for no others. That kernel's
+    gradients have larger roundings, since it computes the weights again from lse: a yardstick for backends
+    that do so too, and for no other.
     """
 
     sample: Tensor
@@ -126,11 +144,15 @@ class Order:
     widened: bool
 
     @staticmethod
-    def draw(number: int, batch: int, dst: int, src: int, dim: int, device: str, widened: bool = False) -> Order:
+    def draw(
+        number: int, batch: int, dst: int, src: int, dim: int, device: str, widened: bool = False
+    ) -> Order:
         """Order 0 is as given; the others are random."""
         rng = torch.Generator().manual_seed(number)
         sizes = (batch, dst, src, dim)
-        sample, q, k, channel = ((torch.randperm(n, generator=rng) if number else torch.arange(n)).to(device) for n in sizes)
+        sample, q, k, channel = (
+            (torch.randperm(n, generator=rng) if number else torch.arange(n)).to(device) for n in sizes
+        )
         return Order(sample, q, k, channel, widened)
 
     def pairs(self, table: Tensor) -> Tensor:
@@ -153,7 +175,9 @@ def sdpa(
     sink_logits: Tensor | None = None,
     widened: bool = False,
 ) -> Tensor:
-    """The yardstick: torch's SDPA in the dtype of q with an additive mask; a sink is one more key with a zero value."""
+    """The yardstick: torch's SDPA in the dtype of q with an additive mask; a sink is one more key with a zero
+    value.
+    """
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     additive = additive.expand(*q.shape[:3], k.shape[2])
     additive = additive if added is None else additive + added.to(q.dtype)
@@ -173,12 +197,15 @@ def sdpa(
     grouped = q.shape[1] != k.shape[1]
     # SDPA leaves its fused kernels where channels are not contiguous
     q, k, v = (x.contiguous() for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped
+    )
     return torch.where(isolated, torch.zeros_like(out), out)[..., :value_dim]
 
 
 def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The logit of the sink, the last key, moved from the mask into one more channel: in q its logit, in k 1 for that key alone.
+    """The logit of the sink, the last key, moved from the mask into one more channel: in q its logit, in k 1
+    for that key alone.
 
     So the fused kernel, which gives a mask no gradient, gives one to the sinks.
     """
@@ -189,7 +216,8 @@ def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Te
 def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
     """How far lse is off in SDPA's fused kernel for CPUs, in the dtype of q; 0 on other devices.
 
-    In half types that kernel takes a quick exp, right to 2^-14, where vectors are whole: keys are padded to 64, which holds any.
+    In half types that kernel takes a quick exp, right to 2^-14, where vectors are whole: keys are padded to
+    64, which holds any.
     """
     if q.device.type != "cpu":
         return 0.0
@@ -197,7 +225,9 @@ def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
     q, k = q.detach(), functional.pad(k.detach(), (0, 0, 0, more)).repeat_interleave(group, 1)
     additive = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     additive = functional.pad(additive, (0, more), value=-torch.inf)
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, attn_mask=additive, scale=scale)[1]
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, k, attn_mask=additive, scale=scale
+    )[1]
     logits = torch.einsum("bhid,bhjd->bhij", q.double(), k.double()) * scale
     off = found.double() - (logits + additive.double()).logsumexp(-1)
     return float(off[mask.any(-1)].abs().max()) if mask.any() else 0.0
@@ -232,7 +262,9 @@ def reordered_attention(
     sink_logits: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """:func:`attention` with samples and channels in another order (``modify`` knows positions: tokens stay)."""
+    """:func:`attention` with samples and channels in another order (``modify`` knows positions: tokens
+    stay).
+    """
     sample, back = order.sample, order.sample.argsort()
 
     def moved(logits: Tensor) -> Tensor:

@@ -63,7 +63,9 @@ class AttendProblem:
         given = (self.inputs, self.mask, self.direction, scale, self.dense, self.additive, self.factors)
         return attention_truth(*given, device=self.device)
 
-    def solved(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def solved(
+        self, backend: Backend, inputs: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients of a backend; ``inputs`` in place of the problem's own."""
         device = torch.device(self.device)
         given = self.inputs if inputs is None else inputs
@@ -103,7 +105,9 @@ class LayerProblem:
         return layer_truth(self.heads, *states, self.mask, self.device, *how)
 
     def run(self, backend: Backend | None, heads: Any = None) -> Mapping[str, Any]:
-        """The layer on a backend, or its messages one by one; other ``heads`` are judged by the same truth."""
+        """The layer on a backend, or its messages one by one; other ``heads`` are judged by the same
+        truth.
+        """
         own = heads is None
         heads = (self.heads if own else heads).to(self.device)
         given = {"x_src": self.x_src, "x_dst": self.x_dst, **self.learned}
@@ -135,7 +139,8 @@ def layer_truth(
 ) -> Truth:
     """The formula in float64 on the layer's weights as they are, and SDPA between its own projections.
 
-    ``dense`` makes logits ``[B, heads, dst, src]`` of ``learned`` and logits; ``additive`` where it adds to them.
+    ``dense`` makes logits ``[B, heads, dst, src]`` of ``learned`` and logits; ``additive`` where it adds to
+    them.
     """
     given = {"x_src": x_src, "x_dst": x_dst, **(learned or {})}
     inputs = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
@@ -163,7 +168,9 @@ def _with_sdpa(
     dense: Dense,
     additive: bool,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given order."""
+    """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given
+    order.
+    """
     inputs = {name: x.detach().to(direction.device, copy=True).requires_grad_() for name, x in given.items()}
     x_src, x_dst = inputs["x_src"], inputs["x_dst"]
     q, (k, v) = heads.receive(x_dst), heads.send(x_src)

@@ -1,7 +1,8 @@
 """Checks run one after another, or several at once, each of them in one of ``jobs`` processes.
 
-A check that ends its process has failed, and no other: every process is a pool of its own, given one check at a time, and made
-anew where it broke. A process whose GPU is lost to it (after an illegal access every call fails) is replaced as well.
+A check that ends its process has failed, and no other: every process is a pool of its own, given one check at
+a time, and made anew where it broke. A process whose GPU is lost to it (after an illegal access every call
+fails) is replaced as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ DIED = "the process that ran it died"
 
 
 def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> Iterator[Numbered]:
-    """Run the checks with these numbers, ascending, of all that ``make`` yields; none is begun after ``deadline``.
+    """Run the checks with these numbers, ascending, of all that ``make`` yields; none is begun after
+    ``deadline``.
 
     With more than one job, ``make`` must be picklable: a function of a module, or a partial of one.
     """
@@ -112,7 +114,9 @@ class _Workers:
         try:
             result = pool.submit(_run, number).result()
         except BrokenProcessPool:
-            return Result(check.group, check.backend, check.dtype, check.name, passed=False, message=DIED), True
+            return Result(
+                check.group, check.backend, check.dtype, check.name, passed=False, message=DIED
+            ), True
         return result, any(word in result.message for word in LOST)
 
     def _process(self) -> ProcessPoolExecutor:
@@ -131,7 +135,9 @@ class _Workers:
 
 
 def _block_interrupts() -> None:
-    """A terminal sends Ctrl-C to all processes: those started by this thread inherit its mask, and are ended by us."""
+    """A terminal sends Ctrl-C to all processes: those started by this thread inherit its mask, and are ended
+    by us.
+    """
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -139,8 +145,8 @@ def _block_interrupts() -> None:
 def _batches(chosen: Sequence[tuple[int, Check]]) -> list[Batch]:
     """Checks for one process at a time, in the order of their first.
 
-    On a GPU all of one backend in one dtype, so that no two processes compile the same kernels; on a CPU some that follow each
-    other, checks of one problem together: they share the truth about it.
+    On a GPU all of one backend in one dtype, so that no two processes compile the same kernels; on a CPU some
+    that follow each other, checks of one problem together: they share the truth about it.
     """
     if torch.cuda.is_available():
         groups: dict[tuple[str, str], Batch] = {}
@@ -158,8 +164,6 @@ def _batches(chosen: Sequence[tuple[int, Check]]) -> list[Batch]:
 def _problem(check: Check) -> tuple[str, str, str]:
     return check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")
 
-
-# -- in a process -----------------------------------------------------------------------------------------------------
 
 _checks: dict[int, Check] = {}
 

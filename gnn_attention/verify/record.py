@@ -1,4 +1,5 @@
-"""Records of checks: results as they come in, and what the newest record of a GPU says of the kernels as they are now.
+"""Records of checks: results as they come in, and what the newest record of a GPU says of the kernels as they
+are now.
 
 Records lie in ``tests/records/<date>-<device>.json``; the newest counts.
 """
@@ -32,7 +33,9 @@ COMMAND = "`python -m tests.guarantees.gpu --all --device cuda --json FILE` is r
 
 @dataclass(frozen=True)
 class Status:
-    """What may be said of GPUs: a word for the kernels, one for everything else there, and the sentence with both."""
+    """What may be said of GPUs: a word for the kernels, one for everything else there, and the sentence with
+    both.
+    """
 
     kernels: str
     library: str
@@ -95,7 +98,10 @@ def sources(package: Path = PACKAGE) -> dict[str, str]:
     ('backends/__init__.py', 64)
     """
     files = {file for pattern in KERNELS for file in package.glob(pattern) if file.name not in CHOICE}
-    return {file.relative_to(package).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+    return {
+        file.relative_to(package).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+    }
 
 
 def file_name(environment: Mapping[str, Any]) -> str:
@@ -124,7 +130,8 @@ def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
 
 
 def status(folder: Path = RECORDS, package: Path = PACKAGE) -> Status:
-    """What may be said of GPUs today: one of "verified on GPU", "interpreted and compiled" and "untested", and why.
+    """What may be said of GPUs today: one of "verified on GPU", "interpreted and compiled" and "untested",
+    and why.
 
     >>> status(Path("nowhere")).library
     'untested'

@@ -23,11 +23,11 @@ TEXTS = ("group", "backend", "dtype", "name")
 class Result:
     """One check: whether it passed, and its worst errors as shares of what is allowed.
 
-    ``output`` and ``gradient`` are errors in units of the yardstick (SDPA's own error in the same dtype, or one rounding of the
-    largest number where that is more); allowed are 2 and 3. In float64 the unit is 1e-12 of the largest output or gradient,
-    allowed 1. ``error`` and ``unit`` are the output's two numbers themselves; ``share`` is the worst error of all over what is
-    allowed for it. None where the check measures no error. ``skipped`` is the reason why it was not run; a skipped check has
-    not passed.
+    ``output`` and ``gradient`` are errors in units of the yardstick (SDPA's own error in the same dtype, or
+    one rounding of the largest number where that is more); allowed are 2 and 3. In float64 the unit is 1e-12
+    of the largest output or gradient, allowed 1. ``error`` and ``unit`` are the output's two numbers
+    themselves; ``share`` is the worst error of all over what is allowed for it. None where the check measures
+    no error. ``skipped`` is the reason why it was not run; a skipped check has not passed.
     """
 
     group: str
@@ -51,7 +51,9 @@ def label(check: Any) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run, with its environment; ``not_started`` counts the checks for which no time was left."""
+    """All results of a run, with its environment; ``not_started`` counts the checks for which no time was
+    left.
+    """
 
     results: tuple[Result, ...]
     environment: dict[str, Any] = field(default_factory=dict)
@@ -79,25 +81,37 @@ class Report:
         return [r for r in self.results if r.skipped is not None]
 
     def __str__(self) -> str:
-        """A graph, what was compared along such graphs and how near it came, what failed, and one sentence."""
+        """A graph, what was compared along such graphs and how near it came, what failed, and one
+        sentence.
+        """
         example = patterns.window(4, 2) | patterns.sinks(4, 1)
         return "\n".join([str(example), "", *self._comparison(), *self._failure_lines(), self._verdict()])
 
     def _comparison(self) -> list[str]:
         """What was compared, and the worst error of each dtype."""
         counts, selection = self.environment.get("covered", {}), self.environment.get("selection")
-        lines = ["Attention along the edges of such graphs, compared with dense attention written out in float64:"]
+        lines = [
+            "Attention along the edges of such graphs, compared with dense attention written out in float64:"
+        ]
         if counts and selection != "only":
-            found = "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends".format(**counts)
+            found = (
+                "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends".format(
+                    **counts
+                )
+            )
             pairs = ": every pair of them" if selection == "pairs" else ""
             lines.append(f"  {found}, forward and gradients{pairs}")
         shares = self._worst_shares()
         exact = shares.pop("float64", None)
         if exact is not None:
-            lines.append(f"  float64: the worst error is {exact:.2f} of what is allowed, 1e-12 of the largest number")
+            lines.append(
+                f"  float64: the worst error is {exact:.2f} of what is allowed, 1e-12 of the largest number"
+            )
         if shares:
             worst = ", ".join(f"{dtype} {share:.2f}" for dtype, share in shares.items())
-            lines.append(f"  {worst} of what is allowed: 2 times the error of torch's attention, 3 for gradients")
+            lines.append(
+                f"  {worst} of what is allowed: 2 times the error of torch's attention, 3 for gradients"
+            )
         return lines
 
     def _worst_shares(self) -> dict[str, float]:
@@ -118,8 +132,14 @@ class Report:
         verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
         verdict += f", {self.not_started} NOT STARTED for want of time" if self.not_started else ""
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        where = ", ".join(f"{key} {value}" for key, value in self.environment.items() if key in ("device", "torch"))
-        every = "; every check: gnn-attention verify --all" if self.environment.get("selection") == "pairs" else ""
+        where = ", ".join(
+            f"{key} {value}" for key, value in self.environment.items() if key in ("device", "torch")
+        )
+        every = (
+            "; every check: gnn-attention verify --all"
+            if self.environment.get("selection") == "pairs"
+            else ""
+        )
         return f"{ran} checks, {verdict}{skipped} ({where}){every}"
 
     def table(self) -> str:
@@ -136,7 +156,9 @@ class Report:
         return "\n".join([*_HEAD, *rows, *([""] if skips else []), *skips])
 
     def to_json(self) -> str:
-        """Every result, one a line without what is empty, and the environment; numbers that are not finite become strings."""
+        """Every result, one a line without what is empty, and the environment; numbers that are not finite
+        become strings.
+        """
         head = {"environment": self.environment, "summary": self.summary}
         lines = ",\n".join(json.dumps(_written(result)) for result in self.results)
         return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
@@ -158,7 +180,9 @@ class Report:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Report:
-        """The record in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
+        """The record in a file. ValueError that names it where it holds none, OSError where it cannot be
+        read.
+        """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -193,7 +217,9 @@ def _row(*cells: str) -> str:
     return "{:<10}{:<11}{:<10}{:>6}{:>7}{:>14}{:>9}{:>7}{:>10}".format(*cells)
 
 
-_TITLES = _row("checks of", "backend", "dtype", "checks", "failed", "output error", "SDPA", "ratio", "gradient")
+_TITLES = _row(
+    "checks of", "backend", "dtype", "checks", "failed", "output error", "SDPA", "ratio", "gradient"
+)
 _HEAD = (
     "The worst output error next to SDPA's own in the same dtype, their ratio (allowed: 2), and the worst ratio of any",
     "gradient (allowed: 3). In float64 the unit is 1e-12 of the largest number instead (allowed: 1).",

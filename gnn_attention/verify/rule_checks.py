@@ -1,4 +1,6 @@
-"""What no error bound can express: isolated rows are exactly 0, a NaN stays where it is attended to, and the like."""
+"""What no error bound can express: isolated rows are exactly 0, a NaN stays where it is attended to, and the
+like.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def rules() -> dict[str, tuple[Rule, str]]:
         "NaN, inf and 1e4 reach only rows that attend to them": (_poison, "softcap"),
         "a NaN that is attended to is not cleaned": (_nan_is_attended_to, "plain"),
         "what a score_mod makes of a non-edge reaches no row": (_score_mod_on_non_edges, "softcap"),
-        "lse and the output returned with it, with score_mod, bias and sinks": (lse_with_options, "alibi, softcap, bias, sinks"),
+        "lse and the output returned with it, with score_mod, bias and sinks": (
+            lse_with_options,
+            "alibi, softcap, bias, sinks",
+        ),
         "other sizes: heads, samples, widths, lengths, strides": (_other_sizes, "plain"),
         "dropout keeps the mean and drops its share": (_dropout_mean, DROPOUT),
         "weights come in edge order, sum to 1 and agree with lse": (weights_of_edges, "plain"),
@@ -50,9 +55,6 @@ def rules() -> dict[str, tuple[Rule, str]]:
         "edges in another order give the same output": (_edge_order, "edge bias"),
         "a sender named twice is refused, or counted once": (_duplicates, "plain"),
     }
-
-
-# -- isolated rows and numbers that are not finite --------------------------------------------------------------------
 
 
 def _isolated_rows(trial: Trial, extra: bool = False) -> Mapping[str, Any]:
@@ -69,11 +71,17 @@ def _isolated_rows(trial: Trial, extra: bool = False) -> Mapping[str, Any]:
     return {"passed": bool(isolated.any() and zero and lse and all(g.isfinite().all() for g in gradients))}
 
 
-POISONED = {"causal": 9, "window of 3": 2, "no_self": 5}  # graphs of 13 tokens, and the token that is poisoned
+POISONED = {
+    "causal": 9,
+    "window of 3": 2,
+    "no_self": 5,
+}  # graphs of 13 tokens, and the token that is poisoned
 
 
 def _poison(trial: Trial) -> Mapping[str, Any]:
-    """One token is poisoned: outputs without a path from it, and gradients of what they attend to, stay right."""
+    """One token is poisoned: outputs without a path from it, and gradients of what they attend to, stay
+    right.
+    """
     return worst(
         outcome
         for graph, victim in POISONED.items()
@@ -116,7 +124,9 @@ def _nan_is_attended_to(trial: Trial) -> Mapping[str, Any]:
 
 
 def _score_mod_on_non_edges(trial: Trial) -> Mapping[str, Any]:
-    """A score_mod that divides by 0 where a causal graph has no edge: right outputs and gradients all the same."""
+    """A score_mod that divides by 0 where a causal graph has no edge: right outputs and gradients all the
+    same.
+    """
 
     def outcomes() -> Outcomes:
         for name in ("causal", "window", "decode rows"):
@@ -126,8 +136,6 @@ def _score_mod_on_non_edges(trial: Trial) -> Mapping[str, Any]:
 
     return worst(outcomes())
 
-
-# -- other sizes ------------------------------------------------------------------------------------------------------
 
 SIZES = (  # samples, query heads, key heads, receivers, senders, dim, value_dim
     (1, 4, 1, 13, 13, 16, 16),
@@ -154,11 +162,15 @@ def _other_sizes(trial: Trial) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=128)
 def _problem_of_size(settings: Settings, dtype: torch.dtype, number: int, varies: bool) -> AttendProblem:
-    """``[B, T, H, D]`` in memory, seen as ``[B, H, T, D]``: as by a layer that splits its channels into heads."""
+    """``[B, T, H, D]`` in memory, seen as ``[B, H, T, D]``: as by a layer that splits its channels into
+    heads.
+    """
     samples, heads, kv_heads, dst, src, dim, value_dim = SIZES[number]
     rng = torch.Generator().manual_seed(settings.seed + 3)
     shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim), (dst, heads, value_dim))
-    q, k, v, direction = (torch.randn(samples, *s, generator=rng, dtype=torch.float64).to(dtype).transpose(1, 2) for s in shapes)
+    q, k, v, direction = (
+        torch.randn(samples, *s, generator=rng, dtype=torch.float64).to(dtype).transpose(1, 2) for s in shapes
+    )
     sizes = {"heads": heads, "batch": samples} if varies else {}
     graph = TokenGraph.from_rule(_late if varies else _near, dst, src, name="other sizes", **sizes)
     mask = graph.mask().expand(samples, heads, dst, src)
@@ -173,11 +185,10 @@ def _late(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (src + dst) % (2 + b + h) != 1
 
 
-# -- dropout, decoding, edges -----------------------------------------------------------------------------------------
-
-
 def _dropout_mean(trial: Trial) -> Mapping[str, Any]:
-    """Equal weights over n senders of value 1: a mean of n Bernoulli(1/2) values, doubled; ``info.weights`` undropped."""
+    """Equal weights over n senders of value 1: a mean of n Bernoulli(1/2) values, doubled; ``info.weights``
+    undropped.
+    """
     n, outcomes = 256, []
     q, v = (make(1, 1, n, 8, dtype=trial.dtype, device=trial.device) for make in (torch.zeros, torch.ones))
     for graph in (patterns.full(n), patterns.no_self(n)):
@@ -187,10 +198,13 @@ def _dropout_mean(trial: Trial) -> Mapping[str, Any]:
             out, info = trial.attend(q, q, v, graph, dropout=0.5, return_info=True)
         for rows in (x[..., 0].double().flatten() for x in (plain, out)):
             mean, deviation = float(rows.mean()), float(rows.std()) * n**0.5
-            # the mean of n rows of deviation n^-1/2 within 6 deviations of 1 / n; the deviation of n numbers is off by
-            # (2 n)^-1/2 = 0.044: 0.3 are 6.8 times that
+            # the mean of n rows of deviation n^-1/2 within 6 deviations of 1 / n; the deviation of n numbers
+            # is off by (2 n)^-1/2 = 0.044: 0.3 are 6.8 times that
             if not (abs(mean - 1) < 6 / n and 0.7 < deviation < 1.3):
-                return {"passed": False, "message": f"mean {mean:.3f}, deviation {deviation:.2f} of what is due"}
+                return {
+                    "passed": False,
+                    "message": f"mean {mean:.3f}, deviation {deviation:.2f} of what is due",
+                }
         undropped = torch.full((1, 1, 9), 1 / graph.max_in_degree, dtype=torch.float64)
         # exp(0 - lse): lse, log n, is rounded at most twice, and exp once
         allowed = summation_bound(3, math.log(n) / graph.max_in_degree, info.lse.dtype)

@@ -18,8 +18,9 @@ Row = Mapping[str, Any]
 def pairs(checks: Sequence[Check]) -> list[int]:
     """Numbers of few checks, ascending, that cover in each group every pair of values that its checks have.
 
-    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it. Values are the
-    backend, the dtype and the factors of the group: graph, option, form, direction, size and so on.
+    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it.
+    Values are the backend, the dtype and the factors of the group: graph, option, form, direction, size and
+    so on.
     """
     groups = defaultdict[str, list[int]](list)
     reasons: dict[str, int] = {}
@@ -30,13 +31,16 @@ def pairs(checks: Sequence[Check]) -> list[int]:
             reasons.setdefault(check.skipped, number)
     chosen = list(reasons.values())
     for numbers in groups.values():
-        rows = [{"backend": checks[n].backend, "dtype": checks[n].dtype, **checks[n].factors} for n in numbers]
+        rows = [
+            {"backend": checks[n].backend, "dtype": checks[n].dtype, **checks[n].factors} for n in numbers
+        ]
         chosen += [numbers[row] for row in covering(rows, 2)]
     return sorted(chosen)
 
 
 def covering(rows: Sequence[Row], strength: int) -> list[int]:
-    """Numbers of rows, ascending, in which all values occur that occur together in any row, ``strength`` at a time.
+    """Numbers of rows, ascending, in which all values occur that occur together in any row, ``strength`` at a
+    time.
 
     A greedy choice: the row that adds most comes first, of equal ones the earliest.
 

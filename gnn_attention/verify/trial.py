@@ -39,8 +39,12 @@ class Trial:
         """The inputs of most rules, drawn."""
         return drawn_qkv(self.settings, self.dtype, dst, src)
 
-    def problem(self, graph: str, option: str = "plain", rows: tuple[int, ...] | None = None) -> AttendProblem:
-        """A graph of the checks with those inputs; gradients are those of the sum of ``rows`` (None: of all)."""
+    def problem(
+        self, graph: str, option: str = "plain", rows: tuple[int, ...] | None = None
+    ) -> AttendProblem:
+        """A graph of the checks with those inputs; gradients are those of the sum of ``rows`` (None: of
+        all).
+        """
         return _problem(self.settings, self.dtype, graph, option, rows)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: TokenGraph, **options: Any) -> Any:
@@ -53,12 +57,16 @@ class Trial:
 def drawn_qkv(settings: Settings, dtype: torch.dtype, dst: int, src: int) -> QKV:
     rng = torch.Generator().manual_seed(settings.seed + 2)
     shapes = ((HEADS, dst, DIM), (KV_HEADS, src, DIM), (KV_HEADS, src, VALUE_DIM))
-    q, k, v = (torch.randn(BATCH, *s, generator=rng, dtype=torch.float64).to(settings.device, dtype) for s in shapes)
+    q, k, v = (
+        torch.randn(BATCH, *s, generator=rng, dtype=torch.float64).to(settings.device, dtype) for s in shapes
+    )
     return q, k, v
 
 
 @functools.lru_cache(maxsize=128)
-def _problem(settings: Settings, dtype: torch.dtype, graph: str, option: str, rows: tuple[int, ...] | None) -> AttendProblem:
+def _problem(
+    settings: Settings, dtype: torch.dtype, graph: str, option: str, rows: tuple[int, ...] | None
+) -> AttendProblem:
     """Shared by all backends."""
     case, feature = CASES[graph], OPTIONS[option]
     q, k, v = drawn_qkv(settings, dtype, *case.mask.shape[2:])
@@ -85,7 +93,9 @@ def _numbered(case: GraphCase, inputs: Mapping[str, Tensor], logits: Tensor) -> 
     return logits + logits.new_zeros(logits.shape[2:]).index_put((dst, src), bias)
 
 
-CASES = GRAPHS | {"window of 3": GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)}
+CASES = GRAPHS | {
+    "window of 3": GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
+}
 OPTIONS = FEATURES | {
     "share": Feature("share", options=lambda _: {"score_mod": _share}, dense=_share_dense, additive=False),
     "numbered": Feature("numbered", dense=_numbered),

@@ -1,4 +1,6 @@
-"""The truth about one call of attention, and how far SDPA is from it: what outputs and gradients are judged by."""
+"""The truth about one call of attention, and how far SDPA is from it: what outputs and gradients are judged
+by.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,16 @@ def attention_truth(
     factors: Tensor | None = None,
     device: str = "cpu",
 ) -> Truth:
-    """Dense attention in float64 on rounded inputs, its gradients, and SDPA's errors in the dtype of the inputs.
+    """Dense attention in float64 on rounded inputs, its gradients, and SDPA's errors in the dtype of the
+    inputs.
 
-    ``inputs`` holds "q", "k", "v", perhaps "sink_logits", and what ``dense`` makes logits of. Gradients are those of
-    ``(out * direction).sum()`` for all of them. ``mask [B, H, dst, src]``; ``factors`` multiply the weights. Where SDPA cannot
-    express the call (``additive`` False, or factors), the yardstick is the plain formula in the dtype of the inputs.
+    ``inputs`` holds "q", "k", "v", perhaps "sink_logits", and what ``dense`` makes logits of. Gradients are
+    those of ``(out * direction).sum()`` for all of them. ``mask [B, H, dst, src]``; ``factors`` multiply the
+    weights. Where SDPA cannot express the call (``additive`` False, or factors), the yardstick is the plain
+    formula in the dtype of the inputs.
 
-    SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it is taken over 16
+    SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it is
+    taken over 16
     problems: this one, and 15 :func:`nearby`, each in another order and with a truth of its own.
     """
     problem = _Problem(mask, direction, scale, dense, additive, factors, device)
@@ -60,7 +65,8 @@ def attention_truth(
 
 
 def nearby(x: Tensor, number: int) -> Tensor:
-    """Every number moved by up to ``FAR`` roundings of its dtype: the same problem, but for its roundings. Number 0 as it is.
+    """Every number moved by up to ``FAR`` roundings of its dtype: the same problem, but for its roundings.
+    Number 0 as it is.
 
     >>> x = torch.ones(3, dtype=torch.bfloat16)
     >>> nearby(x, 0).equal(x), bool(0 < (nearby(x, 1) - x).abs().max() <= FAR * torch.finfo(x.dtype).eps)
@@ -89,18 +95,23 @@ class _Problem:
         """Output and gradients in float64."""
         wide = _leaves(inputs, torch.float64, "cpu")
         sinks = wide.get("sink_logits")
-        out = oracle.attention(*_qkv(wide), self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors)
+        out = oracle.attention(
+            *_qkv(wide), self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors
+        )
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
     def cancelled(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
         """Bounds of what gradients that pass through the logits are off in float32, where their terms cancel.
 
-        The gradient of a logit is ``w_e (grad_out . v - grad_out . out)``: two sums of C products, each off by at most
-        ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what else is learned times 1.
+        The gradient of a logit is ``w_e (grad_out . v - grad_out . out)``: two sums of C products, each off
+        by at most ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what
+        else is learned times 1.
         """
         wide = {name: x.detach().cpu().double() for name, x in inputs.items()}
         (q, k, v), sinks, direction = _qkv(wide), wide.get("sink_logits"), self.direction.cpu().double().abs()
-        weights = oracle.attention_weights(q, k, self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors)
+        weights = oracle.attention_weights(
+            q, k, self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors
+        )
         products = torch.einsum("bhic,bhjc->bhij", direction, oracle.per_query_head(v, q).abs())
         off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
         by_query = torch.einsum("bhij,bhjd->bhid", off, oracle.per_query_head(k, q).abs()) * abs(self.scale)
@@ -109,8 +120,12 @@ class _Problem:
         bounds = {name: _largest(off.sum()) for name in inputs if name != "v"}
         return bounds | {"q": _largest(by_query), "k": _largest(by_key)}
 
-    def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output and gradients of SDPA in the given order; of the plain formula where SDPA cannot express the call."""
+    def baseline(
+        self, inputs: Mapping[str, Tensor], number: int, widened: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output and gradients of SDPA in the given order; of the plain formula where SDPA cannot express the
+        call.
+        """
         leaves = _leaves(inputs, self.direction.dtype, self.device)
         (q, k, v), sinks, mask = _qkv(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
         order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], self.device, widened)
@@ -119,7 +134,9 @@ class _Problem:
             out = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
         else:
             factors = None if self.factors is None else self.factors.to(self.device)
-            out = oracle.reordered_attention(order, q, k, v, mask, self.scale, lambda x: self.dense(leaves, x), sinks, factors)
+            out = oracle.reordered_attention(
+                order, q, k, v, mask, self.scale, lambda x: self.dense(leaves, x), sinks, factors
+            )
         learned = {name: x for name, x in leaves.items() if name in FUSED} if widened else leaves
         return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
 

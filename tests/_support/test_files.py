@@ -52,7 +52,9 @@ def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
     """As `--json /dev/stdout` is: a pipe stays a pipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = subprocess.Popen([sys.executable, "-c", f"print(open({str(pipe)!r}).read())"], stdout=subprocess.PIPE, text=True)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", f"print(open({str(pipe)!r}).read())"], stdout=subprocess.PIPE, text=True
+    )
     atomic_files.write(pipe, "through it")
     assert reader.communicate(timeout=30)[0] == "through it\n"
     assert pipe.is_fifo()
@@ -65,7 +67,9 @@ def test_places_where_a_file_can_be(tmp_path, monkeypatch, path):
 
 
 def test_places_where_none_can_be_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"--json .*no/a\.json: expected a folder that exists, make .*no first"):
+    with pytest.raises(
+        ValueError, match=r"--json .*no/a\.json: expected a folder that exists, make .*no first"
+    ):
         atomic_files.check_place("--json", str(tmp_path / "no" / "a.json"))
     with pytest.raises(ValueError, match=r"-o .* is a folder: give a file in it"):
         atomic_files.check_place("-o", str(tmp_path))

@@ -49,12 +49,21 @@ class TestAvailable:
     def test_the_first_version_too(self, tmp_path, tight):
         files = {}
         for folder in ("", "__a", "__a__b"):
-            files |= limits(f"sys__fs__cgroup__memory{folder}", 5 * GIB if folder == tight else 2**63 - 4096, GIB, version=1)
-        root = system(tmp_path, proc__self__cgroup="5:cpu:/\n4:memory:/a/b\n1:name=systemd:/\n0::/\n", **files)
+            files |= limits(
+                f"sys__fs__cgroup__memory{folder}",
+                5 * GIB if folder == tight else 2**63 - 4096,
+                GIB,
+                version=1,
+            )
+        root = system(
+            tmp_path, proc__self__cgroup="5:cpu:/\n4:memory:/a/b\n1:name=systemd:/\n0::/\n", **files
+        )
         assert memory.available(root) == 4 * GIB
 
     def test_cached_files_can_be_given_back(self, tmp_path):
-        files = limits("sys__fs__cgroup__a", 4 * GIB, 4 * GIB, f"anon 5\ninactive_file {GIB}\nactive_file 7\n")
+        files = limits(
+            "sys__fs__cgroup__a", 4 * GIB, 4 * GIB, f"anon 5\ninactive_file {GIB}\nactive_file 7\n"
+        )
         assert memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == GIB
 
     def test_a_group_over_its_limit_leaves_nothing(self, tmp_path):
@@ -79,8 +88,14 @@ class TestWhoAsks:
     @pytest.mark.parametrize(
         ("ask", "said"),
         [
-            (lambda g: g.mask(), r"mask\(\) of TokenGraph\(window\(64, 4\).*: it would need .* GiB are left; take some rows"),
-            (lambda g: g.edge_index, r"the list of the 250 edges of TokenGraph\(window\(64, 4\).* GiB are left; take some rows"),
+            (
+                lambda g: g.mask(),
+                r"mask\(\) of TokenGraph\(window\(64, 4\).*: it would need .* GiB are left; take some rows",
+            ),
+            (
+                lambda g: g.edge_index,
+                r"the list of the 250 edges of TokenGraph\(window\(64, 4\).* GiB are left; take some rows",
+            ),
             (lambda g: g.in_degree(), r"the in-degrees of TokenGraph\(window\(64, 4\)"),
         ],
     )
@@ -96,7 +111,9 @@ class TestWhoAsks:
         hub = torch.stack([torch.zeros(5000, dtype=torch.int64), torch.arange(5000)])
         star = ga.TokenGraph.from_edges(hub, 5000)
         monkeypatch.setattr(memory, "available", lambda: 2**28)
-        with pytest.raises(ValueError, match=r"the product of two graphs, of up to 25,000,000 pairs .* take some rows"):
+        with pytest.raises(
+            ValueError, match=r"the product of two graphs, of up to 25,000,000 pairs .* take some rows"
+        ):
             star.T.T @ star.T  # everyone hears the hub, who hears everyone: all pairs
         assert (star @ star).num_edges == 5000
 
@@ -121,7 +138,9 @@ class TestWhoAsks:
         """What is left is a constant to the compiler: no file is read inside its program."""
         monkeypatch.setattr(memory, "WORTH_ASKING", 0)
         q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
-        attend = torch.compile(lambda q: ga.attend(q, q, q, graph, backend="dense"), fullgraph=True, backend="eager")
+        attend = torch.compile(
+            lambda q: ga.attend(q, q, q, graph, backend="dense"), fullgraph=True, backend="eager"
+        )
         assert_exact(attend(q), ga.attend(q, q, q, graph, backend="reference"))
 
 
@@ -130,7 +149,10 @@ def test_a_mask_is_made_in_one_piece():
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 12_000)
     with torch.profiler.profile(profile_memory=True) as profile:
         mask = graph.mask()
-    events = sorted((e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    events = sorted(
+        (e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"),
+        key=lambda e: e.start_ns(),
+    )
     held = peak = 0
     for event in events:
         held += event.nbytes()

@@ -1,6 +1,8 @@
-"""The algebra of graphs: its laws over random small graphs, against boolean matrices and networkx; order, names, refusals.
+"""The algebra of graphs: its laws over random small graphs, against boolean matrices and networkx; order,
+names, refusals.
 
-A law is asked of graphs of every making: edge lists in any order, rules, and rules that differ by head or by sample.
+A law is asked of graphs of every making: edge lists in any order, rules, and rules that differ by head or by
+sample.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ from gnn_attention.algebra import (
 from gnn_attention.graph import edge_list
 
 fixed = settings(derandomize=True, deadline=None, max_examples=40)
-PRODUCTS = {"cartesian_product": cartesian_product, "strong_product": strong_product, "tensor_product": tensor_product}
+PRODUCTS = {
+    "cartesian_product": cartesian_product,
+    "strong_product": strong_product,
+    "tensor_product": tensor_product,
+}
 each_product = pytest.mark.parametrize("multiply", PRODUCTS.values(), ids=PRODUCTS)
 
 
@@ -76,8 +82,13 @@ def listed(graph: TokenGraph) -> bool:
 
 @st.composite
 def plain(draw: st.DrawFn, num_dst: int, num_src: int) -> TokenGraph:
-    """The same for all: a list in any order, or a rule. One draw for all edges: a draw for each takes most of the time."""
-    everything, rng = [(src, dst) for src in range(num_src) for dst in range(num_dst)], random.Random(draw(st.integers(0, 2**32)))
+    """The same for all: a list in any order, or a rule. One draw for all edges: a draw for each takes most of
+    the time.
+    """
+    everything, rng = (
+        [(src, dst) for src in range(num_src) for dst in range(num_dst)],
+        random.Random(draw(st.integers(0, 2**32))),
+    )
     graph = from_pairs(rng.sample(everything, rng.randint(0, min(14, len(everything)))), num_dst, num_src)
     return graph if draw(st.booleans()) else from_table(graph.mask()[None, None])
 
@@ -106,7 +117,9 @@ def wide(graph: TokenGraph) -> Tensor:
 
 
 def same_masks(graph: TokenGraph, expected: Tensor) -> None:
-    """The graph has this mask ``[3, 2, dst, src]``; mask, degrees, edges and number of edges tell the same."""
+    """The graph has this mask ``[3, 2, dst, src]``; mask, degrees, edges and number of edges tell the
+    same.
+    """
     assert torch.equal(wide(graph), expected)
     assert torch.equal(graph.in_degree(), graph.mask().sum(-1))
     if graph.heads is None and graph.batch is None:
@@ -122,7 +135,10 @@ def joined(a: Tensor, b: Tensor) -> Tensor:
 def block_diagonal(masks: list[Tensor]) -> Tensor:
     """torch's block_diag for each sample and head."""
     return torch.stack(
-        [torch.stack([torch.block_diag(*(m[b, h].int() for m in masks)).bool() for h in range(2)]) for b in range(3)]
+        [
+            torch.stack([torch.block_diag(*(m[b, h].int() for m in masks)).bool() for h in range(2)])
+            for b in range(3)
+        ]
     )
 
 
@@ -137,9 +153,16 @@ def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
     monkeypatch.setattr(edge_list, "DENSE_GAIN", gain)
     rows, middle, columns = sizes
     random = torch.Generator().manual_seed(0)
-    a, b = torch.rand(rows, middle, generator=random) < 0.3, torch.rand(middle, columns, generator=random) < 0.3
+    a, b = (
+        torch.rand(rows, middle, generator=random) < 0.3,
+        torch.rand(middle, columns, generator=random) < 0.3,
+    )
     left, right = (mask.nonzero().T.flip(0) for mask in (a, b))
-    expected = torch.tensor([[s, d] for d in range(rows) for s in range(columns) if (a[d] & b[:, s]).any()]).reshape(-1, 2).T
+    expected = (
+        torch.tensor([[s, d] for d in range(rows) for s in range(columns) if (a[d] & b[:, s]).any()])
+        .reshape(-1, 2)
+        .T
+    )
     assert torch.equal(edge_list.composed(left, right, rows, middle, columns), expected)
 
 
@@ -266,7 +289,9 @@ class TestDisjointSum:
         total = disjoint_sum(*graphs)
         same_masks(total, block_diagonal([wide(g) for g in graphs]))
         assert total.num_edges == wide(total)[: total.batch or 1, : total.heads or 1].sum()
-        assert disjoint_sum(graphs[0], disjoint_sum(*graphs)) == disjoint_sum(disjoint_sum(graphs[0], *graphs[:-1]), graphs[-1])
+        assert disjoint_sum(graphs[0], disjoint_sum(*graphs)) == disjoint_sum(
+            disjoint_sum(graphs[0], *graphs[:-1]), graphs[-1]
+        )
         assert disjoint_sum(*(g.T for g in graphs)) == total.T
 
     def test_packing(self):
@@ -309,7 +334,9 @@ class TestProducts:
         a, b = data.draw(any_kind(m, m)), data.draw(any_kind(n, n))
         up = torch.stack([torch.kron(x, eye(n)) for x in wide(a).flatten(0, 1)]).view(3, 2, m * n, m * n)
         along = torch.stack([torch.kron(eye(m), x) for x in wide(b).flatten(0, 1)]).view(3, 2, m * n, m * n)
-        both = torch.stack([torch.kron(x, y) for x, y in zip(wide(a).flatten(0, 1), wide(b).flatten(0, 1), strict=True)])
+        both = torch.stack(
+            [torch.kron(x, y) for x, y in zip(wide(a).flatten(0, 1), wide(b).flatten(0, 1), strict=True)]
+        )
         same_masks(cartesian_product(a, b), up | along)
         same_masks(tensor_product(a, b), both.view(3, 2, m * n, m * n))
         same_masks(strong_product(a, b), up | along | both.view(3, 2, m * n, m * n))
@@ -322,7 +349,9 @@ class TestProducts:
         assert tensor_product(a, b).num_edges == a.num_edges * b.num_edges
         assert tensor_product(a.T, b.T) == tensor_product(a, b).T
         assert tensor_product(a @ a.T, b @ b.T) == tensor_product(a, b) @ tensor_product(a, b).T
-        assert tensor_product(disjoint_sum(a, c), d) == disjoint_sum(tensor_product(a, d), tensor_product(c, d))
+        assert tensor_product(disjoint_sum(a, c), d) == disjoint_sum(
+            tensor_product(a, d), tensor_product(c, d)
+        )
 
     @each_product
     @given(data=st.data())
@@ -347,7 +376,9 @@ class TestProducts:
         assert strong_product(a, b).num_edges == steps + a.num_edges * b.num_edges
 
     def test_the_moves_of_chess(self):
-        """Paths of squares: the king goes the strong product, one step of the rook is the Cartesian, of the bishop the tensor."""
+        """Paths of squares: the king goes the strong product, one step of the rook is the Cartesian, of the
+        bishop the tensor.
+        """
         height, width = 4, 3
         step = [patterns.window(n, 2, causal=False) - patterns.window(n, 1) for n in (height, width)]
         squares = list(product(range(height), range(width)))
@@ -465,8 +496,13 @@ class TestTokens:
     def test_a_text_goes_on(self, n, count):
         assert extend(patterns.causal(n), count) == patterns.causal(n + count)
         assert extend(patterns.full(n), count, "both", "full") == patterns.full(n + count)
-        assert extend(patterns.full(n), count, "none", "full") == disjoint_sum(patterns.full(n), patterns.full(count))
-        assert extend(patterns.causal(n).T, count, "both", "full") == extend(patterns.causal(n), count, "both", "full").T
+        assert extend(patterns.full(n), count, "none", "full") == disjoint_sum(
+            patterns.full(n), patterns.full(count)
+        )
+        assert (
+            extend(patterns.causal(n).T, count, "both", "full")
+            == extend(patterns.causal(n), count, "both", "full").T
+        )
 
 
 class TestBlocks:
@@ -500,7 +536,9 @@ class TestBlocks:
         """With a graph without edges, where there are no self loops."""
         n = data.draw(size())
         g = data.draw(plain(n, n)) - patterns.window(n, 1)
-        theirs = nx.lexicographic_product(convert.to_networkx(g), nx.empty_graph(block, create_using=nx.DiGraph))
+        theirs = nx.lexicographic_product(
+            convert.to_networkx(g), nx.empty_graph(block, create_using=nx.DiGraph)
+        )
         assert blow_up(g, block) == convert.from_networkx(theirs, list(product(range(n), range(block))))
 
     def test_blocks_of_text(self):
@@ -535,7 +573,9 @@ class TestBlocks:
         num_dst, num_src = data.draw(size(6)), data.draw(size(6))
         g = data.draw(plain(num_dst, num_src))
         small = quotient(g, block)
-        assert small == quotient(g, [i // block for i in range(num_dst)], [j // block for j in range(num_src)])
+        assert small == quotient(
+            g, [i // block for i in range(num_dst)], [j // block for j in range(num_src)]
+        )
         cover = restrict(blow_up(small, block), range(num_dst), range(num_src))
         assert (g - cover).num_edges == 0  # the tiles of a graph cover it
         assert quotient(cover, block) == small
@@ -656,7 +696,9 @@ class TestAncestry:
         g, token = data.draw(plain(n, n)), data.draw(st.integers(0, n - 1))
         assert closure(ancestry(g, token)).rows(token, token + 1) == closure(g).rows(token, token + 1)
         for hops in range(4):
-            assert closure(ancestry(g, token, hops), hops).rows(token, token + 1) == closure(g, hops).rows(token, token + 1)
+            assert closure(ancestry(g, token, hops), hops).rows(token, token + 1) == closure(g, hops).rows(
+                token, token + 1
+            )
 
     def test_the_line_of_descent_in_a_tree(self):
         parents = [-1, 0, 0, 1, 3, 2, 3]
@@ -718,7 +760,10 @@ B = from_pairs([(1, 0), (0, 0)], 2)
 
 ORDERS = {
     "union": (union(A, from_pairs([(1, 2), (0, 1)], 3)), [(2, 0), (0, 1), (1, 1), (1, 2)]),
-    "intersection": (intersection(patterns.causal(3), A, from_pairs([(1, 1), (2, 0), (0, 1)], 3)), [(0, 1), (1, 1)]),
+    "intersection": (
+        intersection(patterns.causal(3), A, from_pairs([(1, 1), (2, 0), (0, 1)], 3)),
+        [(0, 1), (1, 1)],
+    ),
     "disjoint_sum": (disjoint_sum(A, B, A), [(2, 0), (0, 1), (1, 1), (4, 3), (3, 3), (7, 5), (5, 6), (6, 6)]),
     "tensor_product": (tensor_product(B, A), [(5, 0), (3, 1), (4, 1), (2, 0), (0, 1), (1, 1)]),
     "cartesian_product": (
@@ -734,7 +779,21 @@ ORDERS = {
     "relabel": (relabel(A, [2, 0, 1]), [(0, 1), (1, 2), (2, 2)]),
     "extend": (
         extend(B, 2, "both"),
-        [(1, 0), (0, 0), (2, 0), (3, 0), (2, 1), (3, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 2), (2, 3), (3, 3)],
+        [
+            (1, 0),
+            (0, 0),
+            (2, 0),
+            (3, 0),
+            (2, 1),
+            (3, 1),
+            (0, 2),
+            (1, 2),
+            (0, 3),
+            (1, 3),
+            (2, 2),
+            (2, 3),
+            (3, 3),
+        ],
     ),
     "blow_up": (blow_up(A, [1, 2, 0]), [(0, 1), (0, 2), (1, 1), (2, 1), (1, 2), (2, 2)]),
     "quotient": (quotient(A, [0, 0, 1]), [(1, 0), (0, 0)]),
@@ -786,7 +845,10 @@ MADE = {
     "reflexive closure": closure(patterns.strict_causal(5) - patterns.causal(5).T, reflexive=True),
     "ancestry": ancestry(patterns.tree([-1, 0, 0, 1]), 3),
     "ancestry, near": ancestry(patterns.window(6, 2), 4, 2),
-    "nested": union(disjoint_sum(patterns.causal(2), patterns.full(2)), blow_up(patterns.causal(2) | patterns.full(2).T, 2)).T,
+    "nested": union(
+        disjoint_sum(patterns.causal(2), patterns.full(2)),
+        blow_up(patterns.causal(2) | patterns.full(2).T, 2),
+    ).T,
     "an operand": ~restrict(patterns.causal(4) | patterns.full(4), [0, 1]) - closure(~patterns.full(2)) ** 2,
     "listed": LISTED,
     "of lists": extend(relabel(LISTED, [4, 3, 2, 1, 0]), 1, "both"),
@@ -824,8 +886,14 @@ class TestResults:
 
     @EVERY
     def test_the_rule_is_a_mask_mod(self, graph):
-        """Four named positional parameters; FlexAttention, which calls it under vmap, finds the same edges."""
-        parameters = [p for p in inspect.signature(graph.rule).parameters.values() if p.default is inspect.Parameter.empty]
+        """Four named positional parameters; FlexAttention, which calls it under vmap, finds the same
+        edges.
+        """
+        parameters = [
+            p
+            for p in inspect.signature(graph.rule).parameters.values()
+            if p.default is inspect.Parameter.empty
+        ]
         assert [p.name for p in parameters] == ["b", "h", "dst", "src"]
         mask = create_mask(graph.rule, graph.batch, graph.heads, graph.num_dst, graph.num_src, device="cpu")
         assert torch.equal(mask, graph.mask().expand(mask.shape))
@@ -948,28 +1016,80 @@ def test_refusals():
             (lambda: intersection(G, 3), TypeError, r"intersection takes graphs \(TokenGraph\), got int$"),
             (lambda: closure(G.mask()), TypeError, "closure takes graphs .*, got Tensor"),
             (lambda: strong_product(G, None), TypeError, "strong_product takes graphs .*, got NoneType"),
-            (lambda: union(G, patterns.causal(4)), ValueError, r"same nodes .* got .*causal\(3\).*causal\(4\)"),
-            (lambda: intersection(G, patterns.causal(5).rows(0, 3)), ValueError, "intersection needs graphs of the same nodes"),
-            (lambda: per_head(G, patterns.causal(2)), ValueError, "per_head needs graphs of the same nodes .* restrict one"),
-            (lambda: per_sample(ROWS, patterns.cross(3, 5)), ValueError, "per_sample needs graphs of the same nodes"),
-            (lambda: union(HEADS, MORE), ValueError, r"the same heads, .*heads 2.*heads 3.*select\(batch, head\)"),
+            (
+                lambda: union(G, patterns.causal(4)),
+                ValueError,
+                r"same nodes .* got .*causal\(3\).*causal\(4\)",
+            ),
+            (
+                lambda: intersection(G, patterns.causal(5).rows(0, 3)),
+                ValueError,
+                "intersection needs graphs of the same nodes",
+            ),
+            (
+                lambda: per_head(G, patterns.causal(2)),
+                ValueError,
+                "per_head needs graphs of the same nodes .* restrict one",
+            ),
+            (
+                lambda: per_sample(ROWS, patterns.cross(3, 5)),
+                ValueError,
+                "per_sample needs graphs of the same nodes",
+            ),
+            (
+                lambda: union(HEADS, MORE),
+                ValueError,
+                r"the same heads, .*heads 2.*heads 3.*select\(batch, head\)",
+            ),
             (lambda: disjoint_sum(HEADS, MORE), ValueError, "disjoint_sum needs graphs of the same heads"),
-            (lambda: tensor_product(HEADS, MORE), ValueError, "tensor_product needs graphs of the same heads"),
-            (lambda: per_head(G, HEADS), ValueError, r"a graph for each head, got .*heads 2.*select\(batch, head\)"),
+            (
+                lambda: tensor_product(HEADS, MORE),
+                ValueError,
+                "tensor_product needs graphs of the same heads",
+            ),
+            (
+                lambda: per_head(G, HEADS),
+                ValueError,
+                r"a graph for each head, got .*heads 2.*select\(batch, head\)",
+            ),
             (lambda: per_sample(SAMPLES), ValueError, "a graph for each sample, got .*batch 2.*select"),
             (
                 lambda: disjoint_sum(G, ROWS),
                 ValueError,
                 r"at position 0, got .*dst from 2.*restrict\(graph, range\(3\), range\(5\)\)",
             ),
-            (lambda: tensor_product(ROWS, G), ValueError, "tensor_product needs graphs that begin at position 0"),
-            (lambda: cartesian_product(G, ROWS), ValueError, "cartesian_product needs graphs that begin at position 0"),
+            (
+                lambda: tensor_product(ROWS, G),
+                ValueError,
+                "tensor_product needs graphs that begin at position 0",
+            ),
+            (
+                lambda: cartesian_product(G, ROWS),
+                ValueError,
+                "cartesian_product needs graphs that begin at position 0",
+            ),
             (lambda: blow_up(ROWS, 2), ValueError, "blow_up needs graphs that begin at position 0"),
             (lambda: quotient(ROWS, 2), ValueError, "quotient needs graphs that begin at position 0"),
-            (lambda: cartesian_product(G, patterns.cross(2, 3)), ValueError, "same tokens .*tensor_product takes bipartite"),
-            (lambda: strong_product(patterns.cross(2, 3), G), ValueError, "strong_product needs the same tokens"),
-            (lambda: closure(patterns.cross(2, 3)), ValueError, "closure needs the same tokens .*got .*2 dst"),
-            (lambda: closure(patterns.causal(5).rows(2, 5).T.rows(0, 3)), ValueError, "closure needs the same tokens"),
+            (
+                lambda: cartesian_product(G, patterns.cross(2, 3)),
+                ValueError,
+                "same tokens .*tensor_product takes bipartite",
+            ),
+            (
+                lambda: strong_product(patterns.cross(2, 3), G),
+                ValueError,
+                "strong_product needs the same tokens",
+            ),
+            (
+                lambda: closure(patterns.cross(2, 3)),
+                ValueError,
+                "closure needs the same tokens .*got .*2 dst",
+            ),
+            (
+                lambda: closure(patterns.causal(5).rows(2, 5).T.rows(0, 3)),
+                ValueError,
+                "closure needs the same tokens",
+            ),
             (lambda: closure(G, -1), ValueError, "hops must be at least 0, got -1"),
             (lambda: closure(G, 1.5), TypeError, "hops must be an integer, got 1.5"),
             (lambda: closure(G, True), TypeError, "hops must be an integer, got the bool True"),
@@ -984,36 +1104,96 @@ def test_refusals():
             (lambda: restrict(G, 2), TypeError, "tokens must be a sequence of positions, got 2 of type int"),
             (lambda: restrict(G, "12"), TypeError, "tokens must be a sequence of positions, got '12'"),
             (lambda: restrict(G, [1.0]), TypeError, "each of tokens must be an integer, got 1.0"),
-            (lambda: restrict(G, torch.tensor([True, False, True])), TypeError, "must be an integer, got the bool True"),
-            (lambda: restrict(G, torch.tensor([[0, 1]])), TypeError, r"each of tokens must be an integer, got \[0, 1\]"),
-            (lambda: restrict(G, [0, 2, 0, 2]), ValueError, "a token at most once, got 0 twice; blow_up makes copies"),
-            (lambda: restrict(G, [0], [1, 2, 2]), ValueError, "src must hold a token at most once, got 2 twice"),
-            (lambda: restrict(patterns.cross(2, 3), [0]), ValueError, r"without src needs .*restrict\(g, tokens, src\)"),
-            (lambda: restrict(patterns.cross(2, 3), [0], [3]), IndexError, r"src must be positions in 0 \.\. 2, got 3"),
-            (lambda: relabel(G, [0, 1]), ValueError, r"each of the 3 tokens once, got 2; restrict\(g, tokens\)"),
+            (
+                lambda: restrict(G, torch.tensor([True, False, True])),
+                TypeError,
+                "must be an integer, got the bool True",
+            ),
+            (
+                lambda: restrict(G, torch.tensor([[0, 1]])),
+                TypeError,
+                r"each of tokens must be an integer, got \[0, 1\]",
+            ),
+            (
+                lambda: restrict(G, [0, 2, 0, 2]),
+                ValueError,
+                "a token at most once, got 0 twice; blow_up makes copies",
+            ),
+            (
+                lambda: restrict(G, [0], [1, 2, 2]),
+                ValueError,
+                "src must hold a token at most once, got 2 twice",
+            ),
+            (
+                lambda: restrict(patterns.cross(2, 3), [0]),
+                ValueError,
+                r"without src needs .*restrict\(g, tokens, src\)",
+            ),
+            (
+                lambda: restrict(patterns.cross(2, 3), [0], [3]),
+                IndexError,
+                r"src must be positions in 0 \.\. 2, got 3",
+            ),
+            (
+                lambda: relabel(G, [0, 1]),
+                ValueError,
+                r"each of the 3 tokens once, got 2; restrict\(g, tokens\)",
+            ),
             (lambda: relabel(G, [0, 1, 1]), ValueError, "order must hold a token at most once, got 1 twice"),
             (lambda: relabel(G, [1, 2, 3]), IndexError, r"order must be positions in 0 \.\. 2, got 3"),
             (lambda: relabel(patterns.cross(2, 3), [0, 1]), ValueError, "relabel needs the same tokens"),
             (lambda: extend(G, -1), ValueError, "count must be at least 0, got -1"),
-            (lambda: extend(G, 1, "listen"), ValueError, "link must be one of 'none', 'heard', 'hearing', 'both', got 'listen'"),
-            (lambda: extend(G, 1, "both", "all"), ValueError, "among must be one of 'none', 'self', 'causal', 'full', got 'all'"),
+            (
+                lambda: extend(G, 1, "listen"),
+                ValueError,
+                "link must be one of 'none', 'heard', 'hearing', 'both', got 'listen'",
+            ),
+            (
+                lambda: extend(G, 1, "both", "all"),
+                ValueError,
+                "among must be one of 'none', 'self', 'causal', 'full', got 'all'",
+            ),
             (lambda: extend(ROWS, 1), ValueError, r"extend needs the same tokens .*rows\(start, stop\)"),
             (lambda: blow_up(G, -1), ValueError, "sizes must be at least 0, got -1"),
             (lambda: blow_up(G, 1.5), TypeError, "sizes must be an integer, got 1.5"),
             (lambda: blow_up(G, "2"), TypeError, "sizes must be an integer, got '2'"),
-            (lambda: blow_up(G, [1, 2]), ValueError, "sizes must hold one number for each of 3 tokens, got 2"),
+            (
+                lambda: blow_up(G, [1, 2]),
+                ValueError,
+                "sizes must hold one number for each of 3 tokens, got 2",
+            ),
             (lambda: blow_up(G, [1, -2, 0]), ValueError, "each of sizes must be at least 0, got -2"),
-            (lambda: blow_up(patterns.cross(2, 3), [1, 2]), ValueError, r"blow_up of .*cross\(2, 3\).* needs src_sizes too"),
-            (lambda: blow_up(patterns.cross(2, 3), 1, [1, 2]), ValueError, "src_sizes must hold one .* each of 3 tokens, got 2"),
+            (
+                lambda: blow_up(patterns.cross(2, 3), [1, 2]),
+                ValueError,
+                r"blow_up of .*cross\(2, 3\).* needs src_sizes too",
+            ),
+            (
+                lambda: blow_up(patterns.cross(2, 3), 1, [1, 2]),
+                ValueError,
+                "src_sizes must hold one .* each of 3 tokens, got 2",
+            ),
             (lambda: quotient(G, 0), ValueError, "groups must be at least 1, got 0"),
-            (lambda: quotient(G, [0, 1]), ValueError, "groups must hold one number for each of 3 tokens, got 2"),
+            (
+                lambda: quotient(G, [0, 1]),
+                ValueError,
+                "groups must hold one number for each of 3 tokens, got 2",
+            ),
             (lambda: quotient(G, [0, 0, -1]), ValueError, "each of groups must be at least 0, got -1"),
-            (lambda: quotient(G, [0, 3, 1]), ValueError, r"groups must be numbered 0, 1, ... without gaps, got 3 but no 2"),
+            (
+                lambda: quotient(G, [0, 3, 1]),
+                ValueError,
+                r"groups must be numbered 0, 1, ... without gaps, got 3 but no 2",
+            ),
             (
                 lambda: quotient(G, 2, [1, 1, 2]),
                 ValueError,
                 r"src_groups must be numbered 0, 1, ... without gaps, got 2 but no 0",
             ),
-            (lambda: quotient(patterns.cross(2, 3), [0, 0]), ValueError, r"quotient of .*cross\(2, 3\).* needs src_groups too"),
+            (
+                lambda: quotient(patterns.cross(2, 3), [0, 0]),
+                ValueError,
+                r"quotient of .*cross\(2, 3\).* needs src_groups too",
+            ),
         ]
     )

@@ -57,7 +57,9 @@ def stacks(draw):
 
 
 def powers_of(stack, layers, residual=True):
-    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... so many layers, the masks multiplied one by one."""
+    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... so many layers, the masks multiplied one by
+    one.
+    """
     masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
         before = powers[-1]
@@ -78,7 +80,9 @@ class TestReach:
     @settings(max_examples=30, deadline=None)
     @given(stacks())
     def test_layers_between_and_witness(self, stack):
-        """The fewest layers are the first power that has the pair; the witness walks along edges of its layers, or waits."""
+        """The fewest layers are the first power that has the pair; the witness walks along edges of its
+        layers, or waits.
+        """
         n, long_enough = stack[0].num_dst, stack[0].num_dst * len(stack)
         powers = powers_of(stack, long_enough)
         for src in range(n):
@@ -126,7 +130,9 @@ class TestReach:
         longest = max(max(reached.values()) for reached in distances.values())
         assert analyse.diameter(graph) == (longest if complete else None)
 
-    @pytest.mark.parametrize(("n", "w"), [(1, 2), (2, 2), (17, 2), (17, 4), (65, 5), (66, 5), (130, 64), (129, 65)])
+    @pytest.mark.parametrize(
+        ("n", "w"), [(1, 2), (2, 2), (17, 2), (17, 4), (65, 5), (66, 5), (130, 64), (129, 65)]
+    )
     def test_depth_of_a_window(self, n, w):
         depth = math.ceil((n - 1) / (w - 1))
         graph = patterns.window(n, w)
@@ -171,9 +177,15 @@ class TestReach:
         assert analyse.layers_to_full_reach([second, first]) == 3
 
     def test_strided_and_local_heads_reach_all_in_two_layers(self):
-        """Child et al.: a window of l and steps of l, one after the other, join every pair src <= dst; neither does alone."""
+        """Child et al.: a window of l and steps of l, one after the other, join every pair src <= dst;
+        neither does alone.
+        """
         local, strided = patterns.window(64, 8), patterns.dilated(64, 64, 8)
-        assert analyse.layers_to_full_reach([local, strided]) == analyse.layers_to_full_reach([strided, local]) == 2
+        assert (
+            analyse.layers_to_full_reach([local, strided])
+            == analyse.layers_to_full_reach([strided, local])
+            == 2
+        )
         assert analyse.layers_to_full_reach(strided) is None
 
     def test_no_token_and_one_token(self):
@@ -191,8 +203,12 @@ class TestReach:
         assert len(path) - 1 == analyse.layers_between(graph, 5, 123_456) < 12
         src, dst = torch.tensor(list(pairwise(path))).t()
         assert len(graph.positions_of(torch.stack([src, dst]))) == len(path) - 1
-        assert bool(torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 1)))
-        assert not bool(torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 2)))
+        assert bool(
+            torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 1))
+        )
+        assert not bool(
+            torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 2))
+        )
 
     def test_pieces_do_not_change_the_answer(self, monkeypatch):
         graph = random_graph(300, 3)
@@ -269,8 +285,12 @@ class TestComponents:
         labels = analyse.components(graph, strong=True)
         parts = {frozenset(part) for part in networkx.strongly_connected_components(digraph)}
         assert len(parts) > 10
-        assert {frozenset((labels == k).nonzero().flatten().tolist()) for k in range(int(labels.max()) + 1)} == parts
-        assert int(analyse.components(graph).max()) + 1 == networkx.number_weakly_connected_components(digraph)
+        assert {
+            frozenset((labels == k).nonzero().flatten().tolist()) for k in range(int(labels.max()) + 1)
+        } == parts
+        assert int(analyse.components(graph).max()) + 1 == networkx.number_weakly_connected_components(
+            digraph
+        )
 
     @pytest.mark.parametrize("n", [1, 2, 1000])
     def test_known_graphs(self, n):
@@ -303,7 +323,10 @@ class TestSummary:
         for degrees, sums in ((found.in_degree, mask.sum(1)), (found.out_degree, mask.sum(0))):
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
             assert_exact(degrees.mean, int(mask.sum()) / n)
-        assert (found.num_isolated_dst, found.num_isolated_src) == (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
+        assert (found.num_isolated_dst, found.num_isolated_src) == (
+            int((~mask.any(1)).sum()),
+            int((~mask.any(0)).sum()),
+        )
         assert list(found.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
         assert list(found.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
         assert found.self_loops == int(mask.diagonal().sum())
@@ -357,7 +380,9 @@ class TestSpectralGap:
 
     @pytest.mark.parametrize("n", [2, 5, 30])
     def test_complete(self, n):
-        """Without self loops -1 / (n - 1) in all other directions, with them (and causal: both directions count) 0."""
+        """Without self loops -1 / (n - 1) in all other directions, with them (and causal: both directions
+        count) 0.
+        """
         assert_gap(patterns.no_self(n), 1 + 1 / (n - 1))
         assert_gap(patterns.full(n), 1)
         assert_gap(patterns.causal(n), 1)
@@ -378,28 +403,41 @@ class TestSpectralGap:
         if not networkx.is_connected(undirected):
             assert analyse.spectral_gap(graph) == 0
             return
-        adjacency = torch.tensor([[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]).double()
-        root = adjacency.sum(1).sqrt()  # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
+        adjacency = torch.tensor(
+            [[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]
+        ).double()
+        root = adjacency.sum(
+            1
+        ).sqrt()  # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
         laplacian = torch.eye(len(adjacency)) - adjacency / (root.unsqueeze(1) * root)
         assert_gap(graph, float(torch.linalg.eigvalsh(laplacian)[1]))
 
     @pytest.mark.parametrize("absolute", [False, True])
     def test_both_ways_agree_at_the_border(self, monkeypatch, absolute):
-        for graph in (random_graph(300, 4), hypercube(8), patterns.window(200, 40, causal=False), cycle_graph(41)):
+        for graph in (
+            random_graph(300, 4),
+            hypercube(8),
+            patterns.window(200, 40, causal=False),
+            cycle_graph(41),
+        ):
             exact = analyse.spectral_gap(graph, absolute)
             monkeypatch.setattr(spectrum, "LARGEST_DENSE", 1)
-            # Lanczos stops at a residual of 1e-6, the tolerance, which bounds the error of an eigenvalue of a symmetric matrix
+            # Lanczos stops at a residual of 1e-6, the tolerance, which bounds the error of an eigenvalue of a
+            # symmetric matrix
             assert abs(analyse.spectral_gap(graph, absolute) - exact) <= 1e-6
             monkeypatch.undo()
 
     def test_a_large_expander(self):
-        """The union of random cycles of both directions stays near the bound of Alon and Boppana, 1 - 2 sqrt(d - 1) / d."""
+        """The union of random cycles of both directions stays near the bound of Alon and Boppana, 1 - 2
+        sqrt(d - 1) / d.
+        """
         n, edges = 5000, []
         for seed in range(4):
             order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
             edges.append(torch.stack([order, order.roll(1)]))
         graph = TokenGraph.from_edges(torch.cat(edges, 1), n, coalesce=True)
-        # the second eigenvalue of one draw lies about n^(-2/3) = 0.0034 around the bound; another graph's is 0.1 away and more
+        # the second eigenvalue of one draw lies about n^(-2/3) = 0.0034 around the bound; another graph's is
+        # 0.1 away and more
         assert abs(analyse.spectral_gap(graph) - (1 - 2 * math.sqrt(7) / 8)) < 0.03
 
     def test_falls_apart(self):
@@ -427,7 +465,9 @@ def summaries(n, size):
 
 def star(n, relay=0):
     """A ring's neighbours on a line, and a relay that attends to all and is attended to by all."""
-    return TokenGraph.from_rule(lambda b, h, dst, src: ((dst - src).abs() <= 1) | (dst == relay) | (src == relay), n)
+    return TokenGraph.from_rule(
+        lambda b, h, dst, src: ((dst - src).abs() <= 1) | (dst == relay) | (src == relay), n
+    )
 
 
 class TestLongOrDeep:
@@ -435,8 +475,12 @@ class TestLongOrDeep:
 
     @pytest.mark.slow
     def test_dense_and_deep(self):
-        """Half of the tokens all attend to each other, the others in a line: every layer reaches one more of them."""
-        graph = TokenGraph.from_rule(lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048)
+        """Half of the tokens all attend to each other, the others in a line: every layer reaches one more of
+        them.
+        """
+        graph = TokenGraph.from_rule(
+            lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048
+        )
         assert analyse.layers_to_full_reach(graph) == 1025
         assert analyse.layers_to_full_reach([graph, local(2048, 0)]) == 2 * 1025 - 1
 
@@ -452,7 +496,9 @@ class TestLongOrDeep:
         n = 10**6
         found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)
         assert torch.equal(found, torch.arange(n - 1 - 10 * 4095, n))
-        found = analyse.receptive_field([patterns.window(n, 8), patterns.dilated(n, 4, 1000)], n - 1, 2, residual)
+        found = analyse.receptive_field(
+            [patterns.window(n, 8), patterns.dilated(n, 4, 1000)], n - 1, 2, residual
+        )
         assert found.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
         assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3, residual)) == n // 2 + 1
 
@@ -480,7 +526,12 @@ class TestYun:
     def test_the_patterns_of_the_literature(self, stack, layers):
         found = analyse.yun_conditions(stack)
         assert found.hold is True
-        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.layers) == (True, True, True, layers)
+        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.layers) == (
+            True,
+            True,
+            True,
+            layers,
+        )
         assert found.path == tuple(range(stack[0].num_dst))
         assert found.obstacle is found.missing_pair is found.no_self_loop is None
         assert "all three hold" in str(found)
@@ -488,7 +539,12 @@ class TestYun:
 
     def test_causal_graphs_never_reach_backwards(self):
         found = analyse.yun_conditions(patterns.causal(6))
-        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.hold) == (True, True, False, False)
+        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.hold) == (
+            True,
+            True,
+            False,
+            False,
+        )
         src, dst = found.missing_pair
         assert src > dst
         assert f"no: {dst} never receives from {src}" in str(found)
@@ -531,7 +587,10 @@ class TestYun:
         ("graph", "words"),
         [
             (patterns.documents([3, 3], causal=False), "falls apart into 2 components"),
-            (patterns.window(6, 1) | patterns.sinks(6, 1), "2 does not attend to 1, and a causal graph allows no other order"),
+            (
+                patterns.window(6, 1) | patterns.sinks(6, 1),
+                "2 does not attend to 1, and a causal graph allows no other order",
+            ),
             (
                 (patterns.window(6, 1) | patterns.sinks(6, 1)).T,
                 "1 does not attend to 2, and an anti-causal graph allows no other order",
@@ -563,7 +622,9 @@ class TestYun:
         assert found.path in (tuple(order.tolist()), tuple(order.flip(0).tolist()))
 
     def test_out_of_budget_is_not_a_no(self):
-        """A hub with 30 leaves has no path, which takes a search to see; the answer within a small budget is open."""
+        """A hub with 30 leaves has no path, which takes a search to see; the answer within a small budget is
+        open.
+        """
         graph = patterns.global_tokens(30, [7], causal=False) | patterns.window(30, 1)
         found = analyse.yun_conditions(graph, budget=50)
         assert (found.hamiltonian_path, found.hold) == (None, None)
@@ -606,7 +667,11 @@ class TestRefusals:
         for graphs, error, match in [
             (PER_HEAD, ValueError, r"differs by head: take one with select\(batch, head\)"),
             (patterns.cross(3, 4), ValueError, "senders and receivers are the same tokens.*compose.*by @"),
-            ([patterns.causal(3), patterns.causal(4)], ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
+            (
+                [patterns.causal(3), patterns.causal(4)],
+                ValueError,
+                r"same tokens, got .*causal\(3\).*causal\(4\)",
+            ),
             ([], ValueError, "at least one layer's graph, got an empty list"),
             ([patterns.causal(3), 5], TypeError, "layer 1 first; got int as number 1"),
         ]:
@@ -616,10 +681,26 @@ class TestRefusals:
 
     def test_wrong_arguments(self):
         cases = [
-            (lambda g: analyse.receptive_field(g, 4, 1), IndexError, r"receiver must be a position in 0 \.\. 3, got 4"),
-            (lambda g: analyse.receptive_field(g, -1, 1), IndexError, r"receiver must be a position in 0 \.\. 3, got -1"),
-            (lambda g: analyse.receptive_field(g, 1.0, 1), TypeError, "receiver must be the position of a token.*got 1.0"),
-            (lambda g: analyse.receptive_field(g, True, 1), TypeError, "receiver must be the position of a token.*got True"),
+            (
+                lambda g: analyse.receptive_field(g, 4, 1),
+                IndexError,
+                r"receiver must be a position in 0 \.\. 3, got 4",
+            ),
+            (
+                lambda g: analyse.receptive_field(g, -1, 1),
+                IndexError,
+                r"receiver must be a position in 0 \.\. 3, got -1",
+            ),
+            (
+                lambda g: analyse.receptive_field(g, 1.0, 1),
+                TypeError,
+                "receiver must be the position of a token.*got 1.0",
+            ),
+            (
+                lambda g: analyse.receptive_field(g, True, 1),
+                TypeError,
+                "receiver must be the position of a token.*got True",
+            ),
             (lambda g: analyse.receptive_field(g, 0, -1), ValueError, "layers must be at least 0, got -1"),
             (lambda g: analyse.layers_between(g, 4, 0), IndexError, "src must be a position"),
             (lambda g: analyse.witness(g, 0, 9), IndexError, "dst must be a position"),
@@ -632,20 +713,34 @@ class TestRefusals:
                 ValueError,
                 r"target must have the tokens.*causal\(5\)",
             ),
-            (lambda g: analyse.never_hears(g, patterns.causal(5)), ValueError, "target must have the tokens of the graphs"),
+            (
+                lambda g: analyse.never_hears(g, patterns.causal(5)),
+                ValueError,
+                "target must have the tokens of the graphs",
+            ),
             (lambda g: analyse.yun_conditions(g, budget=-1), ValueError, "budget must be at least 0, got -1"),
             (lambda g: analyse.spectral_gap(PER_HEAD), ValueError, "differs by head"),
             (lambda g: analyse.spectral_gap(patterns.cross(3, 4)), ValueError, "same tokens"),
             (lambda g: analyse.spectral_gap(patterns.full(1)), ValueError, "at least two tokens, got"),
             (lambda g: analyse.components(PER_HEAD), ValueError, "differs by head"),
             (lambda g: analyse.components(patterns.cross(3, 4)), ValueError, "same tokens"),
-            (lambda g: analyse.summary(PER_HEAD), ValueError, r"differs by head: summarise one of them, select\(batch, head\)"),
+            (
+                lambda g: analyse.summary(PER_HEAD),
+                ValueError,
+                r"differs by head: summarise one of them, select\(batch, head\)",
+            ),
         ]
-        assert_refusals([(lambda call=call: call(patterns.causal(4)), error, match) for call, error, match in cases])
+        assert_refusals(
+            [(lambda call=call: call(patterns.causal(4)), error, match) for call, error, match in cases]
+        )
 
-    @pytest.mark.parametrize("function", [analyse.diameter, analyse.never_hears, lambda g: analyse.path_counts(g, 1)])
+    @pytest.mark.parametrize(
+        "function", [analyse.diameter, analyse.never_hears, lambda g: analyse.path_counts(g, 1)]
+    )
     def test_too_many_tokens_for_all_pairs(self, function):
-        with pytest.raises(ValueError, match=r"looks at every pair of tokens, at most 8192 tokens; got .*take "):
+        with pytest.raises(
+            ValueError, match=r"looks at every pair of tokens, at most 8192 tokens; got .*take "
+        ):
             function(patterns.window(8193, 1))
 
     def test_too_many_edges_to_list(self, monkeypatch):
@@ -656,6 +751,8 @@ class TestRefusals:
     def test_a_gap_too_small_to_be_seen(self, monkeypatch):
         monkeypatch.setattr(spectrum, "LANCZOS_STEPS", 50)
         graph = patterns.window(1500, 2, causal=False)
-        with pytest.raises(ValueError, match=r"gap of .*window\(1500, 2.*at most .* 50 steps .* larger tolerance than 1e-06"):
+        with pytest.raises(
+            ValueError, match=r"gap of .*window\(1500, 2.*at most .* 50 steps .* larger tolerance than 1e-06"
+        ):
             analyse.spectral_gap(graph)
         assert analyse.spectral_gap(graph, tolerance=0.1) < 0.1

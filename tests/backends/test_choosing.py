@@ -1,4 +1,6 @@
-"""Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted and said in words."""
+"""Which backend "auto" takes: what follows from a graph's structure and the machine's costs, counted and said
+in words.
+"""
 
 import re
 from dataclasses import replace
@@ -11,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, cost_model, dense, dispatch, reference, rows
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Costs
 from gnn_attention.backends.gpu.roofline import Sizes
 from gnn_attention.backends.plan import planner
@@ -76,7 +78,7 @@ def call_on(graph, heads=8, dim=64, batch=1, **options):
     """A call without data."""
     q = torch.empty(graph.batch or batch, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or batch, heads, graph.num_src, dim, device="meta")
-    return Call.checked(q, k, k, graph, **options)
+    return AttentionCall.checked(q, k, k, graph, **options)
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -138,7 +140,7 @@ def test_mixed_is_never_taken_for_what_it_does_not_hold(graph, options):
     """Nor is anything else that refuses."""
     call = call_on(graph, **options)
     assert "mixed" not in dispatch._by_time(call)
-    assert dispatch.choose(call).refusal(call) is None
+    assert dispatch.choose(call).unsupported_reason(call) is None
 
 
 def test_the_bound_on_memory_is_kept(monkeypatch):
@@ -156,12 +158,12 @@ def test_the_bound_on_memory_is_kept(monkeypatch):
 
 def test_many_samples_of_a_small_graph_respect_the_bound_too():
     """A graph with few pairs, but a million of samples with a score_mod."""
-    few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=score_mods.softcap(1.0)) for n in (1, 10**6))
+    few, many = (
+        call_on(patterns.window(128, 3), batch=n, score_mod=score_mods.softcap(1.0)) for n in (1, 10**6)
+    )
     assert dispatch.choose(few).name == "dense"
     assert dispatch.choose(many).name == "rows"
 
-
-# -- estimates --------------------------------------------------------------------------------------------------------
 
 COUNTED = {
     "window": lambda n: patterns.window(n, 70),
@@ -187,7 +189,9 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
     graph = COUNTED[name](n)
     mask = graph.mask()
     work = {kind: dispatch._work(graph, kind) for kind in ("dense", "tiles", "rows", "mixed")}
-    by_height = {times: int((touched(mask, 64 * times) > 0).sum()) * 64 * 64 * times for times in planner.HEIGHTS}
+    by_height = {
+        times: int((touched(mask, 64 * times) > 0).sum()) * 64 * 64 * times for times in planner.HEIGHTS
+    }
     weights = {times: cells * planner.HEIGHTS[times] for times, cells in by_height.items()}
     best = min(weights, key=weights.get)
     assert work["tiles"].cells == by_height[best]
@@ -200,9 +204,16 @@ def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
     assert work["mixed"].cells == int(filled.sum()) * 64 * 64
     assert work["mixed"].edges == int(count[~filled].sum())
     flops = {kind: count for kind, count, _, _ in ga.explain(graph, heads=3, dim=16).rows}
-    visited = {"dense": n * n, "tiles": by_height[best], "rows": int(mask.sum()), "reference": int(mask.sum())}
+    visited = {
+        "dense": n * n,
+        "tiles": by_height[best],
+        "rows": int(mask.sum()),
+        "reference": int(mask.sum()),
+    }
     visited["mixed"] = work["mixed"].cells + work["mixed"].edges
-    assert {kind: flops[kind] for kind in visited} == {kind: 4 * 3 * 16 * cells for kind, cells in visited.items()}
+    assert {kind: flops[kind] for kind in visited} == {
+        kind: 4 * 3 * 16 * cells for kind, cells in visited.items()
+    }
 
 
 @pytest.mark.slow
@@ -220,8 +231,12 @@ def test_estimates_are_positive_and_grow_with_heads(name, heads):
 
 def test_a_graph_that_differs_by_head_or_sample_is_estimated_by_all_of_them():
     """The first stands for each."""
-    by_both = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 9 + 0 * (b + h)), 300, heads=4, batch=3)
-    for one, all_ in zip(ga.explain(patterns.window(300, 9), 1, 16).rows, ga.explain(by_both, 4, 16).rows, strict=True):
+    by_both = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src < 9 + 0 * (b + h)), 300, heads=4, batch=3
+    )
+    for one, all_ in zip(
+        ga.explain(patterns.window(300, 9), 1, 16).rows, ga.explain(by_both, 4, 16).rows, strict=True
+    ):
         assert one[0] == all_[0]
         assert all_[1] == 12 * one[1]
 
@@ -247,9 +262,6 @@ def test_it_is_worked_out_once_for_each_graph(monkeypatch):
         dispatch.choose(call_on(graph, heads=2))
 
 
-# -- in words ---------------------------------------------------------------------------------------------------------
-
-
 def test_explain_prints_every_column():
     """The graph, the choice with its reason, and a line for each backend: flops, bytes and time."""
     found = ga.explain(patterns.window(2048, 256), heads=8, dim=64)
@@ -271,8 +283,6 @@ def test_wrong_sizes_are_named(heads, dim):
     with pytest.raises((TypeError, ValueError), match="dim" if heads == 8 else "heads"):
         ga.explain(patterns.window(9, 3), heads, dim)
 
-
-# -- on CUDA ----------------------------------------------------------------------------------------------------------
 
 ON_H200 = {
     "full": (lambda: patterns.full(4096), "dense", "one SDPA call"),
@@ -301,7 +311,7 @@ def h200(monkeypatch):
         with FakeTensorMode():
             q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="cuda", dtype=dtype)
             k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="cuda", dtype=dtype)
-        return Call.checked(q, k, k, graph, **options)
+        return AttentionCall.checked(q, k, k, graph, **options)
 
     return call
 
@@ -326,13 +336,18 @@ def test_the_cpu_never_asks_for_the_constants_of_a_gpu(name, monkeypatch):
 
 def test_flex_is_not_taken_unasked_and_whatever_refuses_is_passed_over(h200, monkeypatch):
     """The order holds every backend but flex; without Triton those of a CPU serve, by the same structure."""
-    for graph, first in ((patterns.dilated(8192, 64, 8), "tiles"), (patterns.random_senders(8192, 16, causal=False), "rows")):
+    for graph, first in (
+        (patterns.dilated(8192, 64, 8), "tiles"),
+        (patterns.random_senders(8192, 16, causal=False), "rows"),
+    ):
         call = h200(graph)
         order = dispatch._by_time(call)
         assert set(order) == {"dense", "triton", "tiles", "rows", "mixed", "reference"}
         assert order[0] == "triton"
         assert order[2] == first
-        monkeypatch.setitem(BACKENDS, "triton", replace(BACKENDS["triton"], refusal=lambda call: "not here"))
+        monkeypatch.setitem(
+            BACKENDS, "triton", replace(BACKENDS["triton"], unsupported_reason=lambda call: "not here")
+        )
         monkeypatch.setattr(dispatch, "_too_large", lambda call: "too large")
         assert dispatch.choose(call).name == first
 
@@ -341,10 +356,20 @@ def test_flex_is_not_taken_unasked_and_whatever_refuses_is_passed_over(h200, mon
     ("graph", "dtype", "options", "wanted"),
     [
         (patterns.window(8192, 256), torch.float32, {}, "triton"),  # varlen holds half types
-        (patterns.documents([2000] * 4), torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}, "triton"),  # and plain calls
+        (
+            patterns.documents([2000] * 4),
+            torch.bfloat16,
+            {"score_mod": score_mods.softcap(1.0)},
+            "triton",
+        ),  # and plain calls
         (patterns.documents([2000] * 4), torch.bfloat16, {"with_lse": True}, "varlen"),
         (patterns.causal(8192), torch.bfloat16, {"with_lse": True}, "dense"),
-        (patterns.causal(8192), torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}, "triton"),  # SDPA would write logits out
+        (
+            patterns.causal(8192),
+            torch.bfloat16,
+            {"score_mod": score_mods.softcap(1.0)},
+            "triton",
+        ),  # SDPA would write logits out
     ],
 )
 def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
@@ -355,7 +380,9 @@ def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monke
     """At par torch's are taken; measured constants decide as they are."""
     graph = patterns.window(8192, 256)
     preset = dispatch.devices.PRESETS["H200"]
-    tiles, varlen = (dispatch.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen"))
+    tiles, varlen = (
+        dispatch.estimates(graph, Sizes(8, 64, 64), preset)[name].seconds for name in ("tiles", "varlen")
+    )
     assert tiles < varlen
     assert dispatch._by_time(h200(graph))[0] == "varlen"
     monkeypatch.setattr(dispatch.devices, "device_of", lambda device: replace(preset, measured="today"))
@@ -366,19 +393,46 @@ def test_a_prediction_says_what_it_is():
     """Every column, the device, and that nothing was measured."""
     found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
     lines = str(found).splitlines()
-    assert lines[2] == "predicted for H200, bfloat16 (not measured: `python -m benchmarks.gpu --calibrate` does)"
-    assert lines[3].split() == ["backend", "GFLOP", "moved", "MB", "predicted", "ms", "of", "the", "bound", "limited", "by"]
+    assert (
+        lines[2] == "predicted for H200, bfloat16 (not measured: `python -m benchmarks.gpu --calibrate` does)"
+    )
+    assert lines[3].split() == [
+        "backend",
+        "GFLOP",
+        "moved",
+        "MB",
+        "predicted",
+        "ms",
+        "of",
+        "the",
+        "bound",
+        "limited",
+        "by",
+    ]
     names = ["dense", "varlen", "flex", "triton rows", "triton windows", "triton tiles"]
     assert [row[0] for row in found.rows] == names
-    for line, name, (_, flops, moved, seconds), (share, limit) in zip(lines[4:], names, found.rows, found.shares, strict=True):
-        figures = [f"{flops / 1e9:.3f}", f"{moved / 2**20:.1f}", f"{seconds * 1e3:.3f}", f"{100 * share:.0f}", "%", limit]
+    for line, name, (_, flops, moved, seconds), (share, limit) in zip(
+        lines[4:], names, found.rows, found.shares, strict=True
+    ):
+        figures = [
+            f"{flops / 1e9:.3f}",
+            f"{moved / 2**20:.1f}",
+            f"{seconds * 1e3:.3f}",
+            f"{100 * share:.0f}",
+            "%",
+            limit,
+        ]
         assert line.split() == [*name.split(), *figures]
         assert 0 < share <= 1
-    assert "varlen" not in [row[0] for row in ga.explain(patterns.window(8192, 256), 8, 64, "H200", torch.float32).rows]
+    assert "varlen" not in [
+        row[0] for row in ga.explain(patterns.window(8192, 256), 8, 64, "H200", torch.float32).rows
+    ]
 
 
 def test_a_gpu_need_not_be_there_to_be_asked_about():
-    """Without one, "cuda" is a GPU like any; a name that nobody knows is refused; None and "cpu" are this machine."""
+    """Without one, "cuda" is a GPU like any; a name that nobody knows is refused; None and "cpu" are this
+    machine.
+    """
     assert ga.explain(patterns.causal(4096), 8, 64, "cuda").choice == "dense"
     with pytest.raises(ValueError, match=r"device must be one of cpu, cuda, H200, .* got 'H2000'"):
         ga.explain(patterns.causal(64), 8, 64, "H2000")

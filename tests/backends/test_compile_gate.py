@@ -1,8 +1,9 @@
-"""Every kernel as it is launched, compiled for GPUs that are not there: no spills, wide loads, tensor cores where they are meant.
+"""Every kernel as it is launched, compiled for GPUs that are not there: no spills, wide loads, tensor cores
+where they are meant.
 
-Triton compiles for any GPU on any machine. The launches are real ones (``compile_gate``), in a process of its own, and once more
-with the oldest Triton that is supported where ``GNN_ATTENTION_OLD_TRITON`` names a folder that holds it (``.ci/run`` makes one:
-``pip install --target FOLDER --no-deps triton==3.6.0``).
+Triton compiles for any GPU on any machine. The launches are real ones (``compile_gate``), in a process of its
+own, and once more with the oldest Triton that is supported where ``GNN_ATTENTION_OLD_TRITON`` names a folder
+that holds it (``.ci/run`` makes one: ``pip install --target FOLDER --no-deps triton==3.6.0``).
 """
 
 import json
@@ -20,25 +21,45 @@ from support.extras import needs
 ROOT = Path(__file__).parents[2]
 OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
 HALF = ("bfloat16", "float16")
-PASSES = ("forward", "backward_dst", "backward_src", "receivers", "receivers_backward", "senders_backward")  # they read rows
-WIDEST = {"bfloat16": 256, "float16": 256, "float32": 128, "float64": 128}  # of windows and tiles; rows have 512 channels
+PASSES = (
+    "forward",
+    "backward_dst",
+    "backward_src",
+    "receivers",
+    "receivers_backward",
+    "senders_backward",
+)  # they read rows
+WIDEST = {
+    "bfloat16": 256,
+    "float16": 256,
+    "float32": 128,
+    "float64": 128,
+}  # of windows and tiles; rows have 512 channels
 
 
 def usual(gpu, options):
-    """Every form at the usual width, in bfloat16, float32 and float64; wide tiles differ from others in halves alone."""
+    """Every form at the usual width, in bfloat16, float32 and float64; wide tiles differ from others in
+    halves alone.
+    """
     from support.gate_cases import FORMS
 
-    every = [[form, dtype, 64, options, gpu] for form in FORMS for dtype in ("bfloat16", "float32", "float64")]
+    every = [
+        [form, dtype, 64, options, gpu] for form in FORMS for dtype in ("bfloat16", "float32", "float64")
+    ]
     return [case for case in every if case[0] != "tiles of 128" or case[1] in HALF]
 
 
 def sweep():
-    """Every pinned configuration, plain, for sm_90; the usual widths with everything, for sm_80, and in bfloat16 for sm_100."""
+    """Every pinned configuration, plain, for sm_90; the usual widths with everything, for sm_80, and in
+    bfloat16 for sm_100.
+    """
     from support.gate_cases import FORMS, configurations
 
     named = {2: "bfloat16", 4: "float32", 8: "float64"}
     pinned = {form: configurations(form) for form in FORMS if form not in ("windows of 16", "windows of 32")}
-    cases = [[form, named[size], dim, "plain", "sm_90"] for form, keys in pinned.items() for size, dim in keys]
+    cases = [
+        [form, named[size], dim, "plain", "sm_90"] for form, keys in pinned.items() for size, dim in keys
+    ]
     cases = [case for case in cases if case[0] != "tiles of 128" or case[1] in HALF]
     cases += [case for case in usual("sm_90", "plain") if case not in cases]
     cases += usual("sm_90", "everything") + usual("sm_80", "plain")
@@ -48,14 +69,18 @@ def sweep():
 
 
 def covering():
-    """Few cases: each form with each dtype and each set of options, at the widest and for sm_80; some for sm_100, and at 80."""
+    """Few cases: each form with each dtype and each set of options, at the widest and for sm_80; some for
+    sm_100, and at 80.
+    """
     from support.gate_cases import FORMS, OPTIONS
 
     def allowed(form, dtype, width, options, gpu):
         usual = width == "64" or (options == "plain" and gpu == "sm_90")
         narrow = options == "plain" or gpu == "sm_90"
         halves = dtype in HALF or form != "tiles of 128"
-        newest = gpu != "sm_100" or (dtype == "bfloat16" and form in ("rows", "windows of 64", "tiles of 128"))
+        newest = gpu != "sm_100" or (
+            dtype == "bfloat16" and form in ("rows", "windows of 64", "tiles of 128")
+        )
         no_power = width != "80" or (dtype == "float16" and form in ("rows", "tiles of 64"))
         return usual and narrow and halves and newest and no_power
 
@@ -67,7 +92,9 @@ def covering():
         options=OPTIONS,
         gpu=["sm_90", "sm_80", "sm_100"],
     )
-    return [[form, dtype, channels(form, dtype, width), options, gpu] for form, dtype, width, options, gpu in rows]
+    return [
+        [form, dtype, channels(form, dtype, width), options, gpu] for form, dtype, width, options, gpu in rows
+    ]
 
 
 def channels(form, dtype, width):
@@ -77,14 +104,25 @@ def channels(form, dtype, width):
 
 
 def compiled(cases, triton=None):
-    """``[(case, kernels)]`` from a process of its own; AssertionError if it dies, or a case does not compile."""
-    paths = [*filter(None, [triton]), str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """``[(case, kernels)]`` from a process of its own; AssertionError if it dies, or a case does not
+    compile.
+    """
+    paths = [
+        *filter(None, [triton]),
+        str(ROOT / "tests"),
+        str(ROOT),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | own
     command = [sys.executable, str(ROOT / "tests" / "support" / "gate_cases.py"), json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=3600, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", timeout=3600, check=False
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [line["case"] for line in lines] == cases, f"it ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    assert [line["case"] for line in lines] == cases, (
+        f"it ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    )
     broken = [f"{line['case']}: {line['error']}" for line in lines if "error" in line]
     assert not broken, "\n".join([*broken, done.stderr[-4000:]])
     return [(tuple(line["case"]), line["built"]) for line in lines]
@@ -96,20 +134,28 @@ def faults(case, kernels):
     for kernel in kernels:
         found += [f"{case}, {kernel['kernel']} {fault}" for fault in kernel["faults"]]
         if kernel["kernel"] in PASSES:
-            found += [f"{case}, {kernel['kernel']} has no {wanted}" for wanted in missing(case, kernel["counts"])]
+            found += [
+                f"{case}, {kernel['kernel']} has no {wanted}" for wanted in missing(case, kernel["counts"])
+            ]
     return found
 
 
 def missing(case, counts):
     """Instructions that a pass over edges should have and has not."""
     form, dtype, dim, options, gpu = case
-    if dim >= 64 and not counts["wide loads"]:  # a warp has less than 16 bytes of narrower rows for each of its threads
+    if (
+        dim >= 64 and not counts["wide loads"]
+    ):  # a warp has less than 16 bytes of narrower rows for each of its threads
         yield "load of 16 bytes"
     if form != "rows" and dtype in HALF:
         narrow = (
             form in ("windows of 16", "windows of 32") or options == "everything" or dim > 128
         )  # fewer than 64 tokens at a time
-        wanted = {"sm_80": ["HMMA"], "sm_90": ["HGMMA", "HMMA"] if narrow else ["HGMMA"], "sm_100": ["tcgen05", "HMMA"]}[gpu]
+        wanted = {
+            "sm_80": ["HMMA"],
+            "sm_90": ["HGMMA", "HMMA"] if narrow else ["HGMMA"],
+            "sm_100": ["tcgen05", "HMMA"],
+        }[gpu]
         if not any(counts[name] for name in wanted):
             yield " or ".join(wanted)
 
@@ -133,13 +179,17 @@ def test_every_pinned_configuration():
     assert swept(sweep()) == []
 
 
-needs_the_oldest = pytest.mark.skipif(OLD is None, reason="GNN_ATTENTION_OLD_TRITON names no folder that holds Triton 3.6.0")
+needs_the_oldest = pytest.mark.skipif(
+    OLD is None, reason="GNN_ATTENTION_OLD_TRITON names no folder that holds Triton 3.6.0"
+)
 
 
 @pytest.mark.slow
 @needs_the_oldest
 def test_every_form_and_dtype_with_the_oldest_triton():
-    """Its code differs: what fits into registers with the one need not with the other. Plain and with everything in turn."""
+    """Its code differs: what fits into registers with the one need not with the other. Plain and with
+    everything in turn.
+    """
     plain, everything = usual("sm_90", "plain"), usual("sm_90", "everything")
     assert swept(plain[::2] + everything[1::2], OLD) == []
 
@@ -181,7 +231,11 @@ def quiet(monkeypatch):
 def test_the_gate_sees_a_spill_a_narrow_load_and_tensor_cores():
     """Kernels made for it: one that spills; one whose rows are not aligned, and are; a product."""
     spilling, aligned, ragged, product = examples(
-        "sm_90", ("launch_spilling", {}), ("launch_gather", {}), ("launch_gather", {"stride": 65}), ("launch_product", {})
+        "sm_90",
+        ("launch_spilling", {}),
+        ("launch_gather", {}),
+        ("launch_gather", {"stride": 65}),
+        ("launch_product", {}),
     )
     assert spilling.spills
     assert [fault.split(":")[0] for fault in spilling.faults()] == ["spills"]
@@ -192,7 +246,10 @@ def test_the_gate_sees_a_spill_a_narrow_load_and_tensor_cores():
 
 def test_the_gate_names_what_is_wrong():
     """One line for each fault, with the case and the kernel."""
-    case, counts = ("windows of 64", "bfloat16", 64, "plain", "sm_90"), {"wide loads": 0, "HGMMA": 0, "HMMA": 3, "tcgen05": 0}
+    case, counts = (
+        ("windows of 64", "bfloat16", 64, "plain", "sm_90"),
+        {"wide loads": 0, "HGMMA": 0, "HMMA": 3, "tcgen05": 0},
+    )
     kernel = {"kernel": "receivers", "faults": ["spills: 8 bytes of stack"], "counts": counts}
     told = " ".join(faults(case, [kernel]))
     for word in ("only 1 kernels", "spills: 8 bytes", "no load of 16 bytes", "has no HGMMA"):
@@ -202,7 +259,9 @@ def test_the_gate_names_what_is_wrong():
 
 
 def test_a_case_that_does_not_compile_fails_with_its_error(monkeypatch, capsys):
-    """The other process tells why; an unknown form stands for it. So does a process that ends before its last case."""
+    """The other process tells why; an unknown form stands for it. So does a process that ends before its last
+    case.
+    """
     from support import gate_cases
 
     case = ["no form", "bfloat16", 64, "plain", "sm_90"]
@@ -216,12 +275,17 @@ def test_a_case_that_does_not_compile_fails_with_its_error(monkeypatch, capsys):
 
 
 def test_the_covering_choice_has_every_form_with_every_dtype():
-    """But wide tiles, which differ from others in halves alone; and the pinned configurations are among what is compiled."""
+    """But wide tiles, which differ from others in halves alone; and the pinned configurations are among what
+    is compiled.
+    """
     from support.gate_cases import FORMS
 
     cases = covering()
     pairs = {(form, dtype) for form in FORMS for dtype in (*HALF, "float32", "float64")}
-    assert {(case[0], case[1]) for case in cases} == pairs - {("tiles of 128", "float32"), ("tiles of 128", "float64")}
+    assert {(case[0], case[1]) for case in cases} == pairs - {
+        ("tiles of 128", "float32"),
+        ("tiles of 128", "float64"),
+    }
     assert {(case[3], case[4]) for case in cases} == {(case[3], case[4]) for case in sweep()}
     assert {512, 256, 128, 80, 64} == {case[2] for case in cases}
     assert len(cases) < len(sweep()) / 3

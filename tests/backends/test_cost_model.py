@@ -50,7 +50,9 @@ def test_each_part_has_its_price(work, nanoseconds):
     found = MEASURED.seconds(work, heads=8)
     assert found == pytest.approx(nanoseconds * 1e-9, rel=EXACT)
     assert found <= MEASURED.seconds(work, heads=8, dim=128.0) <= 2 * found + 1e-30
-    assert MEASURED.seconds(work + Work(calls=1), heads=8) == pytest.approx((nanoseconds + 1) * 1e-9, rel=EXACT)
+    assert MEASURED.seconds(work + Work(calls=1), heads=8) == pytest.approx(
+        (nanoseconds + 1) * 1e-9, rel=EXACT
+    )
 
 
 def test_without_a_file_the_constants_are_those_of_the_class(file):
@@ -96,12 +98,25 @@ def test_another_path_may_be_given(file, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "3", '{"costs": null}', '{"costs": {}}', '{"costs": {"call": 1}}', '{"cost": {}}', "\x00\xff"],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '{"costs": null}',
+        '{"costs": {}}',
+        '{"costs": {"call": 1}}',
+        '{"cost": {}}',
+        "\x00\xff",
+    ],
 )
 def test_a_damaged_file_is_named(file, text):
     """With what to do about it; after which the next call is right."""
     file.write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"costs\.json does not hold the constants of .*bench calibrate`, or remove the file"):
+    with pytest.raises(
+        ValueError, match=r"costs\.json does not hold the constants of .*bench calibrate`, or remove the file"
+    ):
         costs()
     save(MEASURED)
     assert costs() == MEASURED
@@ -147,7 +162,9 @@ def test_a_reader_never_sees_half_a_file(file):
 def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
     """The old constants, whole."""
     save(MEASURED)
-    monkeypatch.setattr(module.Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(
+        module.Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("no space left"))
+    )
     with pytest.raises(OSError, match="no space left"):
         save(Costs())
     costs.cache_clear()

@@ -1,4 +1,6 @@
-"""What the dense backend looks at to know that nothing leaked: the results, and for gradients what is multiplied by weights 0."""
+"""What the dense backend looks at to know that nothing leaked: the results, and for gradients what is
+multiplied by weights 0.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from support.bounds import assert_exact
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dense, nonfinite
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu.dense_blocks_eager import row_softmax
 from gnn_attention.backends.gpu import flash_varlen
 
@@ -32,7 +34,9 @@ def attend(q, k, v, name):
 def test_of_the_output_the_last_receiver_tells_if_it_hears_everyone(name, told, monkeypatch):
     """Of a graph with a mask all of them do."""
     asked = []
-    monkeypatch.setattr(nonfinite, "surely_finite", lambda *tensors: asked.extend(tuple(x.shape) for x in tensors) or True)
+    monkeypatch.setattr(
+        nonfinite, "surely_finite", lambda *tensors: asked.extend(tuple(x.shape) for x in tensors) or True
+    )
     attend(*qkv(), name)
     assert asked == [(1, 4, told, 4), (1, 4, 7, 4), (1, 2, 7, 4)]
 
@@ -42,7 +46,9 @@ def test_of_the_output_the_last_receiver_tells_if_it_hears_everyone(name, told, 
 @pytest.mark.parametrize("with_gradients", [True, False])
 @pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
 def test_a_nan_reaches_those_who_hear_it(name, may_ask, with_gradients, where, monkeypatch):
-    """Also where nobody may ask, as while a CUDA graph is recorded; the others get what they got without it."""
+    """Also where nobody may ask, as while a CUDA graph is recorded; the others get what they got without
+    it.
+    """
     monkeypatch.setattr(nonfinite, "may_ask", lambda x: may_ask)
     graph, given = GRAPHS[name], qkv()
     clean = attend(*given, name)
@@ -53,7 +59,9 @@ def test_a_nan_reaches_those_who_hear_it(name, may_ask, with_gradients, where, m
     assert_exact(out[:, :, ~reached], clean[:, :, ~reached])
 
 
-@pytest.mark.parametrize("graph", [patterns.self_loops(7), patterns.cross(7, 1), patterns.causal(7)], ids=repr)
+@pytest.mark.parametrize(
+    "graph", [patterns.self_loops(7), patterns.cross(7, 1), patterns.causal(7)], ids=repr
+)
 def test_who_hears_nothing_but_a_nan(graph):
     """The kernel for CPUs takes a row of logits that are all NaN for one that is hidden."""
     q, k, v = qkv()
@@ -65,7 +73,9 @@ def test_who_hears_nothing_but_a_nan(graph):
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_key_that_silences_itself_does_not_spoil_gradients(name):
-    """k = inf where all who hear it have logit -inf: the output is finite, and so is the gradient of those who do not hear it."""
+    """k = inf where all who hear it have logit -inf: the output is finite, and so is the gradient of those
+    who do not hear it.
+    """
     q, k, v = qkv(dim=1)
     q, k = -q.abs(), k.abs()
     q[:, :, 0] = 1.0
@@ -118,7 +128,9 @@ def test_surely_finite(dtype, bad):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_second_derivatives(name):
-    """SDPA's fused kernels have none: of a plain call they are those of the formula, and its first are the fused ones still."""
+    """SDPA's fused kernels have none: of a plain call they are those of the formula, and its first are the
+    fused ones still.
+    """
     slopes, bends = [], []
     for backend in ("dense", "reference"):
         given = [x.requires_grad_() for x in qkv()]
@@ -146,7 +158,9 @@ def test_channels_that_are_not_side_by_side_run_on_the_fused_kernel():
     q = torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2]
     with torch.profiler.profile() as watched:
         out = ga.attend(q, q, q, patterns.causal(40), backend="dense")
-    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {
+        event.key for event in watched.key_averages()
+    }
     assert_exact(out, ga.attend(q, q, q, patterns.causal(40), backend="reference"))
 
 
@@ -160,7 +174,9 @@ def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
     q = torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True)
     with torch.profiler.profile() as watched:
         out = ga.attend(q, q, q, graph, backend="dense")
-    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in watched.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {
+        event.key for event in watched.key_averages()
+    }
     assert_exact(out, ga.attend(q, q, q, graph, backend="reference"))
 
 
@@ -175,11 +191,18 @@ def test_a_graph_that_differs_by_head_runs_on_the_fused_kernel():
     ],
 )
 def test_when_the_kernel_of_cuda_is_asked_for_its_lse(dtype, value_dim, available, told, monkeypatch):
-    """Halves, where torch has the kernel, and a channel is left for the gradient of lse; as if this were CUDA."""
+    """Halves, where torch has the kernel, and a channel is left for the gradient of lse; as if this were
+    CUDA.
+    """
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", {"cpu"})
     monkeypatch.setattr(flash_varlen, "available", lambda: available)
     q = torch.zeros(1, 2, 7, 8, dtype=dtype)
-    assert dense._tells_lse(Call.checked(q, q, q.new_zeros(1, 2, 7, value_dim), patterns.causal(7), with_lse=True)) == told
+    assert (
+        dense._tells_lse(
+            AttentionCall.checked(q, q, q.new_zeros(1, 2, 7, value_dim), patterns.causal(7), with_lse=True)
+        )
+        == told
+    )
 
 
 def test_softmax_of_a_row_of_minus_infinity():

@@ -1,4 +1,6 @@
-"""Dropout keyed by the edge: SplitMix64 as published, even and independent, and the same edges on every way through attention."""
+"""Dropout keyed by the edge: SplitMix64 as published, even and independent, and the same edges on every way
+through attention.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,13 @@ def bits(seed, sample, head, dst, src):
 
 def test_the_mixing_is_that_of_splitmix64():
     """The first outputs of the published generator started at 1234567."""
-    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    known = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert [mixed(1234567 + GOLDEN * n) for n in range(1, 6)] == known
     state = torch.tensor([dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 6)])
     assert [int(z) % 2**64 for z in dropout._mixed(state)] == known
@@ -37,7 +45,9 @@ def test_the_mixing_is_that_of_splitmix64():
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("seed", [0, 1, 2**62 - 1])
 def test_kept_is_the_formula(seed, probability):
-    numbers = [(b, h, i, j) for b in (0, 3) for h in (0, 7) for i in (0, 5, 2**31 - 1) for j in (0, 6, 2**31 - 1)]
+    numbers = [
+        (b, h, i, j) for b in (0, 3) for h in (0, 7) for i in (0, 5, 2**31 - 1) for j in (0, 6, 2**31 - 1)
+    ]
     expected = [(bits(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
     assert kept(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
 
@@ -51,7 +61,11 @@ def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probabili
     assert ((stays.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
     assert ((stays.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
     flat = (stays.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
-    others = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]  # transpose, next sender, next receiver
+    others = [
+        flat[0].view(600, 600).mT.flatten(),
+        flat[0].roll(1),
+        flat[0].roll(600),
+    ]  # transpose, next sender, next receiver
     for other in [*flat[1:], *others]:
         assert abs(float((flat[0] * other).mean())) < 5 / 600
 
@@ -109,7 +123,11 @@ def test_dropout_is_of_the_weights_of_the_formula(backend):
 
 def test_the_walk_drops_the_same_edges():
     torch.manual_seed(0)
-    heads, x, graph = ga.StandardHeads(16, 4, num_kv_heads=2).double(), torch.randn(2, 12, 16).double(), patterns.window(12, 5)
+    heads, x, graph = (
+        ga.StandardHeads(16, 4, num_kv_heads=2).double(),
+        torch.randn(2, 12, 16).double(),
+        patterns.window(12, 5),
+    )
     results = []
     for backend in (None, "reference", "rows"):
         torch.manual_seed(2)
@@ -120,7 +138,9 @@ def test_the_walk_drops_the_same_edges():
 
 def test_graphs_that_differ_by_head_drop_by_the_number_of_the_head():
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 12, heads=2)
-    for found, expected in zip(attended_by_head(graph, "rows"), attended_by_head(graph, "dense"), strict=True):
+    for found, expected in zip(
+        attended_by_head(graph, "rows"), attended_by_head(graph, "dense"), strict=True
+    ):
         assert_exact(found, expected)
 
 

@@ -19,14 +19,20 @@ def test_each_slice_hears_the_senders_of_its_group(slices, kv_slices):
     found = folding.folded(listed(), slices, kv_slices)
     pairs = set(zip(found.src.tolist(), found.dst.tolist(), strict=True))
     group = slices // kv_slices
-    wanted = {(s + i // group * 4, d + i * 3) for i in range(slices) for s, d in zip(SRC.tolist(), DST.tolist(), strict=True)}
+    wanted = {
+        (s + i // group * 4, d + i * 3)
+        for i in range(slices)
+        for s, d in zip(SRC.tolist(), DST.tolist(), strict=True)
+    }
     assert pairs == wanted
     assert len(found.src) == 4 * slices
     assert (found.ptr.numel(), found.out_ptr.numel()) == (3 * slices + 1, 4 * kv_slices + 1)
 
 
 def test_folded_lists_are_kept_while_their_list_lives_and_are_few():
-    """The same list and sizes give the same tensors; many sizes push the oldest out; a dead list leaves nothing."""
+    """The same list and sizes give the same tensors; many sizes push the oldest out; a dead list leaves
+    nothing.
+    """
     first = listed()
     assert folding.folded(first, 2, 2).src is folding.folded(first, 2, 2).src
     assert folding.folded(first, 2, 1).src is not folding.folded(first, 2, 2).src

@@ -1,4 +1,6 @@
-"""The kernels over edges against dense attention in float64: both passes, merging, half types, extreme and missing rows."""
+"""The kernels over edges against dense attention in float64: both passes, merging, half types, extreme and
+missing rows.
+"""
 
 from dataclasses import replace
 
@@ -40,8 +42,15 @@ def masks(name):
 def inputs(mask, heads=4, kv_heads=2, dim=8, value_dim=5, dtype=torch.float64, size=1.0, batch=2):
     """q, k, v, grad_out and grad_lse; token-major in memory, as projections give them."""
     rng, (num_dst, num_src) = torch.Generator().manual_seed(0), mask.shape
-    shapes = ((num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim), (num_dst, heads, value_dim))
-    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).transpose(1, 2) for shape in shapes]
+    shapes = (
+        (num_dst, heads, dim),
+        (num_src, kv_heads, dim),
+        (num_src, kv_heads, value_dim),
+        (num_dst, heads, value_dim),
+    )
+    drawn = [
+        torch.randn(batch, *shape, generator=rng, dtype=torch.float64).transpose(1, 2) for shape in shapes
+    ]
     q, k, v, grad = (x.to(dtype) for x in (drawn[0] * size, drawn[1] * size, *drawn[2:]))
     return q, k, v, grad, torch.randn(batch, heads, num_dst, generator=rng, dtype=torch.float64)
 
@@ -135,11 +144,16 @@ def test_no_edges_write_zeros_and_merge_nothing():
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("columns", [0, 11, 30])
 def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
-    """Also where one of them, or both, leave a receiver without in-edges; gradients add up with the lse of both."""
+    """Also where one of them, or both, leave a receiver without in-edges; gradients add up with the lse of
+    both.
+    """
     mask = masks("deaf and lonely")
     left = mask & (torch.arange(30) < columns)
     q, k, v, grad, grad_lse = given = inputs(mask, size=size)
-    out, lse = torch.empty(*q.shape[:3], 5, dtype=torch.float64), torch.empty(q.shape[:3], dtype=torch.float64)
+    out, lse = (
+        torch.empty(*q.shape[:3], 5, dtype=torch.float64),
+        torch.empty(q.shape[:3], dtype=torch.float64),
+    )
     parts = [listed(left), replace(listed(mask & ~left), fresh=False)]
     for part in parts:
         forward(q, k, v, part, SCALE, out, lse)
@@ -158,19 +172,23 @@ def test_lists_of_large_logits_merge_without_the_rounding_of_lse():
     for part in (listed(left), replace(listed(mask & ~left), fresh=False)):
         forward(q, k, torch.ones_like(v), part, SCALE, out, lse)
     assert lse[:, :, mask.any(1)].max() > 100
-    # With u = eps / 2 and n in-edges in a list: its out is a quotient of two sums of the same n numbers, 2 (n - 1) u + u; the
-    # shares of the two lists are quotients of masses, each an exp (4 u) and a product, their sum and the quotient: 12 u; product
-    # and sum 2 u.
+    # With u = eps / 2 and n in-edges in a list: its out is a quotient of two sums of the same n numbers, 2 (n
+    # - 1) u + u; the shares of the two lists are quotients of masses, each an exp (4 u) and a product, their
+    # sum and the quotient: 12 u; product and sum 2 u.
     most = max(int(part.sum(1).max()) for part in (left, mask & ~left))
     allowed = (2 * most + 13) * torch.finfo(torch.float32).eps / 2
-    assert allowed < float(lse.max()) * torch.finfo(torch.float32).eps / 4  # which half an ulp of lse would cost
+    assert (
+        allowed < float(lse.max()) * torch.finfo(torch.float32).eps / 4
+    )  # which half an ulp of lse would cost
     assert (out[:, :, mask.any(1)] - 1).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_nan_reaches_those_who_hear_it_and_nobody_else(where, size):
-    """In token 4 of the second head: as a receiver itself alone, as a sender its hearers in the query heads of its group."""
+    """In token 4 of the second head: as a receiver itself alone, as a sender its hearers in the query heads
+    of its group.
+    """
     mask = masks("irregular")
     q, k, v, grad, grad_lse = inputs(mask, size=size)
     clean = run(mask, q, k, v, grad, grad_lse)
@@ -205,7 +223,9 @@ def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 @pytest.mark.parametrize("size", [1.0, 8.0])
 def test_receivers_of_infinite_lse_contribute_nothing(value, size):
-    """The gradients are those without their edges, whatever they hold, and a sender that nobody else hears."""
+    """The gradients are those without their edges, whatever they hold, and a sender that nobody else
+    hears.
+    """
     mask = masks("irregular")
     mask[:, 29] = torch.arange(20) == 3
     q, k, v, grad, grad_lse = inputs(mask, size=size)

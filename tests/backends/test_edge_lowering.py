@@ -1,4 +1,6 @@
-"""Graphs as lists of edges: every edge once, receiver by receiver, with its transpose and its place in edge_index."""
+"""Graphs as lists of edges: every edge once, receiver by receiver, with its transpose and its place in
+edge_index.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ SIZES = {
 
 @pytest.mark.parametrize(("num_src", "num_dst", "count"), SIZES.values(), ids=SIZES)
 def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
-    """Read back by loops: in-edges of each receiver, out-edges of each sender, and the order of the caller."""
+    """Read back by loops: in-edges of each receiver, out-edges of each sender, and the order of the
+    caller.
+    """
     src, dst = random_edges(num_src, num_dst, count)
     found, order = sorted_edges(src, dst, num_src, num_dst)
     pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
@@ -44,7 +48,9 @@ def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
     places = found.out_position.long()
     assert found.dst[places].tolist() == found.out_dst.tolist()
     assert found.src[places].tolist() == sorted(src.tolist())
-    assert [pairs[place] for place in order.tolist()] == list(zip(found.src.tolist(), found.dst.tolist(), strict=True))
+    assert [pairs[place] for place in order.tolist()] == list(
+        zip(found.src.tolist(), found.dst.tolist(), strict=True)
+    )
 
 
 def test_the_order_is_that_of_edge_index():

@@ -1,4 +1,6 @@
-"""The differentiable operators over edges: against loops, derivatives by finite differences, and what torch is told of them."""
+"""The differentiable operators over edges: against loops, derivatives by finite differences, and what torch
+is told of them.
+"""
 
 import pytest
 import torch
@@ -57,12 +59,17 @@ each_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
 def call(name, *given):
-    """The public function of an operator; of the softmax, whose sinks are told by receiver here, what is finite."""
+    """The public function of an operator; of the softmax, whose sinks are told by receiver here, what is
+    finite.
+    """
     if name == "softmax":
         sinks = given[1].masked_fill(LISTED.ptr.diff() == 0, -torch.inf)
         weights, lse = products_of._SOFTMAX(given[0], sinks, TENSORS)
         return weights, lse[:, :, LISTED.ptr.diff() > 0]
-    factors, rest = [x for x in given if isinstance(x, torch.Tensor)], [x for x in given if not isinstance(x, torch.Tensor)]
+    factors, rest = (
+        [x for x in given if isinstance(x, torch.Tensor)],
+        [x for x in given if not isinstance(x, torch.Tensor)],
+    )
     return getattr(products_of, name)(*factors, TENSORS, *rest)
 
 
@@ -101,7 +108,10 @@ def test_by_edge_and_total_by_loops():
 @pytest.mark.parametrize("size", [1.0, 300.0])
 def test_softmax_is_that_of_edges(size):
     """Far apart too, where exp of a difference of whole logits would be 0 or inf."""
-    found, wanted = products_of.softmax(W * size, TENSORS), edges.softmax(W * size, LISTED.dst.long(), NUM_DST)
+    found, wanted = (
+        products_of.softmax(W * size, TENSORS),
+        edges.softmax(W * size, LISTED.dst.long(), NUM_DST),
+    )
     for x, true in zip(found, wanted, strict=True):
         assert_exact(x, true)
     assert (found[1][:, :, 2] == -torch.inf).all()
@@ -109,7 +119,9 @@ def test_softmax_is_that_of_edges(size):
 
 @pytest.mark.parametrize("size", [1.0, 300.0])
 def test_softmax_with_sinks_is_that_of_edges(size):
-    """One more logit of every head; none of the receiver without in-edges. Gradients of both, and where all logits are -inf."""
+    """One more logit of every head; none of the receiver without in-edges. Gradients of both, and where all
+    logits are -inf.
+    """
     logits = (W.detach() * size).masked_fill(LISTED.dst == 1, -torch.inf).requires_grad_()
     heard = LISTED.ptr.diff() > 0
     results = []
@@ -128,7 +140,9 @@ def test_softmax_with_sinks_is_that_of_edges(size):
 
 
 def test_softmax_of_minus_infinity():
-    """An edge of logit -inf has weight 0; a receiver with no other edges has lse -inf; gradients are finite."""
+    """An edge of logit -inf has weight 0; a receiver with no other edges has lse -inf; gradients are
+    finite.
+    """
     logits = W.detach().clone()
     logits[:, :, LISTED.dst == 1], logits[:, :, 0] = -torch.inf, -torch.inf
     logits.requires_grad_()
@@ -144,8 +158,9 @@ def test_float32_weights_do_not_suffer_from_large_logits():
     logits = (1000 + W.detach()).float()
     found, _ = products_of.softmax(logits, TENSORS)
     wanted, _ = edges.softmax(logits.double(), LISTED.dst.long(), NUM_DST)
-    # With u = eps / 2: logit - top is exact (Sterbenz); exp has 2 ulps, 4 u; the sum of at most 7 such positive numbers 4 u and
-    # 6 u; the quotient u. All are shares of the weight itself; lse = 1000, rounded, would cost up to 500 u.
+    # With u = eps / 2: logit - top is exact (Sterbenz); exp has 2 ulps, 4 u; the sum of at most 7 such
+    # positive numbers 4 u and 6 u; the quotient u. All are shares of the weight itself; lse = 1000, rounded,
+    # would cost up to 500 u.
     assert ((found.double() - wanted).abs() <= 15 * torch.finfo(torch.float32).eps / 2 * wanted).all()
 
 
@@ -163,7 +178,10 @@ def test_derivatives(name):
 def test_what_torch_is_told_is_true(name):
     """Schema, autograd registration, shapes without values, and tracing with dynamic shapes."""
     operator, given = OPERATORS[name]
-    factors, rest = [x for x in given if isinstance(x, torch.Tensor)], [x for x in given if not isinstance(x, torch.Tensor)]
+    factors, rest = (
+        [x for x in given if isinstance(x, torch.Tensor)],
+        [x for x in given if not isinstance(x, torch.Tensor)],
+    )
     outcomes = torch.library.opcheck(getattr(torch.ops.gnn_attention, operator), (*factors, TENSORS, *rest))
     assert set(outcomes.values()) == {"SUCCESS"}
     assert len(outcomes) == 4

@@ -1,4 +1,6 @@
-"""What backends state that a call needs, worked out by hand from their words, and the limits at which they refuse it."""
+"""What backends state that a call needs, worked out by hand from their words, and the limits at which they
+refuse it.
+"""
 
 import re
 
@@ -8,7 +10,7 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import memory
 from gnn_attention.backends import BACKENDS, dense, mixed, rows, split, tiles, triton, varlen
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph
 
@@ -23,7 +25,7 @@ def call_of(graph, dtype=torch.float32, device="cpu", **options):
         torch.zeros(B, heads, tokens, dim, dtype=dtype, device=device)
         for heads, tokens, dim in ((H, graph.num_dst, D), (KV, graph.num_src, D), (KV, graph.num_src, V))
     )
-    return Call(q, k, v, graph, 1.0, **options)
+    return AttentionCall(q, k, v, graph, 1.0, **options)
 
 
 def half_of(call, score, b, h, dst, src):
@@ -32,9 +34,6 @@ def half_of(call, score, b, h, dst, src):
 
 def differing(heads=None, batch=None):
     return TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h - b, T, heads=heads, batch=batch)
-
-
-# -- what is needed ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,13 +49,17 @@ def differing(heads=None, batch=None):
     ids=["causal", "full", "window", "by head", "by sample", "by both"],
 )
 def test_dense_keeps_a_mask_in_bytes_and_in_numbers(graph, copies):
-    """A bool and up to four bytes of SDPA's mask for each pair of each mask; none where SDPA needs no mask."""
+    """A bool and up to four bytes of SDPA's mask for each pair of each mask; none where SDPA needs no
+    mask.
+    """
     assert dense.bytes_needed(call_of(graph)) == copies * T * T * 5
 
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_dense_writes_out_five_numbers_for_each_pair(dtype):
-    """Of every head and sample, as wide as they are summed; a score_mod's positions take 34 bytes for each pair of each mask."""
+    """Of every head and sample, as wide as they are summed; a score_mod's positions take 34 bytes for each
+    pair of each mask.
+    """
     written = B * H * T * 20 * 5 * WIDE[dtype]
     part = patterns.window(T, 4).rows(0, 20)
     assert dense.bytes_needed(call_of(part, dtype, bias=torch.zeros(1, 1, part.num_edges))) == written
@@ -67,10 +70,14 @@ def test_dense_writes_out_five_numbers_for_each_pair(dtype):
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_rows_keep_a_list_and_two_numbers_for_each_edge(dtype):
-    """40 bytes of the list; q and out of receivers, k and v of senders of one head, twice: as given, and as summed."""
+    """40 bytes of the list; q and out of receivers, k and v of senders of one head, twice: as given, and as
+    summed.
+    """
     part = patterns.window(T, 4).rows(0, 20)
     nodes = (20 + T) * (D + V) * WIDE[dtype]
-    assert rows.bytes_needed(call_of(part, dtype)) == part.num_edges * (40 + 2 * WIDE[dtype] * B * H) + 2 * nodes
+    assert (
+        rows.bytes_needed(call_of(part, dtype)) == part.num_edges * (40 + 2 * WIDE[dtype] * B * H) + 2 * nodes
+    )
 
 
 def test_rows_of_many_edges_take_few_heads_at_once():
@@ -100,7 +107,9 @@ def test_varlen_lays_four_tensors_side_by_side():
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_triton_keeps_rows_and_gives_each_edge_its_numbers(dtype):
-    """Two int32 for each edge and one for each bound of a row, both ways; with a bias its place and two numbers; 64 MiB."""
+    """Two int32 for each edge and one for each bound of a row, both ways; with a bias its place and two
+    numbers; 64 MiB.
+    """
     graph = patterns.window(T, 4).rows(0, 20)
     rows_of = graph.num_edges * 8 + (20 + T + 2) * 4
     assert triton.bytes_needed(call_of(graph, dtype)) == rows_of + 64 * 2**20
@@ -109,15 +118,14 @@ def test_triton_keeps_rows_and_gives_each_edge_its_numbers(dtype):
     assert triton.bytes_needed(biased) == rows_of + numbers + 64 * 2**20
 
 
-@pytest.mark.parametrize("name", [name for name, backend in BACKENDS.items() if backend.bytes_needed is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, backend in BACKENDS.items() if backend.bytes_needed is not None]
+)
 def test_every_estimate_is_a_whole_number(name):
     for graph in (patterns.causal(T), patterns.window(0, 4), patterns.window(T, 4).rows(3, 3)):
         needed = BACKENDS[name].bytes_needed(call_of(graph))
         assert type(needed) is int
         assert needed >= 0
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 def told(pattern, text):
@@ -131,9 +139,9 @@ def test_rows_refuse_more_edges_than_int32_numbers(monkeypatch):
     assert largest == rows.MOST_EDGES
     call = call_of(patterns.window(T, 4))
     monkeypatch.setattr(rows, "MOST_EDGES", call.graph.num_edges)
-    assert rows.refusal(call) is None
+    assert rows.unsupported_reason(call) is None
     monkeypatch.setattr(rows, "MOST_EDGES", call.graph.num_edges - 1)
-    told(r"it has 122 edges, the list holds at most 121", rows.refusal(call))
+    told(r"it has 122 edges, the list holds at most 121", rows.unsupported_reason(call))
 
 
 def test_rows_refuse_by_their_limit(monkeypatch):
@@ -142,15 +150,15 @@ def test_rows_refuse_by_their_limit(monkeypatch):
     monkeypatch.setattr(rows, "MOST_EDGES", 2**40)
     monkeypatch.setattr(rows, "MEMORY_LIMIT", needed)
     monkeypatch.setattr(memory, "available", lambda: needed)
-    assert rows.refusal(call) is None
+    assert rows.unsupported_reason(call) is None
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 16 * GIB)
-    told(rf"would need about {needed / GIB:.1f} GiB, the limit is 16 GiB", rows.refusal(call))
+    told(rf"would need about {needed / GIB:.1f} GiB, the limit is 16 GiB", rows.unsupported_reason(call))
 
 
 @pytest.mark.parametrize("edges_left", [0, 100, 2**28, 2**28 + 1])
 def test_mixed_refuses_more_edges_than_a_list_holds(monkeypatch, edges_left):
     monkeypatch.setattr(mixed, "memoized", lambda work, graph: planner.Work(edges=edges_left))
-    found = mixed.refusal(call_of(patterns.window(T, 4)))
+    found = mixed.unsupported_reason(call_of(patterns.window(T, 4)))
     if edges_left <= 2**28:
         assert found is None
     else:
@@ -169,7 +177,7 @@ def test_mixed_refuses_more_edges_than_a_list_holds(monkeypatch, edges_left):
     ids=["score_mod", "bias", "dropout", "sinks", "plain"],
 )
 def test_mixed_holds_plain_calls_and_sinks(option, said):
-    found = mixed.BACKEND.refusal(call_of(patterns.window(T, 4), **option))
+    found = mixed.BACKEND.unsupported_reason(call_of(patterns.window(T, 4), **option))
     assert found is None if said is None else said in found
 
 
@@ -178,30 +186,40 @@ def test_tiles_refuse_by_their_limit(monkeypatch, needed):
     """4 GiB of masks are held, where there are so many."""
     monkeypatch.setattr(tiles, "memoized", lambda bytes_of, graph: needed)
     monkeypatch.setattr(memory, "available", lambda: 2**33)
-    found = tiles.refusal(call_of(patterns.window(T, 4)))
+    found = tiles.unsupported_reason(call_of(patterns.window(T, 4)))
     if needed <= 2**32:
         assert found is None
     else:
         told(rf"would need {needed / GIB:.1f} GiB, the limit is 4 GiB; use backend='rows'", found)
 
 
-@pytest.mark.parametrize("backend", [tiles, rows, dense], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "backend", [tiles, rows, dense], ids=lambda module: module.__name__.rpartition(".")[2]
+)
 def test_what_is_left_is_asked_for_on_a_cpu(monkeypatch, backend):
     """A GPU's memory is not the system's: there nobody is asked."""
     call = call_of(patterns.window(T, 4))
-    assert backend.refusal(call) is None
+    assert backend.unsupported_reason(call) is None
     monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
-    told("too little", backend.refusal(call))
-    there = type("Tensor", (), {"device": torch.device("cuda"), "shape": call.q.shape, "dtype": call.q.dtype})()
+    told("too little", backend.unsupported_reason(call))
+    there = type(
+        "Tensor", (), {"device": torch.device("cuda"), "shape": call.q.shape, "dtype": call.q.dtype}
+    )()
     object.__setattr__(call, "q", there)
-    assert backend.refusal(call) is None
+    assert backend.unsupported_reason(call) is None
 
 
 def test_triton_holds_as_many_rows_as_a_grid(monkeypatch):
     """Receivers times the query heads of a group, or senders: int32."""
     assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
-    for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 4))):  # of two query heads in a group
+    for most, graph in (
+        (2 * T, patterns.causal(T)),
+        (T, patterns.causal(T).rows(0, T // 4)),
+    ):  # of two query heads in a group
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most)
         assert triton._too_much(call_of(graph), "rows") is None
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most - 1)
-        told(rf"at most {most - 1} receivers times query heads of a group", triton._too_much(call_of(graph), "rows"))
+        told(
+            rf"at most {most - 1} receivers times query heads of a group",
+            triton._too_much(call_of(graph), "rows"),
+        )

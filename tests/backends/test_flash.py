@@ -1,4 +1,6 @@
-"""torch's flash attention over packed tokens, with the formula in the place of its two calls: layout, lse, gradients, NaN."""
+"""torch's flash attention over packed tokens, with the formula in the place of its two calls: layout, lse,
+gradients, NaN.
+"""
 
 from itertools import pairwise
 
@@ -15,7 +17,10 @@ WINDOWS = {
     "causal": ((-1, 0), lambda n: patterns.causal(n)),
     "full": ((-1, -1), lambda n: patterns.full(n)),
     "window": ((3, 0), lambda n: patterns.window(n, 4)),
-    "both sides": ((2, 1), lambda n: ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src <= 2) & (src - dst <= 1), n)),
+    "both sides": (
+        (2, 1),
+        lambda n: ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src <= 2) & (src - dst <= 1), n),
+    ),
 }
 
 
@@ -79,7 +84,9 @@ def formulas(monkeypatch):
 def qkv(tokens, *, batch=2, heads=4, kv_heads=2, dim=12, value_dim=9, src=None):
     generator = torch.Generator().manual_seed(2)
     sizes = ((heads, tokens, dim), (kv_heads, src or tokens, dim), (kv_heads, src or tokens, value_dim))
-    return [torch.randn(batch, *size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes]
+    return [
+        torch.randn(batch, *size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes
+    ]
 
 
 def packed(lengths, window):
@@ -110,7 +117,9 @@ def test_equal_to_the_reference(kind, batch, dim, value_dim):
         (out.sin().sum(), exact.sin().sum()),
         (lse.cos().sum(), info.lse.cos().sum()),
     ):
-        mine, theirs = (torch.autograd.grad(x, given, retain_graph=True, allow_unused=True) for x in (loss, other))
+        mine, theirs = (
+            torch.autograd.grad(x, given, retain_graph=True, allow_unused=True) for x in (loss, other)
+        )
         for a, b in zip(mine, theirs, strict=True):
             assert_exact(a, torch.zeros_like(a) if b is None else b)
 
@@ -119,7 +128,9 @@ def test_equal_to_the_reference(kind, batch, dim, value_dim):
 def test_more_senders_than_receivers(batch):
     """A full rectangle."""
     given = qkv(5, batch=batch, src=11)
-    sequences = Sequences(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 11], dtype=torch.int32), (5, 11), (-1, -1))
+    sequences = Sequences(
+        torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 11], dtype=torch.int32), (5, 11), (-1, -1)
+    )
     out, _ = attention(*given, sequences, 0.3)
     exact = ga.attend(*given, patterns.cross(5, 11), scale=0.3, backend="reference")
     assert_exact(out, exact)
@@ -158,12 +169,16 @@ def test_a_nan_in_a_full_sequence_is_told_by_lse():
     assert out.isnan().all(-1)[0, 0].tolist() == lse.isnan()[0, 0].tolist() == [i == 3 for i in range(14)]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.15 on its own copies
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch 2.15 on its own copies
 def test_the_operators_are_told_to_torch_as_they_are():
     """Schema, shapes, autograd and dispatch, in torch's own words."""
     given, bounds = qkv(14, dim=8, value_dim=8), torch.tensor([0, 5, 6, 14], dtype=torch.int32)
     given = [x.detach().float().requires_grad_() for x in given]
-    torch.library.opcheck(torch.ops.gnn_attention.flash_sequences, (*given, [bounds, bounds], [8, 8, -1, 0], 0.3))
+    torch.library.opcheck(
+        torch.ops.gnn_attention.flash_sequences, (*given, [bounds, bounds], [8, 8, -1, 0], 0.3)
+    )
 
 
 def test_vmap():
@@ -188,7 +203,9 @@ def test_errors():
     """No channel left for the gradient of lse; no second derivative."""
     given = qkv(6, batch=1, heads=1, kv_heads=1, dim=256, value_dim=256)
     _, lse = attention(*given, packed([6], (-1, 0)), 1.0)
-    with pytest.raises(NotImplementedError, match="a channel more than the 256 of torch's flash attention, v has 256"):
+    with pytest.raises(
+        NotImplementedError, match="a channel more than the 256 of torch's flash attention, v has 256"
+    ):
         lse.sum().backward()
     given = qkv(6)
     out, _ = attention(*given, packed([6], (-1, 0)), 1.0)

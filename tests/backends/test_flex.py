@@ -1,4 +1,6 @@
-"""FlexAttention with one mask_mod for every graph: right, compiled rarely, and refusing by name what it cannot do."""
+"""FlexAttention with one mask_mod for every graph: right, compiled rarely, and refusing by name what it
+cannot do.
+"""
 
 import shutil
 from types import SimpleNamespace
@@ -21,11 +23,14 @@ ALIKE = [name for name, case in GRAPHS.items() if not case.varies]
 
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
-needs_compiler = pytest.mark.skipif(flex._searched_compiler() is not None, reason=str(flex._searched_compiler()))
+needs_compiler = pytest.mark.skipif(
+    flex._searched_compiler() is not None, reason=str(flex._searched_compiler())
+)
 
 
 def run_uncompiled(monkeypatch):
-    """FlexAttention as Python runs it: the same call around it, without 15 seconds of a C++ compiler for each kernel.
+    """FlexAttention as Python runs it: the same call around it, without 15 seconds of a C++ compiler for each
+    kernel.
 
     Nor is it traced anew in each call (where torch has a switch for that).
     """
@@ -50,7 +55,9 @@ def nightly_kernel(request, monkeypatch):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """All of torch.compile but the C++ compiler: what is traced and guarded, and so how often a kernel would be made."""
+    """All of torch.compile but the C++ compiler: what is traced and guarded, and so how often a kernel would
+    be made.
+    """
     compile_, made = torch.compile, []
 
     def without_compiler(function, options=None, **others):
@@ -70,7 +77,9 @@ def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
     """q, k, v in float64 whose numbers are those of the dtype."""
     rng = torch.Generator().manual_seed(seed)
     shapes = (HEADS, graph.num_dst, DIM), (KV_HEADS, graph.num_src, DIM), (KV_HEADS, graph.num_src, VALUE_DIM)
-    return [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype).double() for shape in shapes]
+    return [
+        torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype).double() for shape in shapes
+    ]
 
 
 def compiled():
@@ -99,16 +108,19 @@ def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
 
 
 def assert_lse(found, q, k, mask, sinks=None, scale=DIM**-0.5):
-    """Of float32: products summed and scaled, as many exponentials as there are senders, their sum, its logarithm, the sink."""
+    """Of float32: products summed and scaled, as many exponentials as there are senders, their sum, its
+    logarithm, the sink.
+    """
     q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     true = (scale * q @ k.mT).masked_fill(~mask, -torch.inf).logsumexp(-1)
     if sinks is not None:
         true = torch.logaddexp(true, sinks.double().view(1, -1, 1)).masked_fill(~mask.any(-1), -torch.inf)
-    largest = scale * float((q.abs() @ k.abs().mT).max()) + float(true.masked_fill(true.isinf(), 0.0).abs().max()) + 1.0
+    largest = (
+        scale * float((q.abs() @ k.abs().mT).max())
+        + float(true.masked_fill(true.isinf(), 0.0).abs().max())
+        + 1.0
+    )
     assert_sum(found, true, q.shape[3] + k.shape[2] + 10, largest)
-
-
-# -- the table: no compiler needed ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(GRAPHS))
@@ -120,16 +132,22 @@ def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
     table, lists = _flex_block_mask._made(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
-    heard = _flex_block_mask.heard(table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1]))
+    heard = _flex_block_mask.heard(
+        table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
+    )
     inside = heard[:, :, : case.graph.num_dst, : case.graph.num_src]
     assert torch.equal(inside, case.mask)
     assert heard.sum() == inside.sum()
     assert len(lists) == 4
 
 
-@pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.causal(640), patterns.documents([300, 400])], ids=repr)
+@pytest.mark.parametrize(
+    "graph", [patterns.window(1000, 150), patterns.causal(640), patterns.documents([300, 400])], ids=repr
+)
 def test_long_graphs_have_all_kinds_of_tiles(graph):
-    """The lists hold every tile with an edge once, the full ones apart, and the table is true on every pair."""
+    """The lists hold every tile with an edge once, the full ones apart, and the table is true on every
+    pair.
+    """
     table, (some_number, some, full_number, full) = _flex_block_mask.plan(graph, CPU)
     n, block = graph.num_dst, 64
     heard = _flex_block_mask.heard(
@@ -142,7 +160,9 @@ def test_long_graphs_have_all_kinds_of_tiles(graph):
         held = [int(part[:, c * block : (c + 1) * block].sum()) for c in range(-(-n // block))]
         whole = [c for c, count in enumerate(held) if count == block * block]
         assert full[0, 0, row, : full_number[0, 0, row]].tolist() == whole
-        assert some[0, 0, row, : some_number[0, 0, row]].tolist() == [c for c, x in enumerate(held) if x and c not in whole]
+        assert some[0, 0, row, : some_number[0, 0, row]].tolist() == [
+            c for c, x in enumerate(held) if x and c not in whole
+        ]
 
 
 def test_the_plan_is_made_once_and_weighs_what_was_said():
@@ -154,7 +174,9 @@ def test_the_plan_is_made_once_and_weighs_what_was_said():
     assert bytes_held <= _flex_block_mask.plan_bytes(graph, CPU) + 4 * 4 * 79 <= 1.2 * bytes_held
 
 
-@pytest.mark.parametrize("graph", [patterns.window(1000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph], ids=repr)
+@pytest.mark.parametrize(
+    "graph", [patterns.window(1000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph], ids=repr
+)
 def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
     """What a backward pass is given, against FlexAttention's own transposition."""
     full, some = _flex_block_mask._kinds(_flex_block_mask.tiles(graph, 128))
@@ -164,10 +186,16 @@ def test_the_lists_of_columns_are_those_of_rows_turned_round(graph):
     assert all(torch.equal(mine, its) for mine, its in zip(lists[4:], theirs, strict=True))
 
 
-@pytest.mark.parametrize("graph", [patterns.window(5000, 150), patterns.causal(700), GRAPHS["by head"].graph], ids=repr)
+@pytest.mark.parametrize(
+    "graph", [patterns.window(5000, 150), patterns.causal(700), GRAPHS["by head"].graph], ids=repr
+)
 def test_lists_for_cuda_are_as_wide_as_the_longest_row(graph):
-    """The same tiles; FlexAttention takes them as they are (uncompiled, which asks the table about every pair)."""
-    wide = _flex_block_mask._lists(*_flex_block_mask._kinds(_flex_block_mask.tiles(graph, 128)), backward=True)
+    """The same tiles; FlexAttention takes them as they are (uncompiled, which asks the table about every
+    pair).
+    """
+    wide = _flex_block_mask._lists(
+        *_flex_block_mask._kinds(_flex_block_mask.tiles(graph, 128)), backward=True
+    )
     narrow = _flex_block_mask._compact(wide)
     for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
         assert columns.is_contiguous()
@@ -192,21 +220,24 @@ def test_flex_attention_takes_narrow_lists(monkeypatch):
     assert_rule(out, {}, truth_of(q, q, q, graph.mask(), 0.25))
 
 
-@pytest.mark.parametrize("name", ["window, 97 tokens", "listed", "by head", "by sample", "no edges", "one token"])
+@pytest.mark.parametrize(
+    "name", ["window, 97 tokens", "listed", "by head", "by sample", "no edges", "one token"]
+)
 @pytest.mark.parametrize("sinks", [True, False])
 def test_lse_and_sinks_where_they_are_given(name, sinks, monkeypatch):
-    """What CUDA gives, here from uncompiled FlexAttention, which ignores the lists and asks the table about every pair."""
+    """What CUDA gives, here from uncompiled FlexAttention, which ignores the lists and asks the table about
+    every pair.
+    """
     run_uncompiled(monkeypatch)
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
     chosen = torch.randn(HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
-    out, lse = flex._run_finite(flex.Call.checked(q, k, v, case.graph, sink_logits=chosen, with_lse=True))
+    out, lse = flex._run_finite(
+        flex.AttentionCall.checked(q, k, v, case.graph, sink_logits=chosen, with_lse=True)
+    )
     with torch.no_grad():
         assert_rule(out, {}, attention_truth(q, k, v, case.mask, sink_logits=chosen))
     assert_lse(lse, q, k, case.mask, chosen)
-
-
-# -- right ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -229,15 +260,24 @@ def test_score_mods_are_told_absolute_positions_and_share_kernels():
     before, graph = compiled(), patterns.causal(70)
     for part, seed in ((graph, 0), (graph.rows(40, 65), 1), (patterns.window(90, 12), 2)):
         table = torch.randn(HEADS, 7, generator=torch.Generator().manual_seed(seed))
-        distance = torch.arange(part.dst_offset, part.dst_offset + part.num_dst).view(-1, 1) - torch.arange(part.num_src)
+        distance = torch.arange(part.dst_offset, part.dst_offset + part.num_dst).view(-1, 1) - torch.arange(
+            part.num_src
+        )
         added = table[:, distance.clamp(-3, 3) + 3]
         mask = part.mask().expand(BATCH, 1, -1, -1)
-        check(part, mask, modify=lambda logits, a=added: logits + a.to(logits), score_mod=score_mods.relative_bias(table))
+        check(
+            part,
+            mask,
+            modify=lambda logits, a=added: logits + a.to(logits),
+            score_mod=score_mods.relative_bias(table),
+        )
     assert compiled() - before == 1
 
 
 def test_a_token_that_is_not_finite_reaches_those_who_hear_it(kernel):
-    """NaN and inf in q, k and v, on a graph for all; those who hear none of them get what they would have got."""
+    """NaN and inf in q, k and v, on a graph for all; those who hear none of them get what they would have
+    got.
+    """
     graph = GRAPHS["listed"].graph
     mask = graph.mask()
     q, k, v = (x.float() for x in draw(graph))
@@ -293,7 +333,9 @@ def test_features(feature, name, nightly_kernel):
 
 
 def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
-    """Modules without gradients, closures over tensors, a scale, and a result of fewer axes than the score."""
+    """Modules without gradients, closures over tensors, a scale, and a result of fewer axes than the
+    score.
+    """
     graph = patterns.window(97, 16)
     mask, distance = graph.mask().expand(BATCH, 1, -1, -1), torch.arange(97).view(-1, 1) - torch.arange(97)
     learned = score_mods.RelativeBias(HEADS, 2)
@@ -302,14 +344,23 @@ def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
 
     def chained(logits):
         bias = learned.table.detach()[:, distance.clamp(-2, 2) + 2].to(logits)
-        bend = 3.0 * torch.tanh((logits + bias - logits.new_tensor(slopes).view(-1, 1, 1) * distance.abs()) / 3.0)
+        bend = 3.0 * torch.tanh(
+            (logits + bias - logits.new_tensor(slopes).view(-1, 1, 1) * distance.abs()) / 3.0
+        )
         return bend + counts.to(logits).log()
 
     with torch.no_grad():
-        mods = score_mods.chain(learned, score_mods.alibi(slopes), score_mods.softcap(3.0), score_mods.log_multiplicity(counts))
+        mods = score_mods.chain(
+            learned, score_mods.alibi(slopes), score_mods.softcap(3.0), score_mods.log_multiplicity(counts)
+        )
         check(graph, mask, modify=chained, score_mod=mods, scale=0.7)
     far = lambda score, b, h, dst, src: -0.1 * dst.to(torch.float32)  # noqa: E731
-    check(graph, mask, modify=lambda logits: -0.1 * torch.arange(97.0).view(-1, 1).to(logits).expand_as(logits), score_mod=far)
+    check(
+        graph,
+        mask,
+        modify=lambda logits: -0.1 * torch.arange(97.0).view(-1, 1).to(logits).expand_as(logits),
+        score_mod=far,
+    )
 
 
 @needs_compiler
@@ -350,7 +401,9 @@ def test_other_layouts_threads_and_modes():
 
 
 @needs_compiler
-@pytest.mark.parametrize("alibi", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "alibi", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.nightly)]
+)
 def test_inside_a_compiled_program(alibi):
     """As a part of it, whatever it computes before and after; a NaN reaches those who hear it."""
     graph, slopes = patterns.window(130, 20), score_mods.alibi_slopes(HEADS)
@@ -365,7 +418,9 @@ def test_inside_a_compiled_program(alibi):
         return logits - logits.new_tensor(slopes).view(-1, 1, 1) * distance
 
     fast = torch.compile(program, fullgraph=True)
-    assert_rule(fast(q, k, v) / 2, {}, truth_of(q + 1, 2 * k, v, graph.mask(), modify=bent if alibi else None))
+    assert_rule(
+        fast(q, k, v) / 2, {}, truth_of(q + 1, 2 * k, v, graph.mask(), modify=bent if alibi else None)
+    )
     spoilt = v.index_put((torch.tensor([1]), torch.tensor([1]), torch.tensor([60])), torch.tensor(torch.nan))
     heard = torch.zeros(BATCH, HEADS, 130, dtype=torch.bool)
     heard[1, 2:] = graph.mask()[:, 60]
@@ -373,7 +428,9 @@ def test_inside_a_compiled_program(alibi):
 
 
 def test_one_kernel_serves_with_gradients_on_and_off(monkeypatch):
-    """A kernel is compiled for the mode it is called in, and for tensors that learn or not: on a CPU always the same."""
+    """A kernel is compiled for the mode it is called in, and for tensors that learn or not: on a CPU always
+    the same.
+    """
     graph, modes = patterns.causal(5), []
 
     def noted(q, k, v, *others):
@@ -390,7 +447,9 @@ def test_one_kernel_serves_with_gradients_on_and_off(monkeypatch):
 
 @pytest.mark.parametrize(("tokens", "channels"), [(1, 3), (2, 16), (5, 20)])
 def test_what_a_kernel_is_filled_up_with(tokens, channels):
-    """A second token, unless a score_mod may not look at it; on CUDA (any device but a CPU) channels up to 16. All zeros."""
+    """A second token, unless a score_mod may not look at it; on CUDA (any device but a CPU) channels up to
+    16. All zeros.
+    """
     x = torch.randn(2, 3, tokens, channels, generator=torch.Generator().manual_seed(0))
     filled = flex._filled(x, may_add_token=True)
     assert filled.shape == (2, 3, max(tokens, 2), channels)
@@ -400,13 +459,19 @@ def test_what_a_kernel_is_filled_up_with(tokens, channels):
     assert flex._filled(x.to("meta"), may_add_token=True).shape == (2, 3, max(tokens, 2), max(channels, 16))
 
 
-@pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0)], ids=["B", "H", "dst", "src"])
+@pytest.mark.parametrize(
+    "sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0)], ids=["B", "H", "dst", "src"]
+)
 def test_a_call_of_nothing(sizes):
-    """An axis of size 0, with lse as CUDA tells it; the sum of no values has gradients, which are of nothing."""
+    """An axis of size 0, with lse as CUDA tells it; the sum of no values has gradients, which are of
+    nothing.
+    """
     batch, heads, num_dst, num_src = sizes
     q, k = torch.randn(batch, heads, num_dst, DIM), torch.randn(batch, heads, num_src, DIM)
     v = torch.randn(batch, heads, num_src, VALUE_DIM, requires_grad=True)
-    out, lse = flex.run(flex.Call(q, k, v, patterns.cross(num_dst, num_src), scale=1.0, with_lse=True))
+    out, lse = flex.run(
+        flex.AttentionCall(q, k, v, patterns.cross(num_dst, num_src), scale=1.0, with_lse=True)
+    )
     assert out.shape == (batch, heads, num_dst, VALUE_DIM)
     assert (out == 0).all()
     assert out.requires_grad == (num_src == 0)
@@ -421,7 +486,7 @@ def test_values_without_channels_have_lse(nightly_kernel, monkeypatch):
         assert attend(q, k, values, graph, backend=FLEX).shape == (*q.shape[:3], values.shape[3])
     run_uncompiled(monkeypatch)
     for values in (v, v[..., :0]):
-        told.append(flex.run(flex.Call(q, k, values, graph, scale=1.0, with_lse=True))[1])
+        told.append(flex.run(flex.AttentionCall(q, k, values, graph, scale=1.0, with_lse=True))[1])
     assert torch.isfinite(told[0]).all()
     for lse in told:
         assert_lse(lse, q, k, graph.mask().expand(*q.shape[:3], -1), scale=1.0)
@@ -430,7 +495,9 @@ def test_values_without_channels_have_lse(nightly_kernel, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
 def test_without_receivers_or_senders(sizes):
-    """The sum of nothing is 0; nothing is compiled, and no score_mod is asked about a token that is not there."""
+    """The sum of nothing is 0; nothing is compiled, and no score_mod is asked about a token that is not
+    there.
+    """
     graph = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, *sizes)
     q, k, v = (x.float() for x in draw(graph))
     of_dst, of_src = (torch.zeros(size) for size in sizes)
@@ -448,9 +515,6 @@ def test_shapes_without_numbers():
     assert attend(q, k, v, graph, backend=FLEX).shape == out.shape
 
 
-# -- refused by name ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -458,7 +522,10 @@ def test_shapes_without_numbers():
         ({"dropout": 0.1}, "no dropout"),
         ({"sink_logits": torch.zeros(HEADS)}, "it has no sink_logits on cpu; leave sink_logits out"),
         ({"return_info": True}, "it has no lse on cpu; give return_info=False"),
-        ({"score_mod": score_mods.RelativeBias(HEADS, 2)}, "no backward pass on cpu, and the score_mod has parameters"),
+        (
+            {"score_mod": score_mods.RelativeBias(HEADS, 2)},
+            "no backward pass on cpu, and the score_mod has parameters",
+        ),
     ],
 )
 def test_options_that_it_has_not(options, message):
@@ -476,11 +543,16 @@ def test_tensors_that_it_cannot_take():
     with pytest.raises(NotImplementedError, match="computes in float32, bfloat16, float16, q is float64"):
         attend(q, k, v, graph, backend=FLEX)
     q, k, v = (x.float() for x in (q, k, v))
-    with pytest.raises(NotImplementedError, match=r"no backward pass on cpu; call it under torch.no_grad\(\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"no backward pass on cpu; call it under torch.no_grad\(\)"
+    ):
         attend(q, k, v.clone().requires_grad_(), graph, backend=FLEX)
     with pytest.raises(NotImplementedError, match=r"does not run under torch.vmap"):
         torch.vmap(lambda q: attend(q, k, v, graph, backend=FLEX))(q[None])
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match="no forward-mode derivative"),
+    ):
         attend(torch.autograd.forward_ad.make_dual(q, q), k, v, graph, backend=FLEX)
 
 
@@ -488,10 +560,12 @@ def test_a_graph_of_too_many_tiles(monkeypatch):
     """The lists hold every tile of the plane, of 64 x 64 pairs: about 4 bytes for each in two lists."""
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     tokens = 64 * 1000
-    call = flex.Call.checked(*(torch.zeros(1, 1, 1, 1).expand(1, 1, tokens, 1),) * 3, patterns.window(tokens, 1))
-    assert flex.refusal(call) is None
+    call = flex.AttentionCall.checked(
+        *(torch.zeros(1, 1, 1, 1).expand(1, 1, tokens, 1),) * 3, patterns.window(tokens, 1)
+    )
+    assert flex.unsupported_reason(call) is None
     monkeypatch.setattr(flex, "MOST_BYTES", 4 * 1000**2)
-    assert "the lists of tiles would take" in flex.refusal(call)
+    assert "the lists of tiles would take" in flex.unsupported_reason(call)
 
 
 def test_a_machine_without_a_compiler(monkeypatch):
@@ -536,7 +610,9 @@ def test_score_mods_that_cannot_be_compiled():
     """What is not pointwise is the compiler's complaint, in our words."""
     graph = patterns.causal(5)
     q, k, v = (x.float() for x in draw(graph))
-    with pytest.raises(NotImplementedError, match=r"cannot compile this call .* must be made of pointwise operators"):
+    with pytest.raises(
+        NotImplementedError, match=r"cannot compile this call .* must be made of pointwise operators"
+    ):
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: score.sort().values, backend=FLEX)
 
 
@@ -570,8 +646,15 @@ def test_errors_of_a_kernel(error, kind, message, monkeypatch):
 def test_a_score_mod_that_reads_beyond_the_end(kernel):
     """Is an IndexError, compiled or not."""
     graph, table = patterns.causal(20), torch.zeros(3)
-    with pytest.raises(IndexError, match=r"reads beyond the end of a tensor: index out of bounds|index 3 is out of bounds"):
-        attend(*(x.float() for x in draw(graph)), graph, score_mod=lambda score, b, h, dst, src: score + table[dst], backend=FLEX)
+    with pytest.raises(
+        IndexError, match=r"reads beyond the end of a tensor: index out of bounds|index 3 is out of bounds"
+    ):
+        attend(
+            *(x.float() for x in draw(graph)),
+            graph,
+            score_mod=lambda score, b, h, dst, src: score + table[dst],
+            backend=FLEX,
+        )
 
 
 def a_kernel_too_many(monkeypatch):
@@ -582,7 +665,9 @@ def a_kernel_too_many(monkeypatch):
     torch.compiler.reset()
     before = compiled()
     check(graphs[0], graphs[0].mask().expand(2, 1, -1, -1), batch=2)
-    with pytest.raises(NotImplementedError, match=r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"):
+    with pytest.raises(
+        NotImplementedError, match=r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"
+    ):
         attend(q, k, v, graphs[0], scale=0.3, backend=FLEX)
     check(graphs[1], graphs[1].mask().expand(2, 1, -1, -1), batch=2)  # the kernel that is there serves on
     assert compiled() - before == 1

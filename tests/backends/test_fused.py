@@ -1,4 +1,6 @@
-"""The fused operator: right against the dense formula in float64, and a good citizen of compilers, exports and transforms."""
+"""The fused operator: right against the dense formula in float64, and a good citizen of compilers, exports
+and transforms.
+"""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,9 @@ from gnn_attention.verify import oracle
 CPU = torch.device("cpu")
 NAMES = sorted(WORK)
 BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
-BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h + b), 9, heads=4, batch=2)
+BY_BOTH = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & (dst - src <= h + b), 9, heads=4, batch=2
+)
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -44,7 +48,9 @@ def dense(q, k, v, graph, scale=None, modify=None, sinks=None):
 def gradients(out, inputs, seed=3):
     """Of a random weighted sum of ``out``."""
     rng = torch.Generator().manual_seed(seed)
-    return torch.autograd.grad(out, inputs, torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype))
+    return torch.autograd.grad(
+        out, inputs, torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype)
+    )
 
 
 GRAPHS = {
@@ -56,7 +62,9 @@ GRAPHS = {
     "documents": lambda n: patterns.documents([n - n // 2 - n // 3, n // 3, n // 2]),
     "reversed": lambda n: patterns.window(n, 7).T,
     "none": lambda n: patterns.full(n) - patterns.full(n),
-    "every third": lambda n: ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst % 3 == 1) & (src % 5 == 2), n),
+    "every third": lambda n: ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (dst % 3 == 1) & (src % 5 == 2), n
+    ),
 }
 
 
@@ -78,7 +86,9 @@ def test_every_length_of_every_graph(graph, name):
         assert (out[~heard] == 0).all()
         assert_exact(info.lse, true_lse.masked_fill(~heard, -torch.inf))
         found = torch.autograd.grad(out.square().sum() + info.lse[heard].sin().sum(), inputs)
-        true = torch.autograd.grad(wanted.square().sum() + true_lse[heard].sin().sum(), inputs, materialize_grads=True)
+        true = torch.autograd.grad(
+            wanted.square().sum() + true_lse[heard].sin().sum(), inputs, materialize_grads=True
+        )
         assert_exact(found, true)
 
 
@@ -94,8 +104,6 @@ def test_other_numbers_of_senders_than_receivers(name, dst, src):
     assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), inputs))
 
 
-# -- how q, k and v lie in memory -------------------------------------------------------------------------------------
-
 LAYOUTS = {
     "heads outside": lambda x: x.contiguous(),
     "tokens outside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -108,7 +116,9 @@ LAYOUTS = {
     "one head for all": lambda x: x[:, :1].expand_as(x),
     "one token for all": lambda x: x[:, :, :1].expand_as(x),
     "one number for all": lambda x: x[:1, :1, :1, :1].expand_as(x),
-    "overlapping tokens": lambda x: torch.cat([x[..., 0], x[..., 0, : x.shape[3] - 1]], 2).unfold(2, x.shape[3], 1),
+    "overlapping tokens": lambda x: torch.cat([x[..., 0], x[..., 0, : x.shape[3] - 1]], 2).unfold(
+        2, x.shape[3], 1
+    ),
 }
 
 
@@ -122,7 +132,9 @@ def test_every_memory_layout(layout, name):
         laid = [LAYOUTS[layout](x).requires_grad_() for x in plain]
         out, wanted = ga.attend(*laid, graph, backend=name), dense(*laid, graph)
         assert_exact(out, wanted)
-        direction = LAYOUTS[layout](torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+        direction = LAYOUTS[layout](
+            torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        )
         assert_exact(torch.autograd.grad(out, laid, direction), torch.autograd.grad(wanted, laid, direction))
 
 
@@ -136,9 +148,6 @@ def test_the_gradient_of_a_plain_sum(dtype):
         out = ga.attend(*inputs, graph, backend=name)
         found = dict(zip("qkv", torch.autograd.grad(out.sum(), inputs), strict=True))
         assert_rule(out, found, truth.for_backend(BACKENDS[name]))
-
-
-# -- derivatives ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,10 +168,17 @@ def test_gradcheck_through_out_and_lse(name):
 def test_second_derivatives_are_refused_by_name(name):
     """With what to take instead."""
     q, k, v = qkv()
-    (slope,) = torch.autograd.grad(ga.attend(q, k, v, patterns.window(9, 3), backend=name).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"second derivatives do not pass .*tiles.*use backend='reference' or 'dense'"):
+    (slope,) = torch.autograd.grad(
+        ga.attend(q, k, v, patterns.window(9, 3), backend=name).sum(), q, create_graph=True
+    )
+    with pytest.raises(
+        NotImplementedError,
+        match=r"second derivatives do not pass .*tiles.*use backend='reference' or 'dense'",
+    ):
         torch.autograd.grad(slope.sum(), q)
-    twice = torch.func.grad(lambda q: torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())(q).sum())
+    twice = torch.func.grad(
+        lambda q: torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())(q).sum()
+    )
     with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
         twice(q.detach())
 
@@ -191,14 +207,14 @@ def test_a_nan_gradient_of_a_receiver_that_hears_nobody_reaches_nobody(name):
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-# -- tokens that are not finite ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("where", "value", "name"), pairwise(where="qkv", value=[torch.nan, torch.inf, -torch.inf, 1e4], name=NAMES)
+    ("where", "value", "name"),
+    pairwise(where="qkv", value=[torch.nan, torch.inf, -torch.inf, 1e4], name=NAMES),
 )
 def test_what_a_token_holds_reaches_only_who_hears_it(where, value, name):
-    """The others' outputs and gradients are those of the same call without it, to the bit; who hears a NaN is NaN."""
+    """The others' outputs and gradients are those of the same call without it, to the bit; who hears a NaN is
+    NaN.
+    """
     n, token, graph = 150, 70, patterns.window(150, 20) | patterns.sinks(150, 2)
     inputs = qkv(n)
     spoiled = [x.detach().clone().requires_grad_() for x in inputs]
@@ -217,7 +233,9 @@ def test_what_a_token_holds_reaches_only_who_hears_it(where, value, name):
 
 
 def _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, everyone):
-    """Of a loss over those who were not reached; along an edge from or to one that was, zero times NaN may arrive."""
+    """Of a loss over those who were not reached; along an edge from or to one that was, zero times NaN may
+    arrive.
+    """
     others = ~reached
     found = torch.autograd.grad(out[:, :, others].square().sum(), spoiled)
     true = torch.autograd.grad(wanted[:, :, others].square().sum(), inputs)
@@ -241,7 +259,8 @@ def test_a_nan_beside_few_senders_is_not_lost(where, graph, name):
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "name"), pairwise(where=["q", "k", "v", "qkv"], value=[torch.nan, torch.inf], name=NAMES)
+    ("where", "value", "name"),
+    pairwise(where=["q", "k", "v", "qkv"], value=[torch.nan, torch.inf], name=NAMES),
 )
 def test_a_nan_that_nobody_hears(where, value, name):
     """A sender without out-edges, a receiver without in-edges."""
@@ -255,9 +274,6 @@ def test_a_nan_that_nobody_hears(where, value, name):
     assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-# -- compilers --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("name", NAMES)
@@ -266,8 +282,14 @@ def test_compiled_without_breaks_graphs_of_equal_size_in_turn(name):
     torch.compiler.reset()
     counters.clear()
     inputs = qkv()
-    compiled = torch.compile(lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="aot_eager")
-    graphs = [patterns.window(9, 3), patterns.tree([-1, 0, 0, 1, 1, 2, 2, -1, 7]), BY_BOTH if name == "tiles" else BY_HEAD]
+    compiled = torch.compile(
+        lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="aot_eager"
+    )
+    graphs = [
+        patterns.window(9, 3),
+        patterns.tree([-1, 0, 0, 1, 1, 2, 2, -1, 7]),
+        BY_BOTH if name == "tiles" else BY_HEAD,
+    ]
     for graph in (*graphs, *graphs[::-1]):
         found = compiled(*inputs, graph)
         wanted = dense(*inputs, graph)
@@ -299,11 +321,15 @@ def test_compiled_by_inductor():
 
 
 @quiet
-@pytest.mark.parametrize("name", ["tiles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rows", "mixed"))])
+@pytest.mark.parametrize(
+    "name", ["tiles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rows", "mixed"))]
+)
 def test_compiled_calls_serve_other_sizes(name):
     """Of tokens, heads, channels and samples, which the compiler then takes as symbols."""
     torch.compiler.reset()
-    compiled = torch.compile(lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="eager")
+    compiled = torch.compile(
+        lambda q, k, v, graph: ga.attend(q, k, v, graph, backend=name), fullgraph=True, backend="eager"
+    )
     for n, heads, dim, batch in ((9, 4, 8, 2), (8, 4, 8, 3), (7, 6, 5, 2), (6, 8, 7, 4)):
         inputs, graph = qkv(n, heads=heads, dim=dim, batch=batch), patterns.window(n, 3)
         assert_exact(compiled(*inputs, graph), dense(*inputs, graph))
@@ -327,13 +353,18 @@ def test_exported_saved_and_loaded(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype", "without"), pairwise(name=NAMES, dtype=[torch.float64, torch.bfloat16], without=[True, False])
+    ("name", "dtype", "without"),
+    pairwise(name=NAMES, dtype=[torch.float64, torch.bfloat16], without=[True, False]),
 )
 def test_opcheck_of_both_operators(name, dtype, without):
-    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with them."""
+    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with
+    them.
+    """
     inputs, graph = qkv(dtype=dtype), patterns.window(9, 3) | patterns.sinks(9, 1)
     tensors, numbers = packed_plan(name, graph, CPU)
-    sinks = torch.zeros(inputs[0].shape[0], 0 if without else inputs[0].shape[1], dtype=dtype, requires_grad=True)
+    sinks = torch.zeros(
+        inputs[0].shape[0], 0 if without else inputs[0].shape[1], dtype=dtype, requires_grad=True
+    )
     with torch.no_grad():
         out, lse = attention_op.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
     bare = [x.detach() for x in inputs]
@@ -341,7 +372,17 @@ def test_opcheck_of_both_operators(name, dtype, without):
         (torch.ops.gnn_attention.attention_pieces, (*inputs, sinks, tensors, numbers, 0.3)),
         (
             torch.ops.gnn_attention.attention_pieces_backward,
-            (torch.ones_like(out), torch.ones_like(lse), *bare, sinks.detach(), out, lse, tensors, numbers, 0.3),
+            (
+                torch.ones_like(out),
+                torch.ones_like(lse),
+                *bare,
+                sinks.detach(),
+                out,
+                lse,
+                tensors,
+                numbers,
+                0.3,
+            ),
         ),
     ):
         result = torch.library.opcheck(operator, arguments)
@@ -353,11 +394,10 @@ def test_the_bare_operator_has_its_derivative():
     """As an exported program calls it."""
     inputs, graph = qkv(), patterns.window(9, 3)
     none = torch.zeros(inputs[0].shape[0], 0, dtype=inputs[0].dtype)
-    out, _ = torch.ops.gnn_attention.attention_pieces(*inputs, none, *packed_plan("tiles", graph, CPU), 8**-0.5)
+    out, _ = torch.ops.gnn_attention.attention_pieces(
+        *inputs, none, *packed_plan("tiles", graph, CPU), 8**-0.5
+    )
     assert_exact(gradients(out, inputs), gradients(dense(*inputs, graph), inputs))
-
-
-# -- transforms, modes, threads ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -374,7 +414,9 @@ def test_vmap_and_vmap_of_grad(name, in_dims):
     found = torch.vmap(lambda *x: ga.attend(*x, graph, backend=name), in_dims)(*given)
     slopes = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims)(*given)
     for i in range(3):
-        one = [x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(plain, in_dims, strict=True)]
+        one = [
+            x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(plain, in_dims, strict=True)
+        ]
         wanted = dense(*one, graph)
         assert_exact(found[i], wanted)
         assert_exact([x[i] for x in slopes], torch.autograd.grad(wanted.square().sum(), one))
@@ -394,14 +436,21 @@ TRANSFORMS = {
     "grad": lambda loss: torch.func.grad(loss),
     "vmap in grad": lambda loss: torch.func.grad(lambda q: torch.vmap(loss)(q[None]).sum()),
     "grad in vmap": lambda loss: lambda q: torch.vmap(torch.func.grad(loss))(q[None])[0],
-    "grad in grad": lambda loss: torch.func.grad(lambda x: (x * torch.func.grad(loss)(torch.ones_like(x))).sum()),
+    "grad in grad": lambda loss: torch.func.grad(
+        lambda x: (x * torch.func.grad(loss)(torch.ones_like(x))).sum()
+    ),
 }
 
 
-@pytest.mark.parametrize(("transform", "name"), [*((each, "mixed") for each in TRANSFORMS), ("grad", "rows"), ("grad", "tiles")])
+@pytest.mark.parametrize(
+    ("transform", "name"), [*((each, "mixed") for each in TRANSFORMS), ("grad", "rows"), ("grad", "tiles")]
+)
 def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
     """What was worked out there belongs to no level of ``torch.func``."""
-    graph, inputs = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4), qkv()
+    graph, inputs = (
+        ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4),
+        qkv(),
+    )
     q = inputs[0].detach() if transform != "grad in grad" else torch.ones_like(inputs[0])
     found = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
     leaf = q.clone().requires_grad_()
@@ -455,13 +504,20 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        bodies = {"attention_pieces": attention_op._run, "attention_pieces_backward": attention_op._run_backward}
+        bodies = {
+            "attention_pieces": attention_op._run,
+            "attention_pieces_backward": attention_op._run_backward,
+        }
         body = bodies.get(function.__name__.removesuffix(".default"))
         if body is not None:
             with self, torch.no_grad():
                 return body(*arguments)
         result = function(*arguments, **(options or {}))
-        tensors = [x for x in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(x, torch.Tensor)]
+        tensors = [
+            x
+            for x in (result if isinstance(result, (list, tuple)) else [result])
+            if isinstance(x, torch.Tensor)
+        ]
         own = [x.untyped_storage().nbytes() // x.element_size() for x in tensors if x.layout == torch.strided]
         self.numbers = max([self.numbers, *own])
         return result

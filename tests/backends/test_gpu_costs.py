@@ -1,4 +1,6 @@
-"""What kernels of a GPU would visit, what that would cost, and which form of a graph follows from it; no GPU is needed."""
+"""What kernels of a GPU would visit, what that would cost, and which form of a graph follows from it; no GPU
+is needed.
+"""
 
 import json
 from dataclasses import replace
@@ -10,7 +12,16 @@ from benchmarks.gpu.workloads import barabasi_albert
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices, workload
-from gnn_attention.backends.gpu.devices import CONSTANTS, GENERIC, PRESETS, Device, device_of, named, path_of_devices, save_device
+from gnn_attention.backends.gpu.devices import (
+    CONSTANTS,
+    GENERIC,
+    PRESETS,
+    Device,
+    device_of,
+    named,
+    path_of_devices,
+    save_device,
+)
 from gnn_attention.backends.gpu.roofline import Sizes, estimate_forms, estimates, form_of
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
 from gnn_attention.graph import TokenGraph, tiling
@@ -40,7 +51,10 @@ def hilbert(order):
     for _ in range(order):
         quarter = turn.numel()
         turn = torch.cat(
-            [torch.cat([turn.T, turn + quarter], 1), torch.cat([3 * quarter + turn.flip(0, 1).T, turn + 2 * quarter], 1)]
+            [
+                torch.cat([turn.T, turn + quarter], 1),
+                torch.cat([3 * quarter + turn.flip(0, 1).T, turn + 2 * quarter], 1),
+            ]
         )
     return turn
 
@@ -57,8 +71,6 @@ def grid(order, place):
             found.append(torch.stack([there[inside], place[inside]]))
     return TokenGraph.from_edges(torch.cat(found, 1), side**2)
 
-
-# -- counts -----------------------------------------------------------------------------------------------------------
 
 COUNTED = {
     "causal": lambda: patterns.causal(300),
@@ -119,7 +131,9 @@ def test_a_union_with_a_list_is_counted_by_its_members(monkeypatch):
     """It cannot be asked about ranges: nobody goes through its pairs."""
     near, far = patterns.window(2048, 100), scattered(2048, 7)
     asked = []
-    monkeypatch.setattr(workload, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block))
+    monkeypatch.setattr(
+        workload, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block)
+    )
     found, members = counted(near | far), [counted(near), counted(far)]
     assert asked == [near.rule] * 2
     assert found.edges == sum(member.edges for member in members)
@@ -139,9 +153,6 @@ def test_nothing_is_counted_where_nobody_is():
     assert counted(patterns.cross(0, 7)).shared(16) == counted(patterns.cross(0, 7)).filled() == 0
 
 
-# -- costs ------------------------------------------------------------------------------------------------------------
-
-
 def random_counts(n, degree):
     """Of a graph in which nobody shares a sender with a neighbour."""
     edges = n * degree
@@ -151,7 +162,12 @@ def random_counts(n, degree):
 @pytest.mark.parametrize(
     ("counts", "sizes", "backward", "milliseconds"),
     [
-        (random_counts(1_000_000, 32), SIZES, False, 13.0),  # notes: a fifth of the gathers of a head hit the cache
+        (
+            random_counts(1_000_000, 32),
+            SIZES,
+            False,
+            13.0,
+        ),  # notes: a fifth of the gathers of a head hit the cache
         (random_counts(1_000_000, 32), SIZES, True, 26.0),
         (random_counts(131_072, 32), SIZES, False, 1.56),  # all of them, 8.6 GB at 5.5 TB/s
         (random_counts(2_449_029, 50.5), Sizes(1, 128, 128, torch.float16), False, 14.7),
@@ -239,8 +255,6 @@ def test_documents_alone_are_for_varlen_and_strays_make_a_split():
     assert found["split"].passed < found["rows"].passed
 
 
-# -- forms ------------------------------------------------------------------------------------------------------------
-
 N = 4096
 FORM_OF = {
     "random": (lambda: scattered(N, 32), {"rows"}),
@@ -249,28 +263,40 @@ FORM_OF = {
     "grid on Hilbert's curve": (lambda: grid(7, hilbert(7)), {"windows", "tiles"}),
     "BigBird of blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), {"tiles"}),
     "dilated": (lambda: patterns.dilated(65536, 64, 8), {"tiles"}),
-    "powers of two": (lambda: patterns.vertical_slash(65536, [], [2**i for i in range(16)]), {"tiles", "rows"}),
+    "powers of two": (
+        lambda: patterns.vertical_slash(65536, [], [2**i for i in range(16)]),
+        {"tiles", "rows"},
+    ),
     "window": (lambda: patterns.window(N, 256), {"tiles"}),
 }
 
 
 @pytest.mark.parametrize("name", FORM_OF)
 def test_the_form_is_that_of_the_notes(name):
-    """Random edges by rows, local graphs by windows or tiles, blocks and bands by tiles; the reason tells all estimates."""
+    """Random edges by rows, local graphs by windows or tiles, blocks and bands by tiles; the reason tells all
+    estimates.
+    """
     make, wanted = FORM_OF[name]
     graph = make()
     found = form_of(graph, SIZES, H200)
     assert found.name in wanted
     assert found.height == {"rows": 1, "tiles": 64}.get(found.name, 64)
-    assert all(word in found.reason for word in ("predicted, not measured", "rows ", "windows of 64 ", "tiles "))
+    assert all(
+        word in found.reason for word in ("predicted, not measured", "rows ", "windows of 64 ", "tiles ")
+    )
     assert form_of(graph, SIZES, H200) is found
 
 
 def test_neighbours_share_senders_more_on_a_curve():
-    """The reason why a grid is for windows: 4.0 and 4.8 by rows, 6.3 and 11.2 on Hilbert's curve, in the notes' larger grid."""
+    """The reason why a grid is for windows: 4.0 and 4.8 by rows, 6.3 and 11.2 on Hilbert's curve, in the
+    notes' larger grid.
+    """
     rows, curve = (counted(grid(7, place)) for place in (torch.arange(2**14).view(128, 128), hilbert(7)))
     assert (rows.shared(16), rows.shared(64)) == (pytest.approx(4.0, rel=0.05), pytest.approx(4.8, rel=0.1))
-    assert (curve.shared(16), curve.shared(64)) == (pytest.approx(6.3, rel=0.05), pytest.approx(11.2, rel=0.05))
+    assert (curve.shared(16), curve.shared(64)) == (
+        pytest.approx(6.3, rel=0.05),
+        pytest.approx(11.2, rel=0.05),
+    )
 
 
 def test_the_form_follows_the_device():
@@ -284,13 +310,15 @@ def test_the_form_follows_the_device():
 
 def test_measured_constants_are_named_in_the_reason():
     measured = replace(H200, measured="2026-12-01, commit abc")
-    assert "constants measured 2026-12-01, commit abc" in form_of(patterns.window(512, 9), SIZES, measured).reason
+    assert (
+        "constants measured 2026-12-01, commit abc"
+        in form_of(patterns.window(512, 9), SIZES, measured).reason
+    )
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "preset"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("a100", "A100")])
+@pytest.mark.parametrize(
+    ("name", "preset"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("a100", "A100")]
+)
 def test_presets_are_found_by_name(name, preset):
     assert named(name) == PRESETS[preset]
     assert not named(name).measured
@@ -322,5 +350,7 @@ def test_a_damaged_file_is_named(damage):
         damage = json.dumps(found)
     path.write_text(damage, encoding="utf-8")
     devices._measured.cache_clear()
-    with pytest.raises(ValueError, match=r"gpu-costs.json does not hold the constants .* benchmarks.gpu --calibrate"):
+    with pytest.raises(
+        ValueError, match=r"gpu-costs.json does not hold the constants .* benchmarks.gpu --calibrate"
+    ):
         named("H200")

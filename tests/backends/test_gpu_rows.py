@@ -1,4 +1,6 @@
-"""A graph as rows for a GPU: every edge once on each side, long rows in chunks, and no more bytes than promised."""
+"""A graph as rows for a GPU: every edge once on each side, long rows in chunks, and no more bytes than
+promised.
+"""
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ GRAPHS = {
 
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 def test_both_sides_hold_every_edge_once(make):
-    """Read back by loops: receivers in order, their senders ascending; the transpose likewise, with the place of each edge."""
+    """Read back by loops: receivers in order, their senders ascending; the transpose likewise, with the place
+    of each edge.
+    """
     graph = make()
     rows = rows_of(graph, CPU, for_edges=True)
     pairs = sorted((dst, src) for src, dst in graph.edge_index.T.tolist())
@@ -54,11 +58,15 @@ def test_the_order_is_that_of_edge_index(make):
 
 @pytest.mark.parametrize("for_edges", [False, True])
 def test_bytes_are_those_promised(for_edges):
-    """8 bytes an edge, 12 where something is given for each, and 8 a token; as estimated without building anything."""
+    """8 bytes an edge, 12 where something is given for each, and 8 a token; as estimated without building
+    anything.
+    """
     graph = listed(60, 50, 900)
     form = rows_of(graph, CPU, for_edges)
     held = sum(x.numel() * x.element_size() for x in form[:-2])
-    chunks = sum(x.numel() * x.element_size() for side in (receivers(form), senders(form)) for x in side[2:-1])
+    chunks = sum(
+        x.numel() * x.element_size() for side in (receivers(form), senders(form)) for x in side[2:-1]
+    )
     assert held - chunks == bytes_of(graph, for_edges) == 900 * (12 if for_edges else 8) + 4 * (61 + 51)
     assert chunks == 8  # two lists of nothing
 

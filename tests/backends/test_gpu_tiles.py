@@ -1,4 +1,6 @@
-"""Tiles read back: their edges are the graph's, each once and in order, with its transpose; equal masks are kept once."""
+"""Tiles read back: their edges are the graph's, each once and in order, with its transpose; equal masks are
+kept once.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from support.plans import PLAIN
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends.gpu import tiles
-from gnn_attention.backends.gpu.tiles import SIDE, SIZES, refusal, tiles_of
+from gnn_attention.backends.gpu.tiles import SIDE, SIZES, tiles_of, unsupported_reason
 
 CPU = torch.device("cpu")
 LISTS = {
@@ -17,8 +19,25 @@ LISTS = {
     "full": patterns.full(128),
     "full, cut": patterns.full(130),
 }
-SOME = ("causal", "window and sinks", "documents", "global tokens", "cross", "rows of a window", "steps down", "no ranges")
-SOME += ("no receivers", "no senders", "listed window", "listed documents", "random 0.1", "random 0.95", "random, in no order")
+SOME = (
+    "causal",
+    "window and sinks",
+    "documents",
+    "global tokens",
+    "cross",
+    "rows of a window",
+    "steps down",
+    "no ranges",
+)
+SOME += (
+    "no receivers",
+    "no senders",
+    "listed window",
+    "listed documents",
+    "random 0.1",
+    "random 0.95",
+    "random, in no order",
+)
 GRAPHS = {name: PLAIN[name] for name in SOME} | LISTS
 
 
@@ -31,7 +50,9 @@ def mask_of(ptr, other, slots, words, size, num_own, num_other):
     for block in range(blocks):
         for entry in range(int(ptr[block]), int(ptr[block + 1])):
             column = int(other[entry])
-            mask[block * size : block * size + size, column * SIDE : column * SIDE + SIDE] = bits[slots[entry]]
+            mask[block * size : block * size + size, column * SIDE : column * SIDE + SIDE] = bits[
+                slots[entry]
+            ]
             seen[block, column] += 1
     assert not mask[num_own:].any()
     assert not mask[:, num_other:].any()
@@ -66,7 +87,9 @@ def test_tiles_are_in_order_and_slot_0_is_full(name, size):
     assert (form.out_words[0] == -1).all()
     for block, (start, stop) in enumerate(zip(form.ptr[:-1].tolist(), form.ptr[1:].tolist(), strict=True)):
         assert (form.column[start:stop].diff() > 0).all()
-        for column, slot in zip(form.column[start:stop].tolist(), form.slots[start:stop].tolist(), strict=True):
+        for column, slot in zip(
+            form.column[start:stop].tolist(), form.slots[start:stop].tolist(), strict=True
+        ):
             tile = graph.mask()[block * size : block * size + size, column * SIDE : column * SIDE + SIDE]
             assert (slot == 0) == (tile.numel() == size * SIDE and bool(tile.all()))
 
@@ -98,7 +121,9 @@ def test_a_list_and_its_rule_agree():
         by_rule, by_list = tiles_of(rule, CPU, size), tiles_of(listed, CPU, size)
         assert torch.equal(by_rule.column, by_list.column)
         assert torch.equal(by_rule.words[by_rule.slots.long()], by_list.words[by_list.slots.long()])
-        assert torch.equal(by_rule.out_words[by_rule.out_slots.long()], by_list.out_words[by_list.out_slots.long()])
+        assert torch.equal(
+            by_rule.out_words[by_rule.out_slots.long()], by_list.out_words[by_list.out_slots.long()]
+        )
 
 
 def test_numbers_are_there_only_where_they_are_asked_for():
@@ -119,14 +144,16 @@ def test_numbers_are_there_only_where_they_are_asked_for():
 def test_too_many_tiles_are_refused(limit, message, monkeypatch):
     """By name, before any is made."""
     graph = patterns.window(1000, 10)
-    assert refusal(graph) is None
+    assert unsupported_reason(graph) is None
     monkeypatch.setattr(tiles, limit, 20)
-    assert refusal(graph) == message
+    assert unsupported_reason(graph) == message
     with pytest.raises(NotImplementedError, match=rf"window\(1000, 10\).*{message}"):
         tiles_of(graph, CPU, 64)
 
 
-@pytest.mark.parametrize(("size", "error"), [(16, ValueError), (0, ValueError), (64.0, TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("size", "error"), [(16, ValueError), (0, ValueError), (64.0, TypeError), (True, TypeError)]
+)
 def test_other_sizes_are_refused(size, error):
     with pytest.raises(error, match="size must be"):
         tiles_of(patterns.window(40, 5), CPU, size)

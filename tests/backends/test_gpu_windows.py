@@ -1,4 +1,6 @@
-"""Row windows read back: their edges are the graph's, each once and in order, with its transpose, within the memory stated."""
+"""Row windows read back: their edges are the graph's, each once and in order, with its transpose, within the
+memory stated.
+"""
 
 import bisect
 
@@ -16,7 +18,16 @@ LISTS = {
     "nobody": ga.convert.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 0, 0),
     "last bits": ga.convert.from_edge_index(torch.tensor([[0, 3, 3, 2], [63, 31, 15, 64]]), 65, 4),
 }
-SOME = ("global tokens", "dilated", "tree", "cross", "one column", "nobody but the last", "rows of a window", "no ranges")
+SOME = (
+    "global tokens",
+    "dilated",
+    "tree",
+    "cross",
+    "one column",
+    "nobody but the last",
+    "rows of a window",
+    "no ranges",
+)
 SOME += ("no receivers", "no senders", "random 0.01", "random 0.1", "random, in no order")
 GRAPHS = {name: PLAIN[name] for name in SOME} | LISTS
 
@@ -39,7 +50,9 @@ def test_windows_hold_the_edges_in_order(name, size):
     src, dst = graph.edge_index.tolist()
     form = windows_of(graph, CPU, size)
     assert pairs(form.ptr, form.src, form.words, size) == sorted(map(list, zip(dst, src, strict=True)))
-    assert pairs(form.out_ptr, form.dst, form.out_words, size) == sorted(map(list, zip(src, dst, strict=True)))
+    assert pairs(form.out_ptr, form.dst, form.out_words, size) == sorted(
+        map(list, zip(src, dst, strict=True))
+    )
     assert len(form.ptr) - 1 == len(form.order) == -(-graph.num_dst // size)
     assert len(form.out_ptr) - 1 == len(form.out_order) == -(-graph.num_src // size)
 
@@ -93,7 +106,9 @@ def test_worked_out_once():
     assert windows_of(graph, CPU, 16).size == 16
 
 
-@pytest.mark.parametrize(("size", "error"), [(48, ValueError), (0, ValueError), (16.0, TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("size", "error"), [(48, ValueError), (0, ValueError), (16.0, TypeError), (True, TypeError)]
+)
 def test_other_sizes_are_refused(size, error):
     with pytest.raises(error, match="size must be"):
         windows_of(patterns.window(40, 5), CPU, size)

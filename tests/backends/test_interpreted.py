@@ -1,4 +1,6 @@
-"""The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own (a kernel is made for one mode)."""
+"""The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own (a kernel is made
+for one mode).
+"""
 
 import os
 import subprocess
@@ -14,16 +16,33 @@ FOLDER = Path(__file__).parent / "interpreted"
 
 
 def interpreted(folder, record, *options, seconds=900):
-    """``{test: "passed" | "skipped"}`` of a folder under the interpreter; AssertionError with what it said if anything failed.
+    """``{test: "passed" | "skipped"}`` of a folder under the interpreter; AssertionError with what it said if
+    anything failed.
 
     A process that dies, or finds no test, is a failure too.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+    ]
     command += ["-p", "no:cacheprovider", f"--junit-xml={record}", str(folder), *options]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | ours, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | ours,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
     )
     said = f"pytest {folder} ended with {done.returncode}:\n" + (done.stdout + done.stderr)[-8000:]
     assert done.returncode == 0, said
@@ -37,7 +56,10 @@ def outcomes(record):
     """Of a JUnit file: ``{"file::test": "passed" | "skipped"}``."""
     cases = ElementTree.parse(record).getroot().iter("testcase")
     return {
-        f"{case.get('classname')}::{case.get('name')}": "passed" if case.find("skipped") is None else "skipped" for case in cases
+        f"{case.get('classname')}::{case.get('name')}": "passed"
+        if case.find("skipped") is None
+        else "skipped"
+        for case in cases
     }
 
 

@@ -82,10 +82,9 @@ def test_worked_out_once():
     assert tiles_plan(graph) is tiles_plan(graph)
 
 
-# -- what plans are made of -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("graph", [patterns.full(5), patterns.cross(130, 70), patterns.causal(400)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph", [patterns.full(5), patterns.cross(130, 70), patterns.causal(400)], ids=lambda g: g.name
+)
 def test_full_and_causal_graphs_are_one_rectangle(graph):
     """Also if they are known as something else; no mask."""
     for same in (graph, ga.convert.from_mask(graph.mask())):
@@ -139,12 +138,12 @@ def test_mixed_takes_well_filled_tiles_and_a_list():
     assert [isinstance(piece, Edges) for piece in plan.pieces] == [False] * (len(plan.pieces) - 1) + [True]
     listed = plan.pieces[-1]
     assert not listed.fresh
-    assert {(0, 400), (5, 700), (190, 600), (640, 10)} <= set(zip(listed.src.tolist(), listed.dst.tolist(), strict=True))
+    assert {(0, 400), (5, 700), (190, 600), (640, 10)} <= set(
+        zip(listed.src.tolist(), listed.dst.tolist(), strict=True)
+    )
     assert len(listed.src) < 0.1 * graph.num_edges
     assert rows_plan(graph).pieces[0].fresh
 
-
-# -- packed documents -------------------------------------------------------------------------------------------------
 
 RAGGED = [5, 1, 64, 0, 130, 1, 64, 33]
 RECOGNISED = {
@@ -153,7 +152,10 @@ RECOGNISED = {
     "one length": (patterns.documents([9] * 7), True),
     "pairs and single tokens": (patterns.documents([1, 2, 1], causal=False), False),
     "single tokens": (patterns.documents([1, 1, 1]), False),
-    "by another rule": (TokenGraph.from_rule(lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst), 95), True),
+    "by another rule": (
+        TokenGraph.from_rule(lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst), 95),
+        True,
+    ),
     "a window longer than all": (patterns.documents([20, 30]) & patterns.window(50, 30), True),
 }
 OTHERS = {
@@ -162,7 +164,9 @@ OTHERS = {
     "without loops": patterns.documents([20, 30]) & patterns.strict_causal(50),
     "one edge between": patterns.documents([20, 30]) | TokenGraph.from_edges(torch.tensor([[3], [40]]), 50),
     "one edge missing": patterns.documents([20, 30]) - TokenGraph.from_edges(torch.tensor([[3], [9]]), 50),
-    "a deaf token": TokenGraph.from_rule(lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst) & (dst != 15), 50),
+    "a deaf token": TokenGraph.from_rule(
+        lambda b, h, dst, src: (dst // 10 == src // 10) & (src <= dst) & (dst != 15), 50
+    ),
     "turned round": patterns.documents([20, 30]).T,
     "not square": patterns.documents([20, 30]).rows(20, 50),
     "listed": ga.convert.from_mask(patterns.documents([20, 30]).mask()),
@@ -219,12 +223,11 @@ def test_any_packing(lengths, causal):
     check("tiles", patterns.documents(lengths, causal=causal))
 
 
-# -- what it would cost -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", PLAIN)
 def test_work_is_about_what_the_plan_visits(name):
-    """Lists exactly; cells not below the trimmed ones of the plan, and not above whole tiles at every border."""
+    """Lists exactly; cells not below the trimmed ones of the plan, and not above whole tiles at every
+    border.
+    """
     for kind in WORK:
         check_work(kind, PLAIN[name])
 
@@ -241,7 +244,9 @@ def check_work(kind, graph):
         assert kind != "mixed" or cells <= work.cells
 
 
-@pytest.mark.parametrize("lengths", [[2048] * 4, [1 + i % 97 for i in range(97)], [100, 300] * 20, [16] * 300], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[2048] * 4, [1 + i % 97 for i in range(97)], [100, 300] * 20, [16] * 300], ids=str
+)
 def test_documents_are_chosen_where_they_are_cheaper(lengths):
     """By the estimate; the work told is that of the plan made."""
     graph = patterns.documents(lengths)

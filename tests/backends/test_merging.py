@@ -1,4 +1,6 @@
-"""Results over disjoint sets of in-edges joined in one: against the softmax over all edges, forward and backward."""
+"""Results over disjoint sets of in-edges joined in one: against the softmax over all edges, forward and
+backward.
+"""
 
 import pytest
 import torch
@@ -14,12 +16,16 @@ NUM_DST = 6
 
 
 def drawn(*, dtype=torch.float64, seed=0):
-    """Three results for some of six receivers each; the last receiver is in none, the fifth hears nobody in the second."""
+    """Three results for some of six receivers each; the last receiver is in none, the fifth hears nobody in
+    the second.
+    """
     generator = torch.Generator().manual_seed(seed)
     results = []
     for start, stop in ROWS:
         size = (2, 3, stop - start)
-        out, lse = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((*size, 4), size))
+        out, lse = (
+            torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((*size, 4), size)
+        )
         results.append((out.to(dtype), 3 * lse.to(ga.edges.accumulation_dtype(dtype))))
     results[1][0][:, :, -1] = 0
     results[1][1][:, :, -1] = -torch.inf
@@ -70,19 +76,24 @@ def test_two_parts_are_those_of_the_edge_arithmetic():
 
 @pytest.mark.parametrize("size", [10.0, 300.0])
 def test_what_is_said_everywhere_is_heard(size):
-    """Shares sum to 1 but for a few roundings, however large lse is: its own rounding is ``size`` times larger."""
+    """Shares sum to 1 but for a few roundings, however large lse is: its own rounding is ``size`` times
+    larger.
+    """
     rng = torch.Generator().manual_seed(0)
     results = [(torch.ones(2, 3, 50, 4), size * torch.randn(2, 3, 50, generator=rng).exp()) for _ in range(3)]
     out, lse = merged(results, [0, 0, 0], 50)
     exact = torch.stack([lse.double() for _, lse in results]).logsumexp(0)
-    # of three masses: their sum (2 roundings), its reciprocal, the product with it and with the 1, the sum of the shares (2)
+    # of three masses: their sum (2 roundings), its reciprocal, the product with it and with the 1, the sum of
+    # the shares (2)
     assert_sum(out, torch.ones_like(out), terms=7, magnitude=1.0)
     # an exponential (2), the sum (2), a logarithm of at most log 3 (3), and the sum with the largest lse
     assert ((lse - exact).abs() <= summation_bound(8, 1 + exact.abs(), torch.float32)).all()
 
 
 def test_parts_that_say_the_same_have_no_gradient_of_lse():
-    """``s (g . out_p - g . out)`` is 0 in theory: what is left are some roundings, not those of a large lse."""
+    """``s (g . out_p - g . out)`` is 0 in theory: what is left are some roundings, not those of a large
+    lse.
+    """
     rng = torch.Generator().manual_seed(0)
     said, direction = (torch.randn(1, 1, 50, 8, generator=rng) for _ in range(2))
     given = flat([(said, 200 + 2 * torch.rand(1, 1, 50, generator=rng)) for _ in range(3)])
@@ -105,7 +116,9 @@ def test_numerical_derivatives():
 
 
 def test_who_is_in_no_part_and_who_hears_nobody():
-    """0 and -inf, and finite gradients even where a NaN comes in for them: in no part, or deaf in all of theirs."""
+    """0 and -inf, and finite gradients even where a NaN comes in for them: in no part, or deaf in all of
+    theirs.
+    """
     results = drawn()
     results[0][0][:, :, 4], results[0][1][:, :, 4] = 0, -torch.inf
     given = flat(results)
@@ -126,7 +139,9 @@ def test_a_nan_stays_with_its_receiver():
     results[0][1][:, :, 2] = torch.nan
     given = flat(results)
     out, lse = merged(pairs(given), FIRSTS, NUM_DST)
-    assert out.isnan().any(-1)[0, 0].tolist() == lse.isnan()[0, 0].tolist() == [i == 2 for i in range(NUM_DST)]
+    assert (
+        out.isnan().any(-1)[0, 0].tolist() == lse.isnan()[0, 0].tolist() == [i == 2 for i in range(NUM_DST)]
+    )
     gradients = torch.autograd.grad(out.nansum() + lse.nansum(), given, allow_unused=True)
     assert all(x.isfinite().all() for x in gradients[2:])
 
@@ -138,10 +153,13 @@ def test_dtypes(dtype):
     out, lse = merged(results, FIRSTS, NUM_DST)
     exact, _ = formula([(a.double(), b.double()) for a, b in results])
     assert (out.dtype, lse.dtype) == (torch.float32, torch.float32)
-    # a mass is an exponential (2) of a difference, rounded itself (at most 20 of lse); three of them, their sum, 7 more as above
+    # a mass is an exponential (2) of a difference, rounded itself (at most 20 of lse); three of them, their
+    # sum, 7 more as above
     assert_sum(out, exact, 30, max(float(part.double().abs().max()) for part, _ in results))
     given = flat(results)
-    for x, gradient in zip(given, torch.autograd.grad(merged(pairs(given), FIRSTS, NUM_DST)[0].sum(), given), strict=True):
+    for x, gradient in zip(
+        given, torch.autograd.grad(merged(pairs(given), FIRSTS, NUM_DST)[0].sum(), given), strict=True
+    ):
         assert gradient.dtype == x.dtype
 
 

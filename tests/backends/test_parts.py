@@ -1,4 +1,6 @@
-"""Parts of a graph: disjoint, together the graph, over the whole zoo; and the shapes that the structured ones fall into."""
+"""Parts of a graph: disjoint, together the graph, over the whole zoo; and the shapes that the structured ones
+fall into.
+"""
 
 import pytest
 import torch
@@ -65,14 +67,19 @@ def counted(graph):
     times = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.int64)
     for part in parts(graph):
         assert part.graph.num_edges
-        assert (part.graph.num_dst, part.graph.num_src) == (part.dst[1] - part.dst[0], part.src[1] - part.src[0])
+        assert (part.graph.num_dst, part.graph.num_src) == (
+            part.dst[1] - part.dst[0],
+            part.src[1] - part.src[0],
+        )
         assert part.graph.dst_offset == graph.dst_offset + part.dst[0]
         assert part.graph.src_offset == graph.src_offset + part.src[0]
         times[slice(*part.dst), slice(*part.src)] += part.graph.mask()
     return times
 
 
-@pytest.mark.parametrize("graph", [*SHAPES.values(), *ZOO.values(), *CASES.values()], ids=[*SHAPES, *ZOO, *CASES])
+@pytest.mark.parametrize(
+    "graph", [*SHAPES.values(), *ZOO.values(), *CASES.values()], ids=[*SHAPES, *ZOO, *CASES]
+)
 def test_parts_are_disjoint_and_together_the_graph(graph):
     """Every pair is in exactly one part if it is an edge, else in none."""
     graph = graph.select(0, 0)
@@ -81,7 +88,11 @@ def test_parts_are_disjoint_and_together_the_graph(graph):
 
 def test_a_window_beside_sinks_or_global_tokens_is_a_plain_window_again():
     """On the tokens that are left."""
-    for name, window in (("window and sinks", (19, 0)), ("longformer", (7, 7)), ("documents and sinks", (-1, 0))):
+    for name, window in (
+        ("window and sinks", (19, 0)),
+        ("longformer", (7, 7)),
+        ("documents and sinks", (-1, 0)),
+    ):
         found = parts(SHAPES[name])
         assert packing(found[-1].graph).window == window
         assert all(part.is_box for part in found[:-1])
@@ -113,7 +124,9 @@ def test_a_list_is_divided_by_the_fill_of_its_tiles():
     assert len(parts(SHAPES["list"])) == 1
 
 
-@pytest.mark.parametrize("graph", [patterns.causal(50), patterns.full(50), patterns.window(50, 5), patterns.documents([20, 30])])
+@pytest.mark.parametrize(
+    "graph", [patterns.causal(50), patterns.full(50), patterns.window(50, 5), patterns.documents([20, 30])]
+)
 def test_what_one_kernel_does_is_one_part(graph):
     """The graph itself, not a copy."""
     (part,) = parts(graph)
@@ -152,7 +165,9 @@ def test_a_long_graph_is_not_visited_pair_by_pair():
     assert packing(rest.graph).window == (w - 1, 0)
 
 
-@pytest.mark.parametrize("graph", [SHAPES["list"], patterns.cross(3, 4), SHAPES["decoding rows"], patterns.strict_causal(9)])
+@pytest.mark.parametrize(
+    "graph", [SHAPES["list"], patterns.cross(3, 4), SHAPES["decoding rows"], patterns.strict_causal(9)]
+)
 def test_what_is_no_packing(graph):
     """Lists, other tokens on the two sides, receivers that hear nobody."""
     assert packing(graph) is None

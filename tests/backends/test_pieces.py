@@ -4,7 +4,16 @@ import pytest
 import torch
 from support.plans import visits
 
-from gnn_attention.backends.plan.plan import Edges, Gathered, Masks, Plan, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.plan import (
+    Edges,
+    Gathered,
+    Masks,
+    Plan,
+    Rectangles,
+    Strided,
+    packed,
+    unpacked,
+)
 
 
 def numbers(*shape):
@@ -25,7 +34,9 @@ def edge_list(fresh):
 PIECES = {
     "strided": Rectangles(Strided(3, 4, 5, 4), Strided(0, 4, 5, 9)),
     "strided, masked": Rectangles(Strided(0, 4, 5, 4), Strided(1, 0, 5, 6), masks(5, 4, 6), silent=True),
-    "strided, gathered": Rectangles(Strided(0, 2, 7, 2), Gathered(numbers(7, 3)), masks(7, 2, 3), fresh=False),
+    "strided, gathered": Rectangles(
+        Strided(0, 2, 7, 2), Gathered(numbers(7, 3)), masks(7, 2, 3), fresh=False
+    ),
     "gathered, strided": Rectangles(Gathered(numbers(7, 3)), Strided(0, 0, 7, 21)),
     "gathered": Rectangles(Gathered(numbers(7, 3)), Gathered(numbers(7, 3).flip(0)), causal=True),
     "edges": edge_list(fresh=True),
@@ -45,9 +56,13 @@ def told(value):
 
 
 @pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("chosen", [[], *([name] for name in PIECES), list(PIECES), list(PIECES)[::-1]], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [[], *([name] for name in PIECES), list(PIECES), list(PIECES)[::-1]], ids=str
+)
 def test_what_was_packed_comes_back(chosen, complete):
-    """Every field of every piece, in order, the tensors themselves; numbers are integers, as an operator wants them."""
+    """Every field of every piece, in order, the tensors themselves; numbers are integers, as an operator
+    wants them.
+    """
     plan = Plan(tuple(PIECES[name] for name in chosen), complete)
     tensors, said = packed(plan)
     assert all(type(n) is int for n in said)
@@ -62,7 +77,9 @@ def test_parts_hold_every_group_once(name, count):
     parts = list(whole.parts(count))
     assert [part.dst.count for part in parts[:-1]] == [count] * (len(parts) - 1)
     assert sum(part.dst.count for part in parts) == whole.dst.count
-    assert sum(part.cells for part in parts) == whole.cells == whole.dst.count * whole.dst.size * whole.src.size
+    assert (
+        sum(part.cells for part in parts) == whole.cells == whole.dst.count * whole.dst.size * whole.src.size
+    )
     assert torch.equal(visits(parts, 30, 30), visits([whole], 30, 30))
     for part in parts:
         assert part.src.count == part.dst.count

@@ -1,4 +1,6 @@
-"""The kernel over rectangles: what is used of ATen, and both ways against attention written out in float64."""
+"""The kernel over rectangles: what is used of ATen, and both ways against attention written out in
+float64.
+"""
 
 import math
 
@@ -36,7 +38,9 @@ def additive(mask, dtype):
 
 
 def written_out(q, k, v, mask, scale=SCALE):
-    """Out and lse of softmax over the edges of ``mask [dst, src]``, in float64; 0 and -inf for whoever hears nobody."""
+    """Out and lse of softmax over the edges of ``mask [dst, src]``, in float64; 0 and -inf for whoever hears
+    nobody.
+    """
     q, k, v = q.double(), *(edges.per_query_head(x.double(), q.shape[1]) for x in (k, v))
     logits = (q @ k.mT * scale).masked_fill(~mask, -torch.inf)
     deaf = ~mask.any(-1)
@@ -57,7 +61,9 @@ class TestATen:
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_output_and_lse(self, dtype):
-        """lse in float32 or better, the natural logarithm with the scale inside; grouped heads as they are."""
+        """lse in float32 or better, the natural logarithm with the scale inside; grouped heads as they
+        are.
+        """
         q, k, v = (
             seeded(3, 4, 5, 8, dtype=dtype),
             seeded(3, 2, 9, 8, seed=1, dtype=dtype),
@@ -71,7 +77,8 @@ class TestATen:
         assert_rule(out, {}, attention_truth(q, k, v, mask, scale=SCALE))
         if dtype == torch.float64:
             assert_exact(lse, expected_lse)
-        # in half types the kernel takes an exp of 14 bits where vectors are whole, as they are under some instruction sets
+        # in half types the kernel takes an exp of 14 bits where vectors are whole, as they are under some
+        # instruction sets
         quick = ALLOWED_OUTPUT * oracle.sdpa_lse_error(q, k, mask.expand(3, 4, 5, 9), SCALE)
         assert error(lse, expected_lse) <= max(lse_bound(q, k, SCALE, expected_lse), quick)
 
@@ -102,12 +109,16 @@ class TestATen:
         results = []
         for kv in (view, apart):
             out, lse = self.flash(apart, kv, kv, scale=SCALE)
-            results.append([out, lse, *self.flash_backward(grad, apart, kv, kv, out, lse, 0.0, False, scale=SCALE)])
+            results.append(
+                [out, lse, *self.flash_backward(grad, apart, kv, kv, out, lse, 0.0, False, scale=SCALE)]
+            )
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
 
     def test_backward_with_the_lse_of_all_pieces(self):
-        """Out and lse of the whole give each half its part of the gradients, and a receiver with lse = inf none."""
+        """Out and lse of the whole give each half its part of the gradients, and a receiver with lse = inf
+        none.
+        """
         q, k, v, grad = (seeded(1, 2, n, 8, seed=i) for i, n in enumerate((6, 10, 10, 6)))
         out, lse = self.flash(q, k, v, scale=SCALE)
         lse = lse.index_fill(2, torch.tensor([4]), torch.inf)
@@ -123,19 +134,23 @@ class TestATen:
         assert all(bool(torch.isfinite(part).all()) for part in whole)
 
 
-# -- rectangles -------------------------------------------------------------------------------------------------------
-
 T, GROUPS = 40, 5
 
 
 def masks(table, senders=9, seed=0):
-    which = torch.randint(0, table, (GROUPS,), generator=torch.Generator().manual_seed(7)) if table > 1 else torch.zeros(GROUPS)
+    which = (
+        torch.randint(0, table, (GROUPS,), generator=torch.Generator().manual_seed(7))
+        if table > 1
+        else torch.zeros(GROUPS)
+    )
     return Masks(allowed_mask(table, 8, senders, seed=seed), which.long())
 
 
 EIGHT = Strided(0, 8, GROUPS, 8)
 MIXED_UP = Gathered(torch.randperm(T, generator=torch.Generator().manual_seed(1)).view(GROUPS, 8))
-ANY = Gathered(torch.randint(0, T, (GROUPS, 1), generator=torch.Generator().manual_seed(2)) * 3 % 31 + torch.arange(9))
+ANY = Gathered(
+    torch.randint(0, T, (GROUPS, 1), generator=torch.Generator().manual_seed(2)) * 3 % 31 + torch.arange(9)
+)
 PIECES = {
     "strided": Rectangles(EIGHT, Strided(0, 5, GROUPS, 9)),
     "overlapping, one mask": Rectangles(EIGHT, Strided(0, 6, GROUPS, 9), masks(1), silent=True),
@@ -166,7 +181,9 @@ def mask_of(pieces):
 
 
 def run(pieces, q, k, v, grad):
-    """Out, lse and the gradients as the fused operator gets them: buffers, pieces in turn, lse = inf for the deaf."""
+    """Out, lse and the gradients as the fused operator gets them: buffers, pieces in turn, lse = inf for the
+    deaf.
+    """
     wide = edges.accumulation_dtype(q.dtype)
     out = torch.zeros(q.shape, dtype=wide).transpose(1, 2).contiguous().transpose(1, 2)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
@@ -175,7 +192,9 @@ def run(pieces, q, k, v, grad):
     final = out.to(q.dtype)
     grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
     for piece in pieces:
-        kernels.backward((grad, q, k, v, final), lse.masked_fill(lse == -torch.inf, torch.inf), piece, SCALE, grads)
+        kernels.backward(
+            (grad, q, k, v, final), lse.masked_fill(lse == -torch.inf, torch.inf), piece, SCALE, grads
+        )
     return final, lse, *grads
 
 
@@ -254,7 +273,9 @@ def test_pieces_over_the_same_receivers_are_merged(way):
 
 
 def test_merging_without_the_silent_flag_is_wrong():
-    """A planted fault: lse 0 of receivers that hear nobody takes weight from the other pieces, without any NaN."""
+    """A planted fault: lse 0 of receivers that hear nobody takes weight from the other pieces, without any
+    NaN.
+    """
     given = inputs()
     planted = [Rectangles(p.dst, p.src, p.masks, fresh=p.fresh, silent=False) for p in MERGED]
     found, expected = run(planted, *given)[0], expected_of(MERGED, *given)[0]
@@ -264,11 +285,16 @@ def test_merging_without_the_silent_flag_is_wrong():
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)), *(("merged", dtype) for dtype in DTYPES[1:])],
+    [
+        *((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)),
+        *(("merged", dtype) for dtype in DTYPES[1:]),
+    ],
     ids=str,
 )
 def test_error_within_that_of_sdpa(name, dtype):
-    """At most twice (gradients three times) that of SDPA in the same dtype, against float64 of the same inputs."""
+    """At most twice (gradients three times) that of SDPA in the same dtype, against float64 of the same
+    inputs.
+    """
     pieces, given = MERGED if name == "merged" else [PIECES[name]], inputs(batch=8, kv_heads=4, dtype=dtype)
     out, _, *gradients = run(pieces, *given)
     truth = attention_truth(*given[:3], mask_of(pieces), given[3], SCALE).for_backend(BACKENDS["tiles"])
@@ -282,7 +308,9 @@ def test_a_deaf_receiver_gets_nothing(way):
     deaf, unheard = ~mask.any(1), ~mask.any(0)
     assert bool(deaf.any() & unheard.any())
     out, lse, dq, dk, dv = run([piece], *given)
-    assert bool((out[:, :, deaf] == 0).all() & (lse[:, :, deaf] == -math.inf).all() & (dq[:, :, deaf] == 0).all())
+    assert bool(
+        (out[:, :, deaf] == 0).all() & (lse[:, :, deaf] == -math.inf).all() & (dq[:, :, deaf] == 0).all()
+    )
     assert bool((dk[:, :, unheard] == 0).all() & (dv[:, :, unheard] == 0).all())
 
 

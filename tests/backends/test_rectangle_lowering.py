@@ -31,7 +31,9 @@ def check_flags(piece, graph):
     assert piece.src.count == piece.dst.count
     assert piece.fresh
     assert not piece.causal
-    assert all(groups.stride >= 0 for groups in (piece.dst, piece.src) if isinstance(groups, Strided))  # no view goes back
+    assert all(
+        groups.stride >= 0 for groups in (piece.dst, piece.src) if isinstance(groups, Strided)
+    )  # no view goes back
     if piece.masks is None:
         assert not piece.silent
         return
@@ -67,7 +69,14 @@ sizes = st.integers(1, 90)
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes, sizes, st.sampled_from([1, 5, 16, 32]), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(0, 99))
+@given(
+    sizes,
+    sizes,
+    st.sampled_from([1, 5, 16, 32]),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.integers(0, 99),
+)
 def test_random_graphs(num_dst, num_src, block, least, density, seed):
     """Blocks of edges with holes, as a list and as a rule."""
     coarse = random_mask(-(-num_dst // 8), -(-num_src // 8), density, seed)
@@ -79,7 +88,13 @@ def test_random_graphs(num_dst, num_src, block, least, density, seed):
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 70), min_size=1, max_size=6), st.integers(0, 90), st.integers(0, 40), sizes, st.booleans())
+@given(
+    st.lists(st.integers(0, 70), min_size=1, max_size=6),
+    st.integers(0, 90),
+    st.integers(0, 40),
+    sizes,
+    st.booleans(),
+)
 def test_random_mixtures(lengths, w, s, start, turned):
     """Expressions of builders, the later receivers of them, and the same turned round."""
     n = sum(lengths)
@@ -92,14 +107,18 @@ def test_random_mixtures(lengths, w, s, start, turned):
 def shapes(graph, block=64):
     """``(count, height, width, masks)`` of every piece with all tiles taken; None for no mask."""
     found = rectangles(graph, divided(graph, block, 0.0)[0])
-    return [(p.dst.count, p.dst.size, p.src.size, None if p.masks is None else len(p.masks.table)) for p in found]
+    return [
+        (p.dst.count, p.dst.size, p.src.size, None if p.masks is None else len(p.masks.table)) for p in found
+    ]
 
 
 class TestFewPieces:
     """How graphs of a known form come out, worked out by hand."""
 
     def test_a_long_window_is_one_strided_piece_with_one_mask(self):
-        """Beside the rows at the beginning, where the window is cut: a step of 64 tokens on both sides, 319 senders each."""
+        """Beside the rows at the beginning, where the window is cut: a step of 64 tokens on both sides, 319
+        senders each.
+        """
         graph = patterns.window(131072, 256)
         found = rectangles(graph, divided(graph, 64, 0.0)[0])
         largest = max(found, key=lambda piece: piece.cells)
@@ -134,7 +153,11 @@ class TestFewPieces:
     def test_scattered_receivers_are_gathered_too(self):
         """Rows 0, 1 and 3 of tiles hear two blocks apart, row 2 nobody."""
         graph = ga.TokenGraph.from_rule(
-            lambda b, h, dst, src: (dst // 64 != 2) & ((src // 64 == dst // 64) | (src // 64 == dst // 64 + 3)), 256, 512
+            lambda b, h, dst, src: (
+                (dst // 64 != 2) & ((src // 64 == dst // 64) | (src // 64 == dst // 64 + 3))
+            ),
+            256,
+            512,
         )
         found = check(graph, 64, 0.0)
         assert [type(piece.dst) for piece in found] == [Gathered]

@@ -1,4 +1,6 @@
-"""The oracle, edge by edge: what chunks of its edges are, that they change nothing, and what it refuses for its memory."""
+"""The oracle, edge by edge: what chunks of its edges are, that they change nothing, and what it refuses for
+its memory.
+"""
 
 from itertools import pairwise
 
@@ -10,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import reference
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
 quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -41,7 +43,9 @@ def test_chunks_do_not_change_the_reference(monkeypatch, most):
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 20, 31, 44, 45, 46, 100])
 @pytest.mark.parametrize("graph", [patterns.causal(9), patterns.window(9, 1)], ids=["causal", "loops"])
 def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
-    """Every row once, in order; no more edges than there is room for, but for one row alone; two neighbours fill half of it."""
+    """Every row once, in order; no more edges than there is room for, but for one row alone; two neighbours
+    fill half of it.
+    """
     q, k, v = qkv()
     seen, some_rows = [], reference._some_rows
 
@@ -61,32 +65,37 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
 
 
 def test_an_edge_takes_both_its_ends_twice():
-    """q, k, v and message of each head in float64, and eight numbers such as its logit: as gathered, and as made of it."""
+    """q, k, v and message of each head in float64, and eight numbers such as its logit: as gathered, and as
+    made of it.
+    """
     q, k, v = qkv(heads=3, kv_heads=1, dim=5, value_dim=7)
-    call = Call(q, k, v, patterns.causal(9), 1.0)
+    call = AttentionCall(q, k, v, patterns.causal(9), 1.0)
     assert reference._bytes_per_edge(call) == 2 * 3 * (2 * 5 + 2 * 7 + 8) * 8
     assert reference._most_edges(call) == reference.CHUNK_BYTES // reference._bytes_per_edge(call)
 
 
 def test_a_call_of_just_the_limit_is_held(monkeypatch):
     q, k, v = qkv()
-    call = Call(q, k, v, patterns.causal(9), 1.0)
+    call = AttentionCall(q, k, v, patterns.causal(9), 1.0)
     needed = reference.bytes_needed(call)
     assert 45 * reference._bytes_per_edge(call) < needed
     monkeypatch.setattr(reference, "MEMORY_LIMIT", needed)
-    assert reference.refusal(call) is None
+    assert reference.unsupported_reason(call) is None
     monkeypatch.setattr(reference, "MEMORY_LIMIT", needed - 1)
-    assert reference.refusal(call) is not None
+    assert reference.unsupported_reason(call) is not None
 
 
 def test_the_refusal_tells_gigabytes():
     """Of a receiver of 2^24 senders: four times what is gathered of each edge, and 64 bytes for its lists."""
     size = 2**24
     q, k = torch.zeros(1, 1, 1, 1).expand(1, 4, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 4, size, 1)
-    call = Call(q, k, k.expand(1, 4, size, 8), patterns.full(size).rows(0, 1), 1.0)
+    call = AttentionCall(q, k, k.expand(1, 4, size, 8), patterns.full(size).rows(0, 1), 1.0)
     assert reference._bytes_per_edge(call) == 4 * 2 * (1 + 8 + 4) * 8
     needed = size * (64 + 4 * 832) / 2**30
-    assert reference.refusal(call) == f"the reference would need about {needed:.1f} GiB, its limit is 2 GiB"
+    assert (
+        reference.unsupported_reason(call)
+        == f"the reference would need about {needed:.1f} GiB, its limit is 2 GiB"
+    )
 
 
 def test_reference_refuses_with_the_estimate(monkeypatch):
@@ -94,7 +103,10 @@ def test_reference_refuses_with_the_estimate(monkeypatch):
     q, k, v = qkv()
     with monkeypatch.context() as patched:
         patched.setattr(reference, "MEMORY_LIMIT", 1000)
-        with pytest.raises(NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"backend 'reference' cannot hold .*causal.* about .* GiB, its limit is",
+        ):
             ga.attend(q, k, v, patterns.causal(9), backend="reference")
     found = ga.attend(q, k, v, patterns.causal(9), backend="reference")
     assert_exact(found, ga.attend(q, k, v, patterns.causal(9), backend="dense"))
@@ -121,11 +133,15 @@ print(peak() - before)
 
 @quiet
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
-    """How many edges fit at once depends on it: of a symbol, the program asks between which powers of two it is."""
+    """How many edges fit at once depends on it: of a symbol, the program asks between which powers of two it
+    is.
+    """
     torch.compiler.reset()
     monkeypatch.setattr(reference, "CHUNK_BYTES", 2**12)
     graph, counted = patterns.causal(5), CompileCounter()
-    compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, backend="reference"), fullgraph=True, backend=counted)
+    compiled = torch.compile(
+        lambda x: ga.attend(x, x, x, graph, backend="reference"), fullgraph=True, backend=counted
+    )
     for samples in (3, 4, 5, 6):
         x = torch.randn(samples, 1, 5, 3, dtype=torch.float64)
         assert_exact(compiled(x), ga.attend(x, x, x, graph))

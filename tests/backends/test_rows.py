@@ -1,4 +1,6 @@
-"""The backend over edge lists against the dense formula in float64: the graphs and features of verify, and irregular graphs."""
+"""The backend over edge lists against the dense formula in float64: the graphs and features of verify, and
+irregular graphs.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from support.verify_cases import SMALL, check_features, check_graph
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import head_batching
 
 ROWS = BACKENDS["rows"]
@@ -54,7 +56,9 @@ HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 @pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", SMALL)
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
-    """Forward and gradients in float64, and some in float32, within the rule: every third feature, all of them in test_tiles."""
+    """Forward and gradients in float64, and some in float32, within the rule: every third feature, all of
+    them in test_tiles.
+    """
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(head_batching, "MOST_EDGES", 0)
@@ -72,8 +76,12 @@ OPTIONS = {
     "scale": lambda graph: {"scale": 0.9},
     "bias": lambda graph: {"bias": torch.randn(2, 4, graph.num_edges, dtype=torch.float64).requires_grad_()},
     "bias of all": lambda graph: {"bias": torch.randn(graph.num_edges, dtype=torch.float64).requires_grad_()},
-    "bias of a head": lambda graph: {"bias": torch.randn(4, graph.num_edges, dtype=torch.float64).requires_grad_()},
-    "bias of a sample": lambda graph: {"bias": torch.randn(2, 1, graph.num_edges, dtype=torch.float64).requires_grad_()},
+    "bias of a head": lambda graph: {
+        "bias": torch.randn(4, graph.num_edges, dtype=torch.float64).requires_grad_()
+    },
+    "bias of a sample": lambda graph: {
+        "bias": torch.randn(2, 1, graph.num_edges, dtype=torch.float64).requires_grad_()
+    },
     "sinks": lambda graph: {"sink_logits": torch.randn(4, dtype=torch.float64).requires_grad_()},
     "score_mod": lambda graph: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(4))},
     "all": lambda graph: {
@@ -85,7 +93,9 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
-@pytest.mark.parametrize(("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str)
+@pytest.mark.parametrize(
+    ("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str
+)
 def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypatch):
     """Out, lse and every gradient, through both, against the oracle; the bias in the order of the list."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
@@ -99,7 +109,9 @@ def test_a_hub():
     """One receiver hears all, one sender is heard by all; the last token is alone."""
     n = 60
     ends = torch.arange(n - 1)
-    pairs = torch.cat([torch.stack([ends, torch.full_like(ends, 7)]), torch.stack([torch.full_like(ends, 9), ends])], 1)
+    pairs = torch.cat(
+        [torch.stack([ends, torch.full_like(ends, 7)]), torch.stack([torch.full_like(ends, 9), ends])], 1
+    )
     graph = ga.convert.from_edge_index(pairs, n, n, coalesce=True)
     inputs = qkv(n, n)
     assert_same(results(ROWS, graph, inputs), results(ORACLE, graph, inputs))
@@ -128,14 +140,21 @@ def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
     grads = []
     for backend in (ROWS, ORACLE):
-        out = ga.attend(*inputs, graph, score_mod=lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(), backend=backend)
+        out = ga.attend(
+            *inputs,
+            graph,
+            score_mod=lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(),
+            backend=backend,
+        )
         grads.append(torch.autograd.grad(out.square().sum(), (table, *inputs)))
     assert_exact(*grads)
 
 
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
 def test_dropout_scales_what_it_keeps_and_leaves_the_normaliser(at_once, monkeypatch):
-    """With one-hot values the output is the weights, each 0 or 1 / (1 - p) times itself; gradients follow the same choice."""
+    """With one-hot values the output is the weights, each 0 or 1 / (1 - p) times itself; gradients follow the
+    same choice.
+    """
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     graph, (q, k, _) = patterns.window(40, 12), qkv(40, 40, kv_heads=4)
     v = torch.eye(40, dtype=torch.float64).expand(2, 4, 40, 40).clone().requires_grad_()
@@ -145,7 +164,8 @@ def test_dropout_scales_what_it_keeps_and_leaves_the_normaliser(at_once, monkeyp
     assert_exact(info.lse, clean.lse)
     ratio = (out / whole)[whole > 0]
     assert_exact(ratio, 4 / 3 * (ratio > 0.5).double())
-    # Of n = 3,312 weights (2 x 4 x 414 edges) a share of 3/4 stays, with deviation sqrt(3/16 / n) = 0.0075: five of them.
+    # Of n = 3,312 weights (2 x 4 x 414 edges) a share of 3/4 stays, with deviation sqrt(3/16 / n) = 0.0075:
+    # five of them.
     assert len(ratio) == 8 * graph.num_edges == 3312
     assert abs(float((ratio > 0).double().mean()) - 0.75) < 5 * (3 / 16 / len(ratio)) ** 0.5
     (grad,) = torch.autograd.grad(out.sum(), v)
@@ -161,7 +181,9 @@ def test_a_non_edge_carries_no_nan(options):
     assert torch.equal(out.isnan().any(-1), graph.mask()[:, 4].expand(2, 4, -1))
 
 
-@pytest.mark.parametrize("learned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "score_mod"])
+@pytest.mark.parametrize(
+    "learned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "score_mod"]
+)
 def test_graphs_of_equal_size_compile_to_different_programs(learned):
     """The list is part of the program, never of an older one."""
     torch.compiler.reset()
@@ -201,16 +223,18 @@ def test_transforms_of_torch_func():
 def test_what_it_refuses():
     """Lists that int32 cannot number, or that would not fit, by name; everything else it holds."""
     q = torch.empty(1, 1, 2**16, 4, device="meta")
-    huge = Call.checked(q, q, q, patterns.full(2**16))
-    assert "4294967296 edges" in rows.refusal(huge)
-    part = Call.checked(q[:, :, : 2**14], q, q, patterns.cross(2**14, 2**16))
-    assert "GiB" in rows.refusal(part)
-    assert rows.refusal(Call.checked(*qkv(12, 15), irregular())) is None
+    huge = AttentionCall.checked(q, q, q, patterns.full(2**16))
+    assert "4294967296 edges" in rows.unsupported_reason(huge)
+    part = AttentionCall.checked(q[:, :, : 2**14], q, q, patterns.cross(2**14, 2**16))
+    assert "GiB" in rows.unsupported_reason(part)
+    assert rows.unsupported_reason(AttentionCall.checked(*qkv(12, 15), irregular())) is None
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_sums_over_hubs_are_within_the_rule(turned):
-    """Three tokens have a thousand edges: added one after the other, gradients were off by ten times SDPA's error."""
+    """Three tokens have a thousand edges: added one after the other, gradients were off by ten times SDPA's
+    error.
+    """
     rng = torch.Generator().manual_seed(0)
     graph = patterns.window(1000, 8) | patterns.sinks(1000, 3)
     graph = graph.T if turned else graph

@@ -1,4 +1,6 @@
-"""The backend made of others: every option on graphs of several parts, the plan it prints, and which kernel takes which part."""
+"""The backend made of others: every option on graphs of several parts, the plan it prints, and which kernel
+takes which part.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from support.verify_cases import check_graph
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, split
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.roofline import Sizes
 from gnn_attention.backends.plan.decompose import parts
 from gnn_attention.verify.cases import GRAPHS
@@ -35,12 +37,19 @@ def _several_parts(monkeypatch):
 
 def qkv(graph, *, batch=2, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
-    sizes = ((heads, graph.num_dst, dim), (kv_heads, graph.num_src, dim), (kv_heads, graph.num_src, value_dim))
-    return [torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+    sizes = (
+        (heads, graph.num_dst, dim),
+        (kv_heads, graph.num_src, dim),
+        (kv_heads, graph.num_src, value_dim),
+    )
+    return [
+        torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for size in sizes
+    ]
 
 
 def checked(graph, **options):
-    return Call.checked(*(x.detach() for x in qkv(graph)), graph, **options)
+    return AttentionCall.checked(*(x.detach() for x in qkv(graph)), graph, **options)
 
 
 def options(graph):
@@ -52,14 +61,22 @@ def options(graph):
         "sinks": ({"sink_logits": sinks}, [sinks]),
         "bias": ({"bias": bias}, [bias]),
         "alibi and softcap": ({"score_mod": score_mods.chain(alibi, score_mods.softcap(2.0))}, []),
-        "by distance, learned": ({"score_mod": lambda s, b, h, dst, src: s + table[h, (dst - src).abs() % 40]}, [table]),
+        "by distance, learned": (
+            {"score_mod": lambda s, b, h, dst, src: s + table[h, (dst - src).abs() % 40]},
+            [table],
+        ),
         "dropout": ({"dropout": 0.4}, []),
-        "all": ({"bias": bias, "sink_logits": sinks, "dropout": 0.2, "score_mod": alibi, "scale": -0.3}, [bias, sinks]),
+        "all": (
+            {"bias": bias, "sink_logits": sinks, "dropout": 0.2, "score_mod": alibi, "scale": -0.3},
+            [bias, sinks],
+        ),
     }
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("option", ["plain", "sinks", "bias", "alibi and softcap", "by distance, learned", "dropout", "all"])
+@pytest.mark.parametrize(
+    "option", ["plain", "sinks", "bias", "alibi and softcap", "by distance, learned", "dropout", "all"]
+)
 def test_equal_to_the_reference(name, option):
     """Output, lse and all gradients of a function of both, in float64; the same weights are dropped."""
     graph = SHAPES[name]
@@ -78,13 +95,17 @@ def test_equal_to_the_reference(name, option):
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[turn % 3]) for turn, name in enumerate([*SHAPES] * 2) if turn < 6])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, DTYPES[turn % 3]) for turn, name in enumerate([*SHAPES] * 2) if turn < 6]
+)
 def test_error_is_at_most_twice_that_of_sdpa(name, dtype):
     """Though each part is rounded before the merge; gradients three times."""
     graph = SHAPES[name]
     given = qkv(graph, dim=16, value_dim=16, dtype=dtype)
     out = ga.attend(*given, graph, backend="split")
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(
+        dtype
+    )
     gradients = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
     assert_rule(out, gradients, attention_truth(*given, graph, direction).for_backend(BACKENDS["split"]))
 
@@ -145,7 +166,8 @@ def test_graphs_that_differ_by_head():
 
 @quiet
 @pytest.mark.parametrize(
-    ("name", "compiler"), [("window and sinks", "eager"), pytest.param("window and list", "aot_eager", marks=pytest.mark.slow)]
+    ("name", "compiler"),
+    [("window and sinks", "eager"), pytest.param("window and list", "aot_eager", marks=pytest.mark.slow)],
 )
 def test_compiled_and_mapped(name, compiler):
     """Without a graph break, and under torch.func."""
@@ -165,9 +187,6 @@ def test_compiled_and_mapped(name, compiler):
     assert_exact(torch.func.vmap(run)(*several), wanted)
 
 
-# -- the plan ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_plan_is_printed():
     """Parts, ranges, edges and backends."""
     plan = split.planned(checked(SHAPES["window and list"]))
@@ -180,7 +199,9 @@ def test_the_plan_is_printed():
 
 def test_the_plan_is_that_of_the_first_head_of_the_first_sample():
     """Where they differ."""
-    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= 3 + 2 * b + h, N, batch=2, heads=4)
+    graph = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (dst - src).abs() <= 3 + 2 * b + h, N, batch=2, heads=4
+    )
     each = [graph.select(*place).num_edges for place in ((0, 0), (0, 1), (1, 0))]
     assert sum(row[3] for row in split.planned(checked(graph)).rows) == each[0]
     assert len(set(each)) == 3
@@ -196,7 +217,9 @@ def test_parts_of_one_backend_are_one_call(monkeypatch):
     monkeypatch.setattr(split, "JOINED", {"tiles"})
     monkeypatch.setattr(split, "_order", lambda call: ("tiles",))
     graph = SHAPES["longformer"]
-    assert split.planned(checked(graph)).rows == (("the whole graph", (0, N), (0, N), graph.num_edges, "tiles"),)
+    assert split.planned(checked(graph)).rows == (
+        ("the whole graph", (0, N), (0, N), graph.num_edges, "tiles"),
+    )
     monkeypatch.setattr(split, "_order", lambda call: ("dense",))
     assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
 
@@ -205,7 +228,9 @@ def test_parts_of_several_backends_stay_apart(monkeypatch):
     """Even where each of these takes many parts at once; and each is asked as it will be called, for lse."""
     asked = []
     monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
-    monkeypatch.setattr(split, "_order", lambda call: asked.append(call) or (("tiles", "rows")[len(asked) % 2],))
+    monkeypatch.setattr(
+        split, "_order", lambda call: asked.append(call) or (("tiles", "rows")[len(asked) % 2],)
+    )
     assert {row[4] for row in split.planned(checked(SHAPES["longformer"])).rows} == {"tiles", "rows"}
     assert all(call.with_lse for call in asked)
 
@@ -215,7 +240,7 @@ def test_halves_are_rounded_once_on_a_cpu(dtype):
     """The parts, and their sum, are those of the same numbers in float32."""
     graph = SHAPES["window and sinks"]
     halves = [x.detach() for x in qkv(graph, dtype=dtype)]
-    assert len(split.planned(Call.checked(*halves, graph)).rows) > 1
+    assert len(split.planned(AttentionCall.checked(*halves, graph)).rows) > 1
     wide = ga.attend(*(x.float() for x in halves), graph, backend="split")
     assert torch.equal(ga.attend(*halves, graph, backend="split"), wide.to(dtype))
 
@@ -225,7 +250,10 @@ def test_a_part_that_no_backend_holds_is_named(monkeypatch):
     monkeypatch.setattr(split, "KERNELS", {"flex": flex.BACKEND})
     monkeypatch.setattr(split, "_order", lambda call: ("flex",))
     graph = SHAPES["window and sinks"]
-    with pytest.raises(RefusalError, match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64"):
+    with pytest.raises(
+        RefusalError,
+        match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64",
+    ):
         ga.attend(*qkv(graph), graph, backend="split")
 
 
@@ -242,8 +270,10 @@ def test_a_part_that_no_backend_holds_is_named(monkeypatch):
 def test_which_kernel_is_asked_first_on_cuda(graph, first, monkeypatch):
     """By the estimates of a device; FlexAttention after those that need no compiling."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("meta",))
-    q, k = (torch.empty(1, 4, n, 64, device="meta", dtype=torch.bfloat16) for n in (graph.num_dst, graph.num_src))
-    order = split._order_on_cuda(Call.checked(q, k, k, graph, with_lse=True))
+    q, k = (
+        torch.empty(1, 4, n, 64, device="meta", dtype=torch.bfloat16) for n in (graph.num_dst, graph.num_src)
+    )
+    order = split._order_on_cuda(AttentionCall.checked(q, k, k, graph, with_lse=True))
     assert order[0] == first
     assert order[-3:] == ("flex", "tiles", "rows")
 
@@ -259,8 +289,11 @@ def test_estimates_on_cuda_are_asked_for_the_sizes_of_the_call(with_lse, first, 
         return {name: SimpleNamespace(seconds=time) for name, time in seconds.items()}
 
     monkeypatch.setattr(split, "estimates", estimated)
-    q, k, v = (torch.empty(2, heads, 96, dim, device="meta", dtype=torch.bfloat16) for heads, dim in ((6, 16), (3, 16), (3, 24)))
-    order = split._order_on_cuda(Call.checked(q, k, v, patterns.causal(N), with_lse=with_lse))
+    q, k, v = (
+        torch.empty(2, heads, 96, dim, device="meta", dtype=torch.bfloat16)
+        for heads, dim in ((6, 16), (3, 16), (3, 24))
+    )
+    order = split._order_on_cuda(AttentionCall.checked(q, k, v, patterns.causal(N), with_lse=with_lse))
     assert asked == [Sizes(12, 16, 24, torch.bfloat16)]
     assert order == (first, *{"dense", "triton"} - {first}, "flex", "tiles", "rows")
 
@@ -269,14 +302,17 @@ def test_on_cuda_no_part_writes_out_too_many_logits():
     """They would be dst x src."""
     graph = patterns.strict_causal(8192)
     q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
-    call = Call.checked(q, q, q, graph, with_lse=True)
+    call = AttentionCall.checked(q, q, q, graph, with_lse=True)
     assert dense.bytes_needed(call) > split.DENSE_BYTES
     assert "dense" not in split._order_on_cuda(call)
 
 
 def test_on_a_cpu_the_cost_model_decides():
     """Boxes of few senders are one dense call, scattered edges a list."""
-    assert split._order(checked(parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph))[0] == "dense"
+    assert (
+        split._order(checked(parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph))[0]
+        == "dense"
+    )
     assert split._order(checked(scattered(1024, 1024, 1024)))[0] == "rows"
 
 

@@ -87,14 +87,18 @@ def test_without_tiles():
 def test_edges_in_tiles(num_dst, num_src, block):
     """Every edge of the chosen tiles, once, with its tile; the others not."""
     mask = torch.rand(num_dst, num_src, generator=torch.Generator().manual_seed(1)) < 0.2
-    pairs = mask.nonzero().flip(1)[torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))]
+    pairs = mask.nonzero().flip(1)[
+        torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))
+    ]
     graph = ga.convert.from_edge_index(pairs.t(), num_dst, num_src)
     every = [(i, j) for i in range(-(-num_dst // block)) for j in range(-(-num_src // block))]
     for chosen in (every, every[::2], every[-1:]):
         row, column = torch.tensor(chosen).t()
         tile, edges = edges_in_tiles(graph, block, row, column)
         found = {(s, d): chosen[t] for t, s, d in zip(tile.tolist(), *edges.tolist(), strict=True)}
-        expected = {(s, d): (d // block, s // block) for s, d in pairs.tolist() if (d // block, s // block) in chosen}
+        expected = {
+            (s, d): (d // block, s // block) for s, d in pairs.tolist() if (d // block, s // block) in chosen
+        }
         assert found == expected
         assert len(tile) == len(expected)
 
@@ -107,10 +111,18 @@ def test_boxes_end_at_the_border():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width))))
+@given(
+    st.integers(1, 4).flatmap(
+        lambda width: st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width))
+    )
+)
 def test_classes(rows):
     """Two rows have one class exactly if they are equal; classes count from 0, each with a row of it."""
-    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), -1) if rows else torch.zeros(0, 3, dtype=torch.int64)
+    table = (
+        torch.tensor(rows, dtype=torch.int64).view(len(rows), -1)
+        if rows
+        else torch.zeros(0, 3, dtype=torch.int64)
+    )
     number, some = classes(table)
     assert sorted(set(number.tolist())) == list(range(len(some)))
     assert len(some) == len({tuple(row) for row in rows})

@@ -28,13 +28,21 @@ def by_hand(name, block):
 
 def listed(runs):
     """``[(row, column, full, edges)]`` of all tiles, in order."""
-    fields = zip(*(part.tolist() for part in (runs.row, runs.first, runs.stop, runs.full, runs.edges)), strict=True)
-    return [(row, column, full, edges) for row, first, stop, full, edges in fields for column in range(first, stop)]
+    fields = zip(
+        *(part.tolist() for part in (runs.row, runs.first, runs.stop, runs.full, runs.edges)), strict=True
+    )
+    return [
+        (row, column, full, edges)
+        for row, first, stop, full, edges in fields
+        for column in range(first, stop)
+    ]
 
 
 @each_graph
 def test_tiles_are_divided_by_their_fill(name):
-    """Every tile with an edge on one side exactly, full ones always on the first, partial ones with their number of edges."""
+    """Every tile with an edge on one side exactly, full ones always on the first, partial ones with their
+    number of edges.
+    """
     for block, least in ((16, 0.0), (64, 0.9)) if list(PLAIN).index(name) % 2 else ((64, 0.0), (16, 0.9)):
         check_fill(name, block, least)
 
@@ -43,8 +51,12 @@ def check_fill(name, block, least):
     graph = PLAIN[name]
     dense, sparse = (listed(runs) for runs in divided(graph, block, least))
     tiles = by_hand(name, block)
-    assert [tile[:2] for tile in dense] == [at for at, (edges, pairs) in tiles.items() if edges >= least * pairs]
-    assert [tile[:2] for tile in sparse] == [at for at, (edges, pairs) in tiles.items() if edges < least * pairs]
+    assert [tile[:2] for tile in dense] == [
+        at for at, (edges, pairs) in tiles.items() if edges >= least * pairs
+    ]
+    assert [tile[:2] for tile in sparse] == [
+        at for at, (edges, pairs) in tiles.items() if edges < least * pairs
+    ]
     for row, column, full, edges in dense + sparse:
         assert full == (tiles[row, column][0] == tiles[row, column][1])
         assert full or edges == tiles[row, column][0]
@@ -77,7 +89,17 @@ def test_cells_at(name):
 
 def test_cells_at_with_runs_that_cover_one_another():
     """Long runs above short ones, nested, overlapping, touching and apart."""
-    spans = [(0, 0, 9), (1, 2, 3), (1, 8, 12), (2, 0, 1), (3, 1, 2), (3, 5, 6), (5, 4, 7), (6, 0, 2), (6, 6, 8)]
+    spans = [
+        (0, 0, 9),
+        (1, 2, 3),
+        (1, 8, 12),
+        (2, 0, 1),
+        (3, 1, 2),
+        (3, 5, 6),
+        (5, 4, 7),
+        (6, 0, 2),
+        (6, 6, 8),
+    ]
     row, first, stop = torch.tensor(spans).t()
     runs = Runs(4, row, first, stop, torch.ones_like(row, dtype=torch.bool), torch.zeros_like(row))
     for times in (1, 2, 3, 4, 7, 100):
@@ -104,4 +126,6 @@ def test_a_list_and_its_rule_agree():
     for least in (0.0, 0.25, 0.32):
         for one, other in zip(divided(by_list, 16, least), divided(by_rule, 16, least), strict=True):
             assert listed(one) == listed(other)
-            assert torch.equal(left_over(by_list, one.at(~one.full)), left_over(by_rule, other.at(~other.full)))
+            assert torch.equal(
+                left_over(by_list, one.at(~one.full)), left_over(by_rule, other.at(~other.full))
+            )

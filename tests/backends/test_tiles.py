@@ -1,4 +1,6 @@
-"""The backends over tiles, alone and mixed with rows: options, half types, poison, parts, memory, against the dense formula."""
+"""The backends over tiles, alone and mixed with rows: options, half types, poison, parts, memory, against the
+dense formula.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("graph", SMALL)
 def test_every_graph_and_feature_of_verify(graph):
-    """Forward and gradients in float64, and some in float32, within the rule; rows too, for whom the truth is there."""
+    """Forward and gradients in float64, and some in float32, within the rule; rows too, for whom the truth is
+    there.
+    """
     check_graph((TILES, MIXED, BACKENDS["rows"]), graph)
 
 
@@ -39,15 +43,14 @@ def test_half_types(dtype, backend):
 def test_error_over_many_tiles_is_at_most_twice_that_of_sdpa(dtype):
     """With several pieces merged for each receiver, D = Dv and grouped heads; gradients three times."""
     graph, given = SHAPES["window and sinks"], qkv(150, dim=16, value_dim=16, dtype=dtype)
-    direction = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    direction = torch.randn(
+        given[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).to(dtype)
     truth = attention_truth(*given, graph, direction)
     for backend in (TILES, MIXED):
         out = ga.attend(*given, graph, backend=backend)
         gradients = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
         assert_rule(out, gradients, truth.for_backend(backend))
-
-
-# -- options ----------------------------------------------------------------------------------------------------------
 
 
 def logits(q, k):
@@ -57,12 +60,20 @@ def logits(q, k):
 def softmax(scores, graph):
     """Weights of the formula; 0 for whoever hears nobody."""
     masked = scores.masked_fill(~graph.mask(), -torch.inf)
-    return masked.softmax(-1).nan_to_num(0.0) if not graph.has_empty_rows else oracle.masked_softmax(scores, graph.mask())
+    return (
+        masked.softmax(-1).nan_to_num(0.0)
+        if not graph.has_empty_rows
+        else oracle.masked_softmax(scores, graph.mask())
+    )
 
 
-@pytest.mark.parametrize(("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)])
+@pytest.mark.parametrize(
+    ("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)]
+)
 def test_a_learned_relative_bias(shape, at_once, monkeypatch):
-    """Its table, q, k and v get the gradients of the formula written with a table of all pairs; also part by part."""
+    """Its table, q, k and v get the gradients of the formula written with a table of all pairs; also part by
+    part.
+    """
     monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     graph, reach = SHAPES[shape], 30
     q, k, v = qkv(graph.num_dst, graph.num_src)
@@ -89,7 +100,11 @@ def test_score_mods_and_lse(mod, shape):
     distance = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset - torch.arange(graph.num_src)
     capped = 2 * torch.tanh(logits(q, k) / 2)
     mods = {"alibi": score_mods.alibi(score_mods.alibi_slopes(4)), "softcap": score_mods.softcap(2.0)}
-    scores = {"alibi": logits(q, k) - slopes * distance, "softcap": capped, "all": capped - slopes * distance}[mod]
+    scores = {
+        "alibi": logits(q, k) - slopes * distance,
+        "softcap": capped,
+        "all": capped - slopes * distance,
+    }[mod]
     score_mod = mods.get(mod, score_mods.chain(mods["softcap"], mods["alibi"]))
     options = {"sink_logits": sinks} if mod == "all" else {}
     found, info = ga.attend(q, k, v, graph, score_mod=score_mod, backend="tiles", return_info=True, **options)
@@ -100,7 +115,9 @@ def test_score_mods_and_lse(mod, shape):
     assert_exact(found, wanted)
     assert_exact(gradients(found, learned), gradients(wanted, learned))
     total = scores.masked_fill(~graph.mask(), -torch.inf)
-    total = torch.cat([total, sinks.view(1, 4, 1, 1).expand(2, 4, graph.num_dst, 1)], -1) if options else total
+    total = (
+        torch.cat([total, sinks.view(1, 4, 1, 1).expand(2, 4, graph.num_dst, 1)], -1) if options else total
+    )
     assert_exact(info.lse[..., heard], total.logsumexp(-1)[..., heard])
     assert (info.lse[..., ~heard] == -torch.inf).all()
 
@@ -119,7 +136,9 @@ def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
     order = torch.randperm(whole.num_edges, generator=torch.Generator().manual_seed(4))
     graph = ga.convert.from_edge_index(whole.edge_index[:, order], 150, 150)
     shape = tuple(n or whole.num_edges for n in shape)
-    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    bias = torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    ).requires_grad_()
     q, k, v = qkv(150)
     found = ga.attend(q, k, v, graph, bias=bias, backend="tiles")
     src, dst = graph.edge_index
@@ -133,7 +152,9 @@ def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [2**25, 20_000], ids=["at once", "in parts"])
 def test_dropout_takes_the_same_mask_forward_and_backward(at_once, monkeypatch):
-    """With the random numbers fixed the gradient is that of differences; the mean over draws is that without dropout."""
+    """With the random numbers fixed the gradient is that of differences; the mean over draws is that without
+    dropout.
+    """
     monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     graph = patterns.window(70, 20)
     q, k, v = qkv(70, heads=2, kv_heads=1, batch=1)
@@ -145,18 +166,24 @@ def test_dropout_takes_the_same_mask_forward_and_backward(at_once, monkeypatch):
     rng = torch.Generator().manual_seed(5)
     direction = [torch.randn(x.shape, dtype=torch.float64, generator=rng) for x in (q, k, v)]
     weights = torch.randn(run(q, k, v).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    # A central difference: its error is step^2 / 6 of the third derivative, 2e-11 of it, and eps / step, 2e-11, of the summed
-    # numbers. Both are at most some thousand times the slope.
+    # A central difference: its error is step^2 / 6 of the third derivative, 2e-11 of it, and eps / step,
+    # 2e-11, of the summed numbers. Both are at most some thousand times the slope.
     step = 1e-5
-    ahead, behind = (run(*(x + s * d for x, d in zip((q, k, v), direction, strict=True))) for s in (step, -step))
+    ahead, behind = (
+        run(*(x + s * d for x, d in zip((q, k, v), direction, strict=True))) for s in (step, -step)
+    )
     slope = float(((ahead - behind) * weights).sum().detach() / (2 * step))
     found = torch.autograd.grad(run(q, k, v), (q, k, v), weights)
-    assert float(sum((g * d).sum() for g, d in zip(found, direction, strict=True))) == pytest.approx(slope, rel=1e-6)
+    assert float(sum((g * d).sum() for g, d in zip(found, direction, strict=True))) == pytest.approx(
+        slope, rel=1e-6
+    )
     assert error(run(q, k, v), ga.attend(q, k, v, graph, backend="tiles")) > 0.1
 
 
 def test_dropout_keeps_the_mean():
-    """Over tokens whose values are all 1, weights kept are doubled: the mean stays 1, the spread is Bernoulli's."""
+    """Over tokens whose values are all 1, weights kept are doubled: the mean stays 1, the spread is
+    Bernoulli's.
+    """
     n, window = 2000, 50
     q, k, v = torch.zeros(1, 1, n, 4), torch.zeros(1, 1, n, 4), torch.ones(1, 1, n, 4)
     torch.manual_seed(0)
@@ -167,7 +194,9 @@ def test_dropout_keeps_the_mean():
     assert 0.9 < float(out.std()) / deviation < 1.1
 
 
-BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 10 * h + 5 * b), 80, heads=4, batch=2)
+BY_BOTH = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & (dst - src <= 10 * h + 5 * b), 80, heads=4, batch=2
+)
 BY_SAMPLE = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst) & (src >= 40 * b), 80, batch=2)
 BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src - dst).abs() == h, 80, heads=4)
 
@@ -180,12 +209,18 @@ def test_graphs_by_head_and_sample(name, graph):
     sinks = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
     mask = graph.mask() if graph.batch else graph.mask().unsqueeze(0)
     mask = mask.expand(2, 4, 80, 80)
-    for score_mod in (None, lambda s, b, h, dst, src: s * (1 + b) - h * src / 80) if name != "mixed" else (None,):
+    for score_mod in (
+        (None, lambda s, b, h, dst, src: s * (1 + b) - h * src / 80) if name != "mixed" else (None,)
+    ):
         scores = logits(q, k)
         if score_mod is not None:
             ends = torch.arange(80).unsqueeze(1), torch.arange(80)
-            scores = score_mod(scores, torch.arange(2).view(2, 1, 1, 1), torch.arange(4).view(1, 4, 1, 1), *ends)
-        out, info = ga.attend(q, k, v, graph, score_mod=score_mod, sink_logits=sinks, backend=name, return_info=True)
+            scores = score_mod(
+                scores, torch.arange(2).view(2, 1, 1, 1), torch.arange(4).view(1, 4, 1, 1), *ends
+            )
+        out, info = ga.attend(
+            q, k, v, graph, score_mod=score_mod, sink_logits=sinks, backend=name, return_info=True
+        )
         wanted = oracle.masked_softmax(scores, mask, sinks) @ v.repeat_interleave(2, 1)
         assert_exact(out, wanted)
         assert_exact(gradients(out, [q, k, v, sinks]), gradients(wanted, [q, k, v, sinks]))
@@ -196,7 +231,9 @@ def test_the_plan_of_each_head_is_worked_out_once(monkeypatch):
     """A graph that differs by head keeps its parts, with what is known of them."""
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= h, 80, heads=4)
     ga.attend(*qkv(80), graph, backend="tiles")
-    monkeypatch.setattr("gnn_attention.backends.plan.planner.rectangles", lambda *arguments: pytest.fail("worked out again"))
+    monkeypatch.setattr(
+        "gnn_attention.backends.plan.planner.rectangles", lambda *arguments: pytest.fail("worked out again")
+    )
     ga.attend(*qkv(80), graph, backend="tiles")
 
 
@@ -225,7 +262,9 @@ def test_float16_is_rounded_once(name):
     out, exact = (ga.attend(*x, graph, backend=name) for x in (given, [x.float() for x in given]))
     assert torch.equal(out, exact.half())
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).half()
-    slopes, wide = (torch.autograd.grad(y, given, direction.to(y.dtype), retain_graph=True) for y in (out, exact))
+    slopes, wide = (
+        torch.autograd.grad(y, given, direction.to(y.dtype), retain_graph=True) for y in (out, exact)
+    )
     assert torch.equal(slopes[2], wide[2])
     assert_rule(out, dict(zip("qkv", slopes, strict=True)), attention_truth(*given, graph, direction))
 
@@ -245,12 +284,16 @@ def test_autocast_ends_here(name):
         assert all(torch.equal(a, b) for a, b in zip(slopes, true, strict=True))
 
 
-# -- poison, on the path that is written out --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("where", "value"),
-    [("q", torch.nan), ("k", torch.inf), ("k", torch.nan), ("v", -torch.inf), ("q", torch.inf), ("v", torch.nan)],
+    [
+        ("q", torch.nan),
+        ("k", torch.inf),
+        ("k", torch.nan),
+        ("v", -torch.inf),
+        ("q", torch.inf),
+        ("v", torch.nan),
+    ],
 )
 def test_what_a_token_holds_reaches_only_who_hears_it_written_out(where, value):
     """Outputs, lse and all gradients of a loss over the others are those of the same call without it."""
@@ -269,7 +312,9 @@ def test_what_a_token_holds_reaches_only_who_hears_it_written_out(where, value):
 
 
 @pytest.mark.parametrize("name", ["tiles", "mixed", "rows"])
-@pytest.mark.parametrize("options", [{}, {"sink_logits": torch.ones(4, dtype=torch.float64)}], ids=["plain", "sinks"])
+@pytest.mark.parametrize(
+    "options", [{}, {"sink_logits": torch.ones(4, dtype=torch.float64)}], ids=["plain", "sinks"]
+)
 def test_whoever_hears_nobody_gets_nothing(name, options):
     """Exactly 0, lse -inf, finite gradients; scattered over tiles that others fill."""
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst % 3 != 1) & ((dst - src).abs() < 10), 150)
@@ -281,7 +326,9 @@ def test_whoever_hears_nobody_gets_nothing(name, options):
     assert (info.lse[:, :, deaf] == -torch.inf).all()
     assert info.lse[:, :, ~deaf].isfinite().all()
     assert all(x.isfinite().all() for x in gradients(out, given))
-    assert_exact(out, oracle.attention(*given, graph.mask().expand(2, 4, -1, -1), 8**-0.5, None, *options.values()))
+    assert_exact(
+        out, oracle.attention(*given, graph.mask().expand(2, 4, -1, -1), 8**-0.5, None, *options.values())
+    )
 
 
 @pytest.mark.parametrize("mod", [None, score_mods.softcap(2.0)], ids=["plain", "written out"])
@@ -295,29 +342,40 @@ def test_graphs_without_edges_and_without_samples(mod):
     assert (info.lse == -torch.inf).all()
     for batch, heads in ((0, 4), (2, 0)):
         given = qkv(80, batch=batch, heads=heads)
-        assert ga.attend(*given, patterns.window(80, 3), score_mod=mod, backend="tiles").shape == (batch, heads, 80, 6)
-
-
-# -- parts and memory -------------------------------------------------------------------------------------------------
+        assert ga.attend(*given, patterns.window(80, 3), score_mod=mod, backend="tiles").shape == (
+            batch,
+            heads,
+            80,
+            6,
+        )
 
 
 def test_parts_of_the_written_out_logits_equal_one_part(monkeypatch):
     """Output, lse and gradients, to rounding; there are several parts, and they are computed again."""
-    graph, given = patterns.window(1000, 40) | patterns.sinks(1000, 3), qkv(1000, batch=1, dtype=torch.float64)
+    graph, given = (
+        patterns.window(1000, 40) | patterns.sinks(1000, 3),
+        qkv(1000, batch=1, dtype=torch.float64),
+    )
     parts, again = [], []
     real, attend = dense_blocks_eager._parts, dense_blocks_eager._attend
-    monkeypatch.setattr(dense_blocks_eager, "_parts", lambda *x: parts.append(list(real(*x))) or iter(parts[-1]))
+    monkeypatch.setattr(
+        dense_blocks_eager, "_parts", lambda *x: parts.append(list(real(*x))) or iter(parts[-1])
+    )
     monkeypatch.setattr(dense_blocks_eager, "_attend", lambda *x: again.append(x) or attend(*x))
     results = []
     for at_once in (2**30, 2**20):
         monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
-        out, info = ga.attend(*given, graph, score_mod=score_mods.softcap(2.0), backend="tiles", return_info=True)
+        out, info = ga.attend(
+            *given, graph, score_mod=score_mods.softcap(2.0), backend="tiles", return_info=True
+        )
         results.append([[out], [info.lse], gradients(out, given)])
     for found, wanted in zip(*results, strict=True):
         assert_exact(found, wanted)
     assert len(parts[0]) < len(parts[1])
     assert len(parts[1]) > 3
-    assert len(again) == 2 * len(parts[0]) + 2 * len(parts[1])  # kept is none of them, where there is more than one
+    assert len(again) == 2 * len(parts[0]) + 2 * len(
+        parts[1]
+    )  # kept is none of them, where there is more than one
 
 
 @pytest.mark.parametrize("mod", [score_mods.softcap(2.0), None], ids=["written out", "lse"])
@@ -346,12 +404,16 @@ def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
     q = torch.randn(1, 1, 130, 4)
     graph = ga.convert.from_edge_index(torch.tensor([[0, 70, 129], [5, 129, 0]]), 130, 130)
     monkeypatch.setattr(tiles, "MASK_LIMIT", 2 * 64 * 64)
-    with pytest.raises(ga.RefusalError, match=r"masks of its many thinly filled tiles would need .* use backend='rows'"):
+    with pytest.raises(
+        ga.RefusalError, match=r"masks of its many thinly filled tiles would need .* use backend='rows'"
+    ):
         ga.attend(q, q, q, graph, backend="tiles")
     assert ga.attend(q, q, q, graph, backend="rows").shape == q.shape
 
 
-@pytest.mark.parametrize("graph", [patterns.causal(512), patterns.full(512), patterns.strict_causal(512)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph", [patterns.causal(512), patterns.full(512), patterns.strict_causal(512)], ids=lambda g: g.name
+)
 def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
     """As many at a time as there may be, and what comes of it is the same."""
     q, k, v = qkv(512)

@@ -1,4 +1,6 @@
-"""The backend ``triton`` where there is no GPU: what it refuses, and what it makes of a call. Its kernels: interpreted/."""
+"""The backend ``triton`` where there is no GPU: what it refuses, and what it makes of a call. Its kernels:
+interpreted/.
+"""
 
 import dataclasses
 import math
@@ -10,14 +12,28 @@ import torch
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, triton
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import packed_rows
 from gnn_attention.backends.gpu.formats import TILES, WINDOWS, packed
 from gnn_attention.backends.gpu.roofline import Form, Sizes
 from gnn_attention.backends.gpu.row_windows import windows_of
-from gnn_attention.backends.gpu.score_terms import Added, added_to, added_to_edges, has_edge_numbers, reason_against
+from gnn_attention.backends.gpu.score_terms import (
+    Added,
+    added_to,
+    added_to_edges,
+    has_edge_numbers,
+    reason_against,
+)
 from gnn_attention.backends.gpu.tiles import tiles_of
-from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
+from gnn_attention.score_mods import (
+    RelativeBias,
+    alibi,
+    alibi_slopes,
+    chain,
+    log_multiplicity,
+    relative_bias,
+    softcap,
+)
 
 GRAPH = patterns.window(6, 3)
 
@@ -25,7 +41,7 @@ GRAPH = patterns.window(6, 3)
 def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
     """A call of so many heads."""
     q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
-    return Call.checked(q, k, k, graph, **options)
+    return AttentionCall.checked(q, k, k, graph, **options)
 
 
 def on_devices(monkeypatch, *devices):
@@ -49,12 +65,15 @@ def test_tensors_on_a_cpu_are_refused(monkeypatch):
     q = torch.zeros(1, 1, 6, 4)
     for name in ("triton", "triton-rows", "triton-windows", "triton-tiles"):
         with pytest.raises(
-            NotImplementedError, match=f"{name}.*runs on cuda, q is on cpu.*set TRITON_INTERPRET=1 before Python starts"
+            NotImplementedError,
+            match=f"{name}.*runs on cuda, q is on cpu.*set TRITON_INTERPRET=1 before Python starts",
         ):
             ga.attend(q, q, q, GRAPH, backend=name)
     on_devices(monkeypatch, "cpu")
     monkeypatch.setattr(triton, "INSTALLED", False)
-    with pytest.raises(NotImplementedError, match=r"needs Triton, which is not installed.*pip install triton"):
+    with pytest.raises(
+        NotImplementedError, match=r"needs Triton, which is not installed.*pip install triton"
+    ):
         ga.attend(q, q, q, GRAPH, backend="triton")
 
 
@@ -66,7 +85,10 @@ REFUSED = {
     "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not hold a second softcap"),
     "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not hold the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
-    "a dtype": ({"dtype": torch.float8_e4m3fn}, "computes in float16, bfloat16, float32, float64, q is float8_e4m3fn"),
+    "a dtype": (
+        {"dtype": torch.float8_e4m3fn},
+        "computes in float16, bfloat16, float32, float64, q is float8_e4m3fn",
+    ),
     "a width": ({"width": 513}, "rows hold heads of at most 512 channels of torch.float32, got 513"),
 }
 
@@ -74,22 +96,27 @@ REFUSED = {
 @pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_it_cannot_hold(options, said, interpreted):
     """Each with its reason."""
-    assert re.search(said, BACKENDS["triton-rows"].refusal(call(**options)) or "nothing")
+    assert re.search(said, BACKENDS["triton-rows"].unsupported_reason(call(**options)) or "nothing")
 
 
 @pytest.mark.parametrize(
     ("dtype", "width", "held"),
     [
-        *((torch.bfloat16, 256, True), (torch.bfloat16, 257, False), (torch.float32, 128, True), (torch.float32, 129, False)),
+        *(
+            (torch.bfloat16, 256, True),
+            (torch.bfloat16, 257, False),
+            (torch.float32, 128, True),
+            (torch.float32, 129, False),
+        ),
         *((torch.float64, 128, True), (torch.float64, 129, False)),
     ],
 )
 def test_widths_of_blocks(dtype, width, held, interpreted):
     """Windows and tiles hold fewer channels than rows; the form taken of itself is then rows."""
     given = call(dtype=dtype, width=width)
-    assert (BACKENDS["triton-windows"].refusal(given) is None) is held
-    assert (BACKENDS["triton-tiles"].refusal(given) is None) is held
-    assert BACKENDS["triton"].refusal(given) is None
+    assert (BACKENDS["triton-windows"].unsupported_reason(given) is None) is held
+    assert (BACKENDS["triton-tiles"].unsupported_reason(given) is None) is held
+    assert BACKENDS["triton"].unsupported_reason(given) is None
     assert held or triton.form_name(given) == "rows"
 
 
@@ -97,19 +124,31 @@ def test_too_many_edges_are_refused_with_an_estimate(interpreted, monkeypatch):
     """Before anything is built."""
     monkeypatch.setattr(triton, "MOST_EDGES", 14)
     assert re.search(
-        r"its rows would need about 0 GiB for 15 edges, they hold at most 14", BACKENDS["triton-rows"].refusal(call())
+        r"its rows would need about 0 GiB for 15 edges, they hold at most 14",
+        BACKENDS["triton-rows"].unsupported_reason(call()),
     )
     monkeypatch.setattr(triton, "MOST_EDGES", 15)
-    assert BACKENDS["triton-rows"].refusal(call()) is None
+    assert BACKENDS["triton-rows"].unsupported_reason(call()) is None
 
 
 def test_everything_of_this_library_is_held(interpreted):
     """Options, and graphs that differ."""
     varying = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 6, heads=4)
-    mods = (None, alibi(alibi_slopes(4)), softcap(3.0), RelativeBias(4, 2), chain(alibi(alibi_slopes(4)), softcap(2.0)))
+    mods = (
+        None,
+        alibi(alibi_slopes(4)),
+        softcap(3.0),
+        RelativeBias(4, 2),
+        chain(alibi(alibi_slopes(4)), softcap(2.0)),
+    )
     for graph in (GRAPH, varying, patterns.full(3)):
         for mod in mods:
-            assert BACKENDS["triton"].refusal(call(graph, score_mod=mod, dropout=0.1, sink_logits=torch.zeros(4))) is None
+            assert (
+                BACKENDS["triton"].unsupported_reason(
+                    call(graph, score_mod=mod, dropout=0.1, sink_logits=torch.zeros(4))
+                )
+                is None
+            )
 
 
 TABLE = relative_bias(torch.zeros(4, 3))
@@ -129,11 +168,18 @@ def test_the_parts_of_a_score_mod(mod, parts):
 
 
 def test_what_is_added_to_each_edge():
-    """Numbers by receiver, then sender, as the score_mod itself gives them to those pairs; and the bias in that order."""
-    graph = ga.TokenGraph.from_edges(GRAPH.edge_index[:, torch.randperm(15, generator=torch.Generator().manual_seed(0))], 6)
+    """Numbers by receiver, then sender, as the score_mod itself gives them to those pairs; and the bias in
+    that order.
+    """
+    graph = ga.TokenGraph.from_edges(
+        GRAPH.edge_index[:, torch.randperm(15, generator=torch.Generator().manual_seed(0))], 6
+    )
     graph = dataclasses.replace(graph, dst_offset=2, src_offset=1)
     mod = chain(
-        relative_bias(torch.arange(20.0).view(4, 5)), softcap(2.0), log_multiplicity(torch.arange(1.0, 9.0)), alibi((1.0,) * 4)
+        relative_bias(torch.arange(20.0).view(4, 5)),
+        softcap(2.0),
+        log_multiplicity(torch.arange(1.0, 9.0)),
+        alibi((1.0,) * 4),
     )
     bias = torch.arange(60.0).view(4, 15)
     given = call(graph, score_mod=mod, bias=bias)
@@ -167,8 +213,6 @@ def test_bytes_needed_count_the_graph_and_the_numbers_of_edges():
     assert triton.bytes_needed(biased) - triton.bytes_needed(plain) == 15 * 4 + 2 * 4 * 2 * 4 * 15
 
 
-# -- what the operator is given -----------------------------------------------------------------------------------------
-
 CPU = torch.device("cpu")
 LOWERED = {
     "rows": lambda numbers, size: packed_rows(GRAPH, CPU, numbers),
@@ -184,7 +228,9 @@ def given(monkeypatch):
 
     def attention(problem, plan):
         plans.append(plan)
-        return problem.q.new_ones(*problem.q.shape[:3], problem.v.shape[3]), problem.q.new_zeros(problem.q.shape[:3])
+        return problem.q.new_ones(*problem.q.shape[:3], problem.v.shape[3]), problem.q.new_zeros(
+            problem.q.shape[:3]
+        )
 
     monkeypatch.setattr(triton.ops, "attention", attention)
     return plans
@@ -226,15 +272,22 @@ def test_the_best_form_is_lowered_as_it_was_estimated(given, monkeypatch):
 
 @pytest.mark.parametrize(
     ("best", "refused", "taken"),
-    [("tiles", "too many", "rows"), ("tiles", None, "tiles"), ("windows", "too many", "windows"), ("rows", None, "rows")],
+    [
+        ("tiles", "too many", "rows"),
+        ("tiles", None, "tiles"),
+        ("windows", "too many", "windows"),
+        ("rows", None, "rows"),
+    ],
 )
 def test_tiles_that_cannot_be_held_are_rows(best, refused, taken, interpreted, monkeypatch):
-    """Where the form was asked for by name, the reason is told, but not to a call with numbers for each edge."""
-    monkeypatch.setattr(triton.tiles, "refusal", lambda graph: refused)
+    """Where the form was asked for by name, the reason is told, but not to a call with numbers for each
+    edge.
+    """
+    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: refused)
     chosen(monkeypatch, best)
     assert triton.form_name(call(patterns.causal(6))) == taken
-    assert triton.refusal(call(), best) == (refused if best == "tiles" else None)
-    assert triton.refusal(call(bias=torch.zeros(15)), best) is None
+    assert triton.unsupported_reason(call(), best) == (refused if best == "tiles" else None)
+    assert triton.unsupported_reason(call(bias=torch.zeros(15)), best) is None
 
 
 def test_the_first_of_several_graphs_is_asked_for_the_form(interpreted, monkeypatch):
@@ -242,10 +295,10 @@ def test_the_first_of_several_graphs_is_asked_for_the_form(interpreted, monkeypa
     several = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 2 * b - h, 6, batch=2, heads=4)
     seen = []
     asked = chosen(monkeypatch, "tiles")
-    monkeypatch.setattr(triton.tiles, "refusal", lambda graph: seen.append(graph.num_edges))
+    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: seen.append(graph.num_edges))
     assert triton.form_name(call(several)) == "tiles"
     assert asked[0][0].num_edges == 21
-    assert triton.refusal(call(several), "tiles") is None
+    assert triton.unsupported_reason(call(several), "tiles") is None
     assert seen == [21, 21]
 
 
@@ -260,4 +313,6 @@ def test_bytes_needed_by_hand():
     """The rows, a workspace of 64 MiB, and two numbers of float32 for each head, sample and edge."""
     rows = 15 * (4 + 4) + (6 + 6 + 2) * 4
     assert triton.bytes_needed(call(heads=3)) == rows + 2**26
-    assert triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
+    assert (
+        triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
+    )

@@ -1,4 +1,6 @@
-"""The backend of packed documents: on a CPU with the formula in the place of the kernel; what it does not hold it says."""
+"""The backend of packed documents: on a CPU with the formula in the place of the kernel; what it does not
+hold it says.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +38,10 @@ def on_a_cpu(monkeypatch):
 def qkv(tokens=14, *, heads=4, kv_heads=2, dim=12, value_dim=10, dtype=torch.float64):
     generator = torch.Generator().manual_seed(4)
     sizes = ((heads, tokens, dim), (kv_heads, tokens, dim), (kv_heads, tokens, value_dim))
-    return [torch.randn(2, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+    return [
+        torch.randn(2, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for size in sizes
+    ]
 
 
 def results(graph, backend, sinks, given):
@@ -49,9 +54,13 @@ def results(graph, backend, sinks, given):
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_equal_to_the_reference(name, with_sinks):
-    """Output, lse, and all gradients of a function of both; grouped heads, two samples, channels of any number."""
+    """Output, lse, and all gradients of a function of both; grouped heads, two samples, channels of any
+    number.
+    """
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
-    for mine, theirs in zip(*(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True):
+    for mine, theirs in zip(
+        *(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True
+    ):
         assert_exact(mine, theirs)
 
 
@@ -61,7 +70,7 @@ def test_a_split_uses_it(monkeypatch):
     graph = patterns.window(60, 9) | patterns.sinks(60, 2)
     monkeypatch.setattr(split, "_order", lambda call: ("varlen", "dense"))
     given = qkv(60)
-    call = ga.backends.Call.checked(*(x.detach() for x in given), graph)
+    call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph)
     assert [row[4] for row in split.planned(call).rows] == ["dense", "varlen"]
     for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
         assert_exact(mine, theirs)
@@ -73,19 +82,18 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     """Without logits of all pairs, with gradients; and says so before."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
     given, sinks = qkv(), torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    call = ga.backends.Call.checked(*(x.detach() for x in given), graph, with_lse=True)
+    call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     monkeypatch.setattr(dense, "_formula", None)
     for mine, theirs in zip(*(results(graph, b, sinks, given) for b in ("dense", "reference")), strict=True):
         assert_exact(mine, theirs)
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-
 def test_on_a_cpu_it_is_refused():
     """By name, with what to do."""
-    with pytest.raises(RefusalError, match=r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"):
+    with pytest.raises(
+        RefusalError, match=r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"
+    ):
         ga.attend(*qkv(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 
 
@@ -98,7 +106,11 @@ def test_on_a_cpu_it_is_refused():
         ("documents", {"dropout": 0.5}, "has no dropout; give dropout=0.0"),
         (patterns.strict_causal(14), {}, "no packing of documents with one window"),
         (patterns.dilated(14, 3, 2), {}, "no packing of documents with one window"),
-        (ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 14, heads=4), {}, "no packing of documents"),
+        (
+            ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 14, heads=4),
+            {},
+            "no packing of documents",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -124,11 +136,15 @@ def test_sizes_types_and_versions(monkeypatch):
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
         ga.attend(*(x[:0] for x in qkv()), graph, backend="varlen")
     monkeypatch.setattr(flash_varlen, "FLASH", None)
-    with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use backend='flex'"):
+    with pytest.raises(
+        RefusalError, match=r"torch .* has no variable-length flash attention; use backend='flex'"
+    ):
         ga.attend(*qkv(), graph, backend="varlen")
 
 
 def test_what_it_needs():
     """Four tensors of packed tokens."""
-    call = ga.backends.Call.checked(*(x.detach() for x in qkv(dtype=torch.float16)), GRAPHS["causal"])
+    call = ga.backends.AttentionCall.checked(
+        *(x.detach() for x in qkv(dtype=torch.float16)), GRAPHS["causal"]
+    )
     assert BACKENDS["varlen"].bytes_needed(call) == 4 * 2 * 4 * 14 * 12 * 2

@@ -1,4 +1,6 @@
-"""The suite ``attention``: every method against the oracle, wrong ones caught, skips recorded, the whole path."""
+"""The suite ``attention``: every method against the oracle, wrong ones caught, skips recorded, the whole
+path.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -18,7 +20,9 @@ from gnn_attention.verify.measure import EXACT
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
 TINY = Settings(budget=0.002, most=3, shortest=0.0, retries=0, patience=0.0)
-EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])  # not symmetric; receiver 2 is isolated
+EDGES = torch.tensor(
+    [[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]]
+)  # not symmetric; receiver 2 is isolated
 
 
 def problem(graph, layer=False):
@@ -58,10 +62,16 @@ class TestWorkloads:
     )
     def test_graphs_have_the_edges_of_their_names(self, name, edges):
         graph = WORKLOADS[name].graph()
-        assert (graph.num_edges, graph.num_dst, graph.num_src) == (edges, WORKLOADS[name].tokens, WORKLOADS[name].tokens)
+        assert (graph.num_edges, graph.num_dst, graph.num_src) == (
+            edges,
+            WORKLOADS[name].tokens,
+            WORKLOADS[name].tokens,
+        )
 
     def test_flops(self):
-        """4 E H D, 3.5 times that with backward; a layer has four projections of 2 T width^2, three times that with backward."""
+        """4 E H D, 3.5 times that with backward; a layer has four projections of 2 T width^2, three times
+        that with backward.
+        """
         graph = patterns.causal(5)
         assert problem(graph).flops("forward") == 4 * 15 * 2 * 8
         assert problem(graph).flops("both") == 3.5 * 4 * 15 * 2 * 8
@@ -70,7 +80,11 @@ class TestWorkloads:
 
     @pytest.mark.parametrize(
         ("wanted", "quick", "names"),
-        [(["f64", "g"], False, ["f64", "g34", "g100000"]), (["g"], True, ["g34"]), (["g100000"], True, ["g100000"])],
+        [
+            (["f64", "g"], False, ["f64", "g34", "g100000"]),
+            (["g"], True, ["g34"]),
+            (["g100000"], True, ["g100000"]),
+        ],
     )
     def test_select(self, wanted, quick, names):
         assert [workload.name for workload in workloads.select(WORKLOADS, wanted, quick)] == names
@@ -142,7 +156,9 @@ FAULTS = {
     "one sender more": lambda graph: lambda q, k, v: attend(q, k, v, patterns.window(graph.num_dst, 21)),
     "no scale": lambda graph: lambda q, k, v: attend(q, k, v, graph, scale=1.0),
     "one row off": _one_row_off,
-    "a gradient less": lambda graph: lambda q, k, v: attend(q, k.detach() + 0.99 * (k - k.detach()), v, graph),
+    "a gradient less": lambda graph: (
+        lambda q, k, v: attend(q, k.detach() + 0.99 * (k - k.detach()), v, graph)
+    ),
 }
 
 
@@ -150,7 +166,10 @@ class TestTiming:
     def test_slow_methods_take_part_in_few_rounds_evenly(self):
         settings = Settings(budget=1.0, fewest=2, most=10, shortest=0.0)
         timings = timed_rounds(
-            {"fast": int, "slow": int}, settings, Guard(0.5, 0.0, probe=lambda: 1.0), {"fast": 0.01, "slow": 0.4}
+            {"fast": int, "slow": int},
+            settings,
+            Guard(0.5, 0.0, probe=lambda: 1.0),
+            {"fast": 0.01, "slow": 0.4},
         )
         assert sorted(timings["fast"].seconds) == list(range(10))
         assert sorted(timings["slow"].seconds) == [4, 9]
@@ -159,11 +178,15 @@ class TestTiming:
         """The probe is at half of its best after the first sample, and at its best from then on."""
         rates = iter([1.0] * 11 + [0.5] + [1.0] * 10)
         settings = Settings(budget=1.0, fewest=1, most=1, shortest=0.0, retries=2, patience=0.0)
-        timing = timed_rounds({"it": int}, settings, Guard(0.8, 0.0, probe=lambda: next(rates)), {"it": 0.0})["it"]
+        timing = timed_rounds({"it": int}, settings, Guard(0.8, 0.0, probe=lambda: next(rates)), {"it": 0.0})[
+            "it"
+        ]
         assert (timing.retries, timing.noisy, len(timing.seconds)) == (1, 0, 1)
 
     def test_a_guard_that_has_spent_its_allowance_asks_no_more(self):
-        """A machine that is never at rest must not hold up the run: its samples are noisy, and that is said."""
+        """A machine that is never at rest must not hold up the run: its samples are noisy, and that is
+        said.
+        """
         asked = []
 
         def probe():
@@ -210,7 +233,11 @@ class TestMeasureProblem:
             Method("absent", _never, modules=("no_such_package",)),
             Method("hungry", _never, bytes_needed=lambda posed, both: 2**40),
             Method("slow", _never, seconds_needed=lambda posed, both: 60.0),
-            Method("forward only", lambda posed: methods.ours()[0].prepare(posed), backward="it has no backward pass"),
+            Method(
+                "forward only",
+                lambda posed: methods.ours()[0].prepare(posed),
+                backward="it has no backward pass",
+            ),
             Method("wrong", lambda posed: Prepared(FAULTS["no scale"](posed.graph))),
             Method("broken", _broken),
         ]
@@ -221,7 +248,8 @@ class TestMeasureProblem:
             for which in attention.PASSES:
                 self.is_measured(cases[name, which], posed, which)
         said = {
-            name: (cases[name, "both"]["status"], cases[name, "both"]["reason"]) for name in ("absent", "hungry", "slow", "wrong")
+            name: (cases[name, "both"]["status"], cases[name, "both"]["reason"])
+            for name in ("absent", "hungry", "slow", "wrong")
         }
         assert said["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
         assert said["hungry"] == ("out of memory by estimate", "1024.0 GiB, the limit is 14.0")
@@ -230,7 +258,10 @@ class TestMeasureProblem:
         assert said["wrong"][0] == "wrong"
         assert cases["wrong", "forward"]["output_error"] > 2
         assert "seconds" not in cases["wrong", "forward"]
-        assert (cases["forward only", "forward"]["status"], cases["forward only", "both"]["status"]) == ("measured", "refused")
+        assert (cases["forward only", "forward"]["status"], cases["forward only", "both"]["status"]) == (
+            "measured",
+            "refused",
+        )
         assert cases["forward only", "both"]["reason"] == "it has no backward pass"
         assert cases[CAUSAL, "forward"]["reason"] == "the graph is not causal"
         assert (cases["broken", "both"]["status"], cases["broken", "both"]["reason"]) == (
@@ -283,8 +314,16 @@ class TestMethods:
             (patterns.random_senders(500, 4, causal=False), ["tiles", "rows", "flex"], set()),
             (patterns.causal(4096), ["dense", "tiles", "rows"], set()),
         ):
-            posed = Problem(graph, tuple(torch.empty(1, 8, graph.num_dst, 64, device="meta") for _ in range(3)), torch.empty(0))
-            refused = {method.name: method.refusal(posed) for method in methods.ours(names) if method.refusal}
+            posed = Problem(
+                graph,
+                tuple(torch.empty(1, 8, graph.num_dst, 64, device="meta") for _ in range(3)),
+                torch.empty(0),
+            )
+            refused = {
+                method.name: method.unsupported_reason(posed)
+                for method in methods.ours(names)
+                if method.unsupported_reason
+            }
             assert {name for name, reason in refused.items() if reason} == behind
             assert all("which auto takes: not timed" in refused[name] for name in behind)
 
@@ -292,10 +331,21 @@ class TestMethods:
 class TestEndToEnd:
     @pytest.mark.nightly
     def test_a_whole_run(self, tmp_path, capsys, monkeypatch):
-        """The command, in child processes, over a small workload: a record, a report, pictures of what there is."""
+        """The command, in child processes, over a small workload: a record, a report, pictures of what there
+        is.
+        """
         monkeypatch.setattr(Settings, "quick", classmethod(lambda cls: replace(TINY, budget=0.01)))
         file = tmp_path / "record.json"
-        arguments = ["--workloads", "g34", "--quick", "--no-peers", "--json", str(file), "--plots", str(tmp_path)]
+        arguments = [
+            "--workloads",
+            "g34",
+            "--quick",
+            "--no-peers",
+            "--json",
+            str(file),
+            "--plots",
+            str(tmp_path),
+        ]
         assert main(arguments) == 0
         record = json.loads(file.read_text(encoding="utf-8"))
         assert (record["bench"], record["schema"], record["quick"]) == ("attention", 1, True)

@@ -1,4 +1,6 @@
-"""The command ``python -m benchmarks``, its suites, the suite of graphs, and the processes that measurements run in."""
+"""The command ``python -m benchmarks``, its suites, the suite of graphs, and the processes that measurements
+run in.
+"""
 
 import json
 import mmap
@@ -31,7 +33,9 @@ class TestGraphs:
 
     @pytest.mark.nightly
     def test_a_million_tokens_stay_within_their_limits(self, tmp_path):
-        """``python -m benchmarks graphs``: structured graphs below 500 MB (time is shown, not tested: machines differ)."""
+        """``python -m benchmarks graphs``: structured graphs below 500 MB (time is shown, not tested:
+        machines differ).
+        """
         file = tmp_path / "record.json"
         assert main(["graphs", "--json", str(file)]) == 0
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -43,7 +47,9 @@ class TestGraphs:
         assert ours["memory_mb"] < theirs["memory_mb"] / 10
 
     def test_the_table_has_a_line_for_each(self, capsys, monkeypatch):
-        monkeypatch.setattr(graphs, "_in_a_process", lambda function, **arguments: getattr(graphs, function)(**arguments))
+        monkeypatch.setattr(
+            graphs, "_in_a_process", lambda function, **arguments: getattr(graphs, function)(**arguments)
+        )
         assert main(["graphs", "--tokens", "500", "--no-peers"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split("  ")[0] for line in lines[1:]] == list(graphs.GRAPHS)
@@ -96,7 +102,9 @@ class TestRecords:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 class TestProcesses:
-    @pytest.mark.parametrize(("signal", "said"), [(9, "killed by SIGKILL, most likely out of memory"), (15, "killed by SIGTERM")])
+    @pytest.mark.parametrize(
+        ("signal", "said"), [(9, "killed by SIGKILL, most likely out of memory"), (15, "killed by SIGTERM")]
+    )
     def test_a_fork_that_is_killed_says_by_what(self, signal, said):
         with pytest.raises(RuntimeError, match=f"^{said}$"):
             process.in_a_fork(lambda: os.kill(os.getpid(), signal))
@@ -107,7 +115,8 @@ class TestProcesses:
 
     def test_a_process_that_fails_says_its_last_line(self):
         with pytest.raises(
-            RuntimeError, match=r"^loads\({'s': 'no JSON'}\) failed: json.decoder.JSONDecodeError: Expecting value"
+            RuntimeError,
+            match=r"^loads\({'s': 'no JSON'}\) failed: json.decoder.JSONDecodeError: Expecting value",
         ):
             process.in_a_process("json", "loads", {"s": "no JSON"})
 

@@ -1,4 +1,6 @@
-"""The suite ``gpu``, tried out on a CPU: every method right or refused, wrong ones caught, a record that is carried on."""
+"""The suite ``gpu``, tried out on a CPU: every method right or refused, wrong ones caught, a record that is
+carried on.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -59,7 +61,8 @@ class TestWorkloads:
     def test_scattered_senders_are_different_and_as_many_as_asked_for(self, degree):
         graph = workloads.scattered(96, degree)
         assert graph.num_edges == int(graph.mask().sum()) == len(torch.unique(graph.edge_index, dim=1).T)
-        # A share degree % 1 of 96 receivers has one more, drawn: deviation at most 0.5 / sqrt(96) = 0.051, of which 0.2 is four.
+        # A share degree % 1 of 96 receivers has one more, drawn: deviation at most 0.5 / sqrt(96) = 0.051, of
+        # which 0.2 is four.
         assert graph.in_degree().double().mean() == pytest.approx(degree, abs=0.2)
         assert graph.in_degree().max() - graph.in_degree().min() == (degree % 1 > 0)
         key = graph.edge_index[1] * 96 + graph.edge_index[0]
@@ -81,7 +84,9 @@ class TestWorkloads:
         assert found.flops("forward") == 4 * edges * 2 * 16
         assert found.flops("backward") == 10 * edges * 2 * 16
         assert workloads.bytes_of(found, "forward", "products") == 4 * tensor
-        assert workloads.bytes_of(found, "backward", "gathers") == 2 * (4 * tensor + edges * 2 * (2 * 16 * 2 + 4))
+        assert workloads.bytes_of(found, "backward", "gathers") == 2 * (
+            4 * tensor + edges * 2 * (2 * 16 * 2 + 4)
+        )
 
 
 class TestChecked:
@@ -127,7 +132,9 @@ class TestMethods:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", WORKLOADS)
     def test_every_method_is_measured_or_says_why_not(self, name):
-        """All that runs here is right; both passes of each have a case, and a prediction where there is one."""
+        """All that runs here is right; both passes of each have a case, and a prediction where there is
+        one.
+        """
         found = bench(name)
         for method in methods.methods_of(WORKLOADS[name].peers, with_peers=True):
             cases = found.cases(method)
@@ -148,7 +155,9 @@ class TestMethods:
 
     @pytest.mark.slow
     def test_what_is_missing_or_fails_is_a_case(self, monkeypatch):
-        """A module that is not there, a method that raises, one that needs more memory than there is, one far behind."""
+        """A module that is not there, a method that raises, one that needs more memory than there is, one far
+        behind.
+        """
         found = bench("random131k")
         dense = OURS["dense"]
         assert found.cases(Method("a", dense.prepare, modules=("no_such_module",)))[0]["status"] == "missing"
@@ -177,7 +186,9 @@ class TestMethods:
     def test_a_lost_device_ends_the_workload(self, monkeypatch):
         found = bench("random131k")
         monkeypatch.setattr(found.watch, "on_gpu", True)
-        monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: an illegal memory access")))
+        monkeypatch.setattr(
+            torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: an illegal memory access"))
+        )
         with pytest.raises(measuring.LostDeviceError, match="illegal memory access"):
             found.cases(Method("e", _raise(ValueError("no")), same=False))
 
@@ -198,7 +209,9 @@ class TestRunning:
         file, ran = tmp_path / "record.json", []
         cases = Bench.cases
         monkeypatch.setattr(
-            Bench, "cases", lambda self, method: ran.append((self.workload.name, method.name)) or cases(self, method)
+            Bench,
+            "cases",
+            lambda self, method: ran.append((self.workload.name, method.name)) or cases(self, method),
         )
         kept = []
 
@@ -210,11 +223,18 @@ class TestRunning:
         with monkeypatch.context() as slow:
             slow.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(clock)))
             first = running.run_gpu(self.NAMES, "cpu", True, budget=1.5, keep=keep)
-        assert (len(first["cases"]), first["waiting"]) == (2, sum(len(_methods(name)) for name in self.NAMES) - 1)
+        assert (len(first["cases"]), first["waiting"]) == (
+            2,
+            sum(len(_methods(name)) for name in self.NAMES) - 1,
+        )
         full = running.run_gpu(self.NAMES, "cpu", True, resume=file, keep=keep)
         assert json.loads(file.read_text(encoding="utf-8")) == full
         assert kept == [2, 2, *range(4, 2 * len(ran) + 2, 2), 2 * len(ran)]
-        assert ran == [(name, method) for name in sorted(self.NAMES, key=list(WORKLOADS).index) for method in _methods(name)]
+        assert ran == [
+            (name, method)
+            for name in sorted(self.NAMES, key=list(WORKLOADS).index)
+            for method in _methods(name)
+        ]
         assert (full["waiting"], len(full["runs"]), full["measurement"]) == (0, 2, False)
         again = running.run_gpu(self.NAMES, "cpu", True, resume=file)
         assert again["cases"] == full["cases"]
@@ -240,7 +260,9 @@ class TestRunning:
         file = tmp_path / "record.json"
         found = running.run_gpu(["random131k"], "cpu", True, budget=1e-9)
         file.write_text(json.dumps({**found, "torch": "1.0"}), encoding="utf-8")
-        with pytest.raises(ValueError, match=r"was made with another torch \('1.0', here .*\): begin a new record"):
+        with pytest.raises(
+            ValueError, match=r"was made with another torch \('1.0', here .*\): begin a new record"
+        ):
             running.run_gpu(["random131k"], "cpu", True, resume=file)
         file.write_text('{"bench": "attention"}', encoding="utf-8")
         with pytest.raises(ValueError, match="holds no record of the benchmarks"):
@@ -264,7 +286,10 @@ class TestCommand:
             (["--device", "cpu", "--quick", "--workloads", "x"], "there is no workload 'x'"),
             (["--device", "cpu", "--quick", "--budget", "0"], "--budget must be above 0 seconds, got 0.0"),
             (["--device", "cpu", "--quick", "--calibrate"], "--calibrate needs measurements on a GPU"),
-            (["--device", "cpu", "--quick", "--resume", "no.json"], "no.json holds no record of the benchmarks"),
+            (
+                ["--device", "cpu", "--quick", "--resume", "no.json"],
+                "no.json holds no record of the benchmarks",
+            ),
             (["--tokens", "5"], "--tokens belongs to training and graphs, not to gpu"),
         ],
     )
@@ -276,7 +301,17 @@ class TestCommand:
         needs("matplotlib")
         monkeypatch.setattr(progress, "EVERY", 0.001)
         file = tmp_path / "record.json"
-        arguments = ["--device", "cpu", "--quick", "--workloads", "bigbird131k", "--json", str(file), "--plots", str(tmp_path)]
+        arguments = [
+            "--device",
+            "cpu",
+            "--quick",
+            "--workloads",
+            "bigbird131k",
+            "--json",
+            str(file),
+            "--plots",
+            str(tmp_path),
+        ]
         assert main(["gpu", *arguments]) == 0
         told = capsys.readouterr()
         assert "A trial of the benchmark on a CPU: its numbers are no measurement." in told.out
@@ -290,31 +325,66 @@ class TestCommand:
         assert {path.name for path in tmp_path.glob("*.svg")} == {"gpu-times.svg", "gpu-shares.svg"}
 
 
-# -- what a record says -----------------------------------------------------------------------------------------------
-
-
 def made_up(**seconds):
-    """A measurement of random1m and causal8k: milliseconds of each method, forward; backward takes twice as long."""
+    """A measurement of random1m and causal8k: milliseconds of each method, forward; backward takes twice as
+    long.
+    """
     about = {"edges": 32_000_000, "tokens": 10**6, "batch": 1, "heads": 8, "dim": 64, "dtype": "bfloat16"}
     cases = []
     for place, milliseconds in seconds.items():
         workload, method = place.split("__")
         for which, times in zip(PASSES, (1, 2), strict=True):
-            figures = {"seconds": times * milliseconds / 1e3, "p10": 0.1, "p90": 0.2, "bytes": 1024**3 + times * 8 * 10**6 * 4}
+            figures = {
+                "seconds": times * milliseconds / 1e3,
+                "p10": 0.1,
+                "p90": 0.2,
+                "bytes": 1024**3 + times * 8 * 10**6 * 4,
+            }
             told = {"status": "measured", "share": 0.8, "first_s": 1.0, **figures}
             told |= {"takes": "triton"} if method == "auto" else {}
-            told |= {"predicted_s": 0.01, "limit": "gather", "visited": {"flops": 1e9, "misses": 43e9, "passed": 1e9}}
-            cases.append({"workload": workload, "method": method.replace("_", " "), "ours": True, "pass": which, **told})
+            told |= {
+                "predicted_s": 0.01,
+                "limit": "gather",
+                "visited": {"flops": 1e9, "misses": 43e9, "passed": 1e9},
+            }
+            cases.append(
+                {
+                    "workload": workload,
+                    "method": method.replace("_", " "),
+                    "ours": True,
+                    "pass": which,
+                    **told,
+                }
+            )
     names = dict.fromkeys(case["workload"] for case in cases)
-    record = {"measurement": True, "quick": False, "device": "NVIDIA H200", "driver": "1", "torch": "2.11", "triton": "3.6"}
+    record = {
+        "measurement": True,
+        "quick": False,
+        "device": "NVIDIA H200",
+        "driver": "1",
+        "torch": "2.11",
+        "triton": "3.6",
+    }
     record |= {"bench": "gpu", "schema": 1, "cuda": "13.0", "dirty": False, "sources": {}, "runs": []}
-    record |= {"date": "2026-12-01T00:00:00", "commit": "abcdef0123456789", "cache": 60e6, "waiting": 0, "cases": cases}
-    record |= {"ceilings": asdict(replace(ROOMY, copy=4.3e12, products=7e14)), "constants": asdict(PRESETS["H200"])}
+    record |= {
+        "date": "2026-12-01T00:00:00",
+        "commit": "abcdef0123456789",
+        "cache": 60e6,
+        "waiting": 0,
+        "cases": cases,
+    }
+    record |= {
+        "ceilings": asdict(replace(ROOMY, copy=4.3e12, products=7e14)),
+        "constants": asdict(PRESETS["H200"]),
+    }
     record["workloads"] = [{**about, "workload": name, "title": WORKLOADS[name].title} for name in names]
     return {**record, "targets": targets.judged(record)}
 
 
-RECORD = made_up(random1m__auto=16.0, random1m__auto_again=20.0, random1m__triton_rows=15.0, barabasi1m__auto=24.0) | {}
+RECORD = (
+    made_up(random1m__auto=16.0, random1m__auto_again=20.0, random1m__triton_rows=15.0, barabasi1m__auto=24.0)
+    | {}
+)
 DENSE = made_up(causal8k__auto=1.7, causal8k__SDPA_flash=3.0, causal8k__SDPA_cuDNN=1.69)
 
 
@@ -344,7 +414,10 @@ def test_memory_is_what_goes_beyond_results_and_gradients():
     """Forward an output and lse, with backward three gradients and delta too."""
     results = 10**6 * 8 * 64 * 2
     expected = (1024**3 + 32e6 - results - 32e6) / 2**26, (1024**3 + 64e6 - 4 * results - 64e6) / 2**26
-    assert met(RECORD, "random1m", "forward", "beyond") == (pytest.approx(expected[0], rel=EXACT), expected[0] <= 1)
+    assert met(RECORD, "random1m", "forward", "beyond") == (
+        pytest.approx(expected[0], rel=EXACT),
+        expected[0] <= 1,
+    )
     assert met(RECORD, "random1m", "backward", "beyond") == (max(expected[1], 0.0), True)
 
 
@@ -354,7 +427,9 @@ def test_two_measurements_of_one_thing_are_the_noise():
 
 
 def test_constants_come_from_what_was_reached():
-    """The rates are the ceilings; 43 GB in 15, 16, 20 and 24 ms, less 10 us, at 4.3 TB/s are 10 ms: the median of the shares."""
+    """The rates are the ceilings; 43 GB in 15, 16, 20 and 24 ms, less 10 us, at 4.3 TB/s are 10 ms: the
+    median of the shares.
+    """
     found = calibrate.calibrated(RECORD)
     assert (found.name, found.copy, found.half, found.cache_bytes) == ("NVIDIA H200", 4.3e12, 7e14, 60e6)
     assert found.measured == "2026-12-01, commit abcdef0123"
@@ -366,14 +441,24 @@ def test_constants_come_from_what_was_reached():
 def test_pictures_show_what_was_measured():
     needs("matplotlib")
     figure = plots.times(RECORD)
-    assert [axes.get_title() for axes in figure.axes] == [WORKLOADS[name].title for name in ("random1m", "barabasi1m")]
-    assert sorted(bar.get_height() for bar in figure.axes[0].patches) == pytest.approx([15.0, 16.0, 30.0, 32.0], rel=EXACT)
+    assert [axes.get_title() for axes in figure.axes] == [
+        WORKLOADS[name].title for name in ("random1m", "barabasi1m")
+    ]
+    assert sorted(bar.get_height() for bar in figure.axes[0].patches) == pytest.approx(
+        [15.0, 16.0, 30.0, 32.0], rel=EXACT
+    )
     assert plots.shares({**RECORD, "cases": []}) is None
 
 
 def test_the_report_says_everything():
     found = table.report(RECORD)
-    for words in ("NVIDIA H200, driver 1", "copies 4.3 TB/s", "noise 25.0 % / 25.0 %", "takes triton", "| NO "):
+    for words in (
+        "NVIDIA H200, driver 1",
+        "copies 4.3 TB/s",
+        "noise 25.0 % / 25.0 %",
+        "takes triton",
+        "| NO ",
+    ):
         assert words in found
     (row,) = (line for line in table.table(DENSE).splitlines() if "causal, 8k" in line)
     assert [cell.strip() for cell in row.strip("|").split("|")][-2:] == ["1.76x / 1.76x", "0.994x / 0.994x"]
@@ -383,4 +468,6 @@ class TestMachine:
     def test_torchs_own_gather_adds_up_64_rows(self):
         rows, places = torch.randn(50, 8), torch.randint(50, (128,), dtype=torch.int32)
         each = rows.double()[places.long()].view(2, 64, 8)
-        assert_sum(machine._bags(rows, places), each.sum(1), terms=64, magnitude=float(each.abs().sum(1).max()))
+        assert_sum(
+            machine._bags(rows, places), each.sum(1), terms=64, magnitude=float(each.abs().sum(1).max())
+        )

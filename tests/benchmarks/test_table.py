@@ -19,7 +19,14 @@ def workload(name, edges=1000, allocator="default"):
 
 
 def measured(name, method, which, seconds, ratio=None, memory=1.0, ours=False, roofline=0.5):
-    figures = {"seconds": seconds, "ratio": ratio, "memory_mb": memory, "roofline": roofline, "samples": 9, "noisy": 1}
+    figures = {
+        "seconds": seconds,
+        "ratio": ratio,
+        "memory_mb": memory,
+        "roofline": roofline,
+        "samples": 9,
+        "noisy": 1,
+    }
     return {**place(name, method, which, ours), "status": "measured", **figures}
 
 
@@ -32,7 +39,12 @@ def place(name, method, which, ours):
 
 
 def record(workloads, cases):
-    made = {"workloads": workloads, "cases": cases, "versions": {"torch": "2.13.0", "transformers": None}, "threads": 2}
+    made = {
+        "workloads": workloads,
+        "cases": cases,
+        "versions": {"torch": "2.13.0", "transformers": None},
+        "threads": 2,
+    }
     made |= {"processor": "a processor", "memory_gib": 24, "date": "2026-11-20", "took_s": 12.0}
     return {**made, **summary.summary(made), "targets": targets.judged(made)}
 
@@ -96,7 +108,10 @@ class TestTargets:
                 left_out("e65536", PYG, "both", "out of memory by estimate"),
             ],
         )
-        found = {(row["workload"], row["pass"], row["measure"]): (row["value"], row["met"]) for row in made["targets"]}
+        found = {
+            (row["workload"], row["pass"], row["measure"]): (row["value"], row["met"])
+            for row in made["targets"]
+        }
         assert found["b131072", "forward", "growth"] == (pytest.approx(16.0, rel=EXACT), True)
         assert found["b131072", "both", "growth"] == (None, None)
         assert found["b131072", "forward", "outputs"] == (1.0, True)
@@ -110,7 +125,9 @@ class TestTargets:
 class TestSummary:
     def test_growth_is_the_exponent(self):
         """4 times the tokens in 4 times the time, and in 21 / 8 of the memory."""
-        (time,) = [row for row in WINDOW["growth"] if row["quantity"] == "seconds" and row["pass"] == "forward"]
+        (time,) = [
+            row for row in WINDOW["growth"] if row["quantity"] == "seconds" and row["pass"] == "forward"
+        ]
         assert (time["family"], time["by"], time["points"]) == ("b", "tokens", [(2048, 0.010), (8192, 0.040)])
         assert time["exponent"] == pytest.approx(1.0, rel=EXACT)
 

@@ -48,7 +48,11 @@ def test_both_methods_learn_the_same(in_this_process):
     assert [run["method"] for run in record["runs"]] == ["auto", "SDPA mask"]
     ours, theirs = record["runs"]
     assert [len(run["losses"]) for run in record["runs"]] == [3, 3]
-    assert record["apart"] == max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True)) < 2e-3
+    assert (
+        record["apart"]
+        == max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+        < 2e-3
+    )
     assert record["faster"] == theirs["seconds"] / ours["seconds"]
     assert record["recipe"]["graph"] == "window(64, 64)"
     assert told == ["3 steps on 64 tokens, auto", "3 steps on 64 tokens, SDPA mask"]

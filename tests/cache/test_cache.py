@@ -1,6 +1,8 @@
-"""Decoding: both caches give what the full pass gives, at every position, whatever the chunks; and forget what the graph allows.
+"""Decoding: both caches give what the full pass gives, at every position, whatever the chunks; and forget
+what the graph allows.
 
-The oracle is the dense formula in float64 over all tokens at once (``verify.oracle``), with the mask of the whole graph.
+The oracle is the dense formula in float64 over all tokens at once (``verify.oracle``), with the mask of the
+whole graph.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ PARENTS = [-1] + [(5 * i + 3) % i for i in range(1, N)]
 
 def listed() -> TokenGraph:
     """Edges in no order, all from earlier tokens or a token itself; some receivers hear nobody."""
-    pairs = [(s, d) for d in range(N) for s in range(d + 1) if (3 * s + 5 * d + s * d) % 4 == 0 and d not in (0, 4)]
+    pairs = [
+        (s, d) for d in range(N) for s in range(d + 1) if (3 * s + 5 * d + s * d) % 4 == 0 and d not in (0, 4)
+    ]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
     return TokenGraph.from_edges(torch.tensor(pairs).T, N)
 
@@ -58,7 +62,9 @@ GRAPHS: dict[str, tuple[TokenGraph, int]] = {  # with the fewest tokens of the f
     "documents": (patterns.documents([5, 0, 1, 9, 8]), 1),
     "listed": (listed(), 1),
     "by head": (
-        algebra.per_head(patterns.window(N, 2), patterns.causal(N), patterns.sinks(N, 1), patterns.dilated(N, 3, 3)),
+        algebra.per_head(
+            patterns.window(N, 2), patterns.causal(N), patterns.sinks(N, 1), patterns.dilated(N, 3, 3)
+        ),
         1,
     ),
     "by sample": (algebra.per_sample(patterns.window(N, 3), patterns.documents([7, 16])), 1),
@@ -107,11 +113,19 @@ def absolute_dense(offset: int, logits: Tensor) -> Tensor:
 
 def whole_mask(graph: TokenGraph, batch: int = B) -> Tensor:
     mask = graph.mask()
-    mask = mask if graph.batch is not None else mask.expand(1, *mask.shape) if graph.heads is not None else mask[None, None]
+    mask = (
+        mask
+        if graph.batch is not None
+        else mask.expand(1, *mask.shape)
+        if graph.heads is not None
+        else mask[None, None]
+    )
     return mask.expand(batch, HEADS, *mask.shape[2:])
 
 
-def decoded(cache: KeyValueCache, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **options: Any) -> Tensor:
+def decoded(
+    cache: KeyValueCache, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **options: Any
+) -> Tensor:
     """All tokens through a cache, chunk by chunk."""
     found = []
     for parts in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True):
@@ -120,12 +134,11 @@ def decoded(cache: KeyValueCache, q: Tensor, k: Tensor, v: Tensor, sizes: list[i
     return torch.cat(found, dim=2)
 
 
-# -- the full pass at every position ----------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def check_decoding(name: str, sizes: list[int]) -> None:
-    """The full pass at every position; a sender is there until its last receiver has heard it, and no longer."""
+    """The full pass at every position; a sender is there until its last receiver has heard it, and no
+    longer.
+    """
     graph, _ = GRAPHS[name]
     heard = whole_mask(graph).flatten(0, 1).any(0)  # [dst, src]
     cache, (q, k, v), start, found = KeyValueCache(graph), tokens(), 0, []
@@ -162,18 +175,24 @@ def test_equals_the_full_pass_in_any_chunks(name: str, drawn_sizes: list[int]) -
     ],
 )
 @torch.no_grad()
-def test_score_mods_see_absolute_positions_and_sinks_are_heard(name: str, size: str, mod: Any, sinks: bool) -> None:
+def test_score_mods_see_absolute_positions_and_sinks_are_heard(
+    name: str, size: str, mod: Any, sinks: bool
+) -> None:
     graph, first = GRAPHS[name]
     q, k, v = tokens()
     own = drawn(HEADS, seed=7) if sinks else None
-    found = decoded(KeyValueCache(graph), q, k, v, chunks(size, first), score_mod=mod, sink_logits=own, scale=0.7)
+    found = decoded(
+        KeyValueCache(graph), q, k, v, chunks(size, first), score_mod=mod, sink_logits=own, scale=0.7
+    )
     modify = None if mod is None else partial(absolute_dense, graph.src_offset)
     assert_exact(found, oracle.attention(q, k, v, whole_mask(graph), 0.7, modify, own))
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "size"),
-    list(zip(GRAPHS, cycle([torch.float32, torch.bfloat16]), cycle(["1", "1", "mixed", "mixed"]), strict=False)),
+    list(
+        zip(GRAPHS, cycle([torch.float32, torch.bfloat16]), cycle(["1", "1", "mixed", "mixed"]), strict=False)
+    ),
 )
 @torch.no_grad()
 def test_is_as_precise_as_sdpa(name: str, dtype: torch.dtype, size: str) -> None:
@@ -185,7 +204,9 @@ def test_is_as_precise_as_sdpa(name: str, dtype: torch.dtype, size: str) -> None
     assert_rule(found, {}, attention_truth(q, k, v, graph))
 
 
-@pytest.mark.parametrize("name", ["window | sinks", "strict causal", "listed", "prefix", "by head", "tree", "nobody"])
+@pytest.mark.parametrize(
+    "name", ["window | sinks", "strict causal", "listed", "prefix", "by head", "tree", "nobody"]
+)
 def test_gradients_flow_back_to_all_chunks(name: str) -> None:
     graph, first = GRAPHS[name]
     inputs = [x.requires_grad_() for x in tokens()]
@@ -221,9 +242,14 @@ def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatc
     """Large chunks of a listed graph renumber its edges: the same result."""
     monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.FEW", 0)
     q, k, v = tokens()
-    for graph in (listed(), TokenGraph.from_edges((patterns.window(N, 4) | patterns.sinks(N, 2)).edge_index.flip(1), N)):
+    for graph in (
+        listed(),
+        TokenGraph.from_edges((patterns.window(N, 4) | patterns.sinks(N, 2)).edge_index.flip(1), N),
+    ):
         found = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", 1), score_mod=absolute)
-        assert_exact(found, oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0)))
+        assert_exact(
+            found, oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
+        )
 
 
 @torch.no_grad()
@@ -247,13 +273,12 @@ def test_a_non_edge_carries_no_nan(name: str) -> None:
         assert torch.equal(found.isfinite().all(-1), ~mask[..., token])
 
 
-# -- whole layers: forms, rotations, patterns and messages ------------------------------------------------------------
-
-
 def heads_with(bias: bool = True, **options: Any) -> StandardHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        made = StandardHeads(12, HEADS, head_dim=DIM, num_kv_heads=KV_HEADS, value_dim=VALUE_DIM, bias=bias, **options).double()
+        made = StandardHeads(
+            12, HEADS, head_dim=DIM, num_kv_heads=KV_HEADS, value_dim=VALUE_DIM, bias=bias, **options
+        ).double()
         for parameter_name, parameter in made.named_parameters():
             if parameter_name.startswith(("b_", "q_norm", "k_norm")):
                 nn.init.normal_(parameter)
@@ -284,7 +309,9 @@ def test_heads_are_told_where_new_tokens_stand(monkeypatch: pytest.MonkeyPatch) 
     """In the positions of the graph, which need not begin at 0; every layer is told the same."""
     heads, x, told = heads_with(), drawn(B, N, 12, seed=4), []
     receive = heads.receive
-    monkeypatch.setattr(heads, "receive", lambda states, positions: (told.append(positions.tolist()), receive(states))[1])
+    monkeypatch.setattr(
+        heads, "receive", lambda states, positions: (told.append(positions.tolist()), receive(states))[1]
+    )
     cache = KeyValueCache(GRAPHS["at other positions"][0], layers=2)
     for part in x[:, :7].split(3, dim=1):
         for layer in (1, 0):
@@ -310,7 +337,9 @@ def test_every_form_of_the_weights(form: str) -> None:
         graph, first = GRAPHS[name]
         cache, made = KeyValueCache(graph), FORMS[form](heads)
         found = [cache.update(made, part) for part in x.split(chunks("3", first), dim=1)]
-        assert_exact(torch.cat(found, dim=1), oracle.layer(plain_names(heads), x, x, whole_mask(graph), DIM**-0.5))
+        assert_exact(
+            torch.cat(found, dim=1), oracle.layer(plain_names(heads), x, x, whole_mask(graph), DIM**-0.5)
+        )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +353,9 @@ def test_every_form_of_the_weights(form: str) -> None:
     ),
 )
 @torch.no_grad()
-def test_patterns_and_messages_equal_the_full_pass(form: str, keep: str, kind: str, where: tuple[str, str]) -> None:
+def test_patterns_and_messages_equal_the_full_pass(
+    form: str, keep: str, kind: str, where: tuple[str, str]
+) -> None:
     """S1.14 to S1.18: step by step as in the full pass of the standard form, at every position."""
     heads, x = HEADS_OF[kind](), drawn(B, N, 12, seed=4)
     made = FORMS[form](heads)
@@ -333,13 +364,17 @@ def test_patterns_and_messages_equal_the_full_pass(form: str, keep: str, kind: s
     found = [cache.update(part, absolute) for part in x.split(chunks(size, first), dim=1)]
     wanted = oracle.layer(plain_names(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
     assert_exact(torch.cat(found, dim=1), wanted)
-    said = made.patterns(x) if made.side == "sender" else x.unsqueeze(1)  # without the channel that carries the biases
+    said = (
+        made.patterns(x) if made.side == "sender" else x.unsqueeze(1)
+    )  # without the channel that carries the biases
     assert_exact(cache.senders()[0], said[:, :, cache.positions])
 
 
 @torch.no_grad()
 def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
-    """The weights of a receiver then sum to less than 1, and so does the part that the bias of a message has."""
+    """The weights of a receiver then sum to less than 1, and so does the part that the bias of a message
+    has.
+    """
     heads, x, sinks = heads_with(), drawn(B, N, 12, seed=4), drawn(HEADS, seed=7)
     q, (k, v) = heads.receive(x), heads.send(x)
     graph = patterns.window(N, 4)
@@ -353,7 +388,9 @@ def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
 
 @torch.no_grad()
 def test_step_by_step_as_the_text_says() -> None:
-    """Append the token's pattern and message; alpha = softmax(P x_q' / sqrt(d_k)); o = alpha M (S1.14 to S1.19)."""
+    """Append the token's pattern and message; alpha = softmax(P x_q' / sqrt(d_k)); o = alpha M (S1.14 to
+    S1.19).
+    """
     heads, x = heads_with(bias=False), drawn(1, N, 12, seed=4)
     cache = PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(N))
     serving = [h // (HEADS // KV_HEADS) for h in range(HEADS)]
@@ -385,7 +422,10 @@ def test_what_is_kept_for_each_token() -> None:
 @torch.no_grad()
 def test_a_latent_is_kept_once() -> None:
     """Latent attention: a value is the first channels of its key."""
-    heads, x = LatentHeads(12, HEADS, content_dim=4, rotary_dim=2, latent_dim=7).double(), drawn(B, N, 12, seed=4)
+    heads, x = (
+        LatentHeads(12, HEADS, content_dim=4, rotary_dim=2, latent_dim=7).double(),
+        drawn(B, N, 12, seed=4),
+    )
     graph = patterns.window(N, 4) | patterns.sinks(N, 2)
     cache, twice = KeyValueCache(graph, latent=7), KeyValueCache(graph)
     found = torch.cat([cache.update(heads, part) for part in x.split(3, dim=1)], dim=1)
@@ -398,9 +438,6 @@ def test_a_latent_is_kept_once() -> None:
     for wrong in (k[..., :6], -v):
         with pytest.raises(ValueError, match="v must be the first 7 channels of k in a cache with latent=7"):
             KeyValueCache(graph, latent=7).append(k, wrong)
-
-
-# -- who is kept ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -417,7 +454,9 @@ def test_the_memory_of_a_window_does_not_grow() -> None:
         assert cache.positions[-1] == t
     assert kept == {w + s}
     needed = w + s
-    assert max(sizes) <= 2 * 2 * 4 * (needed + needed // 4 + 16)  # two tensors with 2 float32 a row, and some rows to spare
+    assert max(sizes) <= 2 * 2 * 4 * (
+        needed + needed // 4 + 16
+    )  # two tensors with 2 float32 a row, and some rows to spare
     assert torch.equal(cache.senders()[0][0, 0, :, 0].long(), cache.positions)
 
 
@@ -430,9 +469,6 @@ def test_a_long_prompt_leaves_its_room() -> None:
         cache.append(rows[:, :, :1], rows[:, :, :1])
     assert cache.nbytes < whole / 40
     assert cache.positions.tolist() == list(range(1995, 2003))
-
-
-# -- beams, forks, and going back -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -450,10 +486,14 @@ def test_beams_are_reordered() -> None:
     pairs = list(zip(prompt, (q, k, v), strict=True))
     for beam, past in enumerate((2, 0)):
         said = [torch.cat([p, x[past : past + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
-        assert_exact(found[beam : beam + 1], oracle.attention(*said, whole_mask(graph, 1), DIM**-0.5)[:, :, 10:])
+        assert_exact(
+            found[beam : beam + 1], oracle.attention(*said, whole_mask(graph, 1), DIM**-0.5)[:, :, 10:]
+        )
 
 
-@pytest.mark.parametrize("copied", [KeyValueCache.fork, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+@pytest.mark.parametrize(
+    "copied", [KeyValueCache.fork, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))]
+)
 @torch.no_grad()
 def test_a_fork_goes_its_own_way(copied: Any) -> None:
     graph = patterns.window(N, 5) | patterns.sinks(N, 1)
@@ -474,7 +514,9 @@ def test_a_fork_goes_its_own_way(copied: Any) -> None:
 @pytest.mark.parametrize("name", ["causal", "window", "window | sinks", "tree", "listed"])
 @torch.no_grad()
 def test_a_refused_draft_leaves_no_trace(name: str) -> None:
-    """Speculative decoding: of every chunk of 4 the last 3 are taken back and come again, other than before."""
+    """Speculative decoding: of every chunk of 4 the last 3 are taken back and come again, other than
+    before.
+    """
     graph, _ = GRAPHS[name]
     q, k, v = tokens()
     cache, found = KeyValueCache(graph), []
@@ -482,7 +524,9 @@ def test_a_refused_draft_leaves_no_trace(name: str) -> None:
         draft = [torch.cat([x[:, :, t : t + 1], -x[:, :, t + 1 : t + 4]], 2) for x in (q, k, v)]
         found.append(decoded(cache, *draft, [4])[:, :, :1])
         cache.rewind(t + 3)
-        assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], found[-1])  # those of the chunk that are left
+        assert_exact(
+            cache.attend(draft[0][:, :, :3])[:, :, :1], found[-1]
+        )  # those of the chunk that are left
         cache.rewind(t + 1)
         assert cache.length == t + 1
     assert_exact(torch.cat(found, 2), oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5)[:, :, : N - 3])
@@ -494,7 +538,9 @@ def test_rewinding_stops_where_somebody_was_dropped() -> None:
     q, k, v = tokens()
     cache = KeyValueCache(graph)
     decoded(cache, *(x[:, :, :12] for x in (q, k, v)), [8, 1, 1, 2])
-    with pytest.raises(ValueError, match=r"rewind\(9\): sender 5 was dropped after its last receiver 9, .* down to 10"):
+    with pytest.raises(
+        ValueError, match=r"rewind\(9\): sender 5 was dropped after its last receiver 9, .* down to 10"
+    ):
         cache.rewind(9)
     with pytest.raises(ValueError, match=r"rewind\(13\): only 12 tokens have come"):
         cache.rewind(13)
@@ -542,9 +588,6 @@ def test_inference_mode_may_begin_and_end() -> None:
     assert_exact(torch.cat(parts, 2), oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5))
 
 
-# -- several layers ---------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def test_layers_share_the_edges_and_not_the_rows() -> None:
     graph, (q, k, v) = patterns.window(N, 4) | patterns.sinks(N, 2), tokens()
@@ -587,14 +630,15 @@ def test_every_layer_gets_every_chunk() -> None:
     assert cache.length == 6
 
 
-# -- wrong input ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (lambda k, v: (k[0], v), ValueError, r"k must be \[B, Hkv, T, D\], got shape"),
-        (lambda k, v: (k, v.long()), TypeError, r"v must be a float tensor \[B, Hkv, T, D\], got torch.int64"),
+        (
+            lambda k, v: (k, v.long()),
+            TypeError,
+            r"v must be a float tensor \[B, Hkv, T, D\], got torch.int64",
+        ),
         (lambda k, v: (k, None), TypeError, "v must be a float tensor .* got NoneType"),
         (lambda k, v: (k, v[:, :, :1]), ValueError, r"k and v must agree in \[B, Hkv, T\]"),
         (
@@ -603,8 +647,16 @@ def test_every_layer_gets_every_chunk() -> None:
             r"a chunk must be like those before it, \[2, 2, T, 6\] in .* got \[1, 2, T, 6\]",
         ),
         (lambda k, v: (k, v[..., :3]), ValueError, r"a chunk must be like those before it, \[2, 2, T, 5\]"),
-        (lambda k, v: (k.float(), v.float()), ValueError, "like those before it, .* in torch.float64 .* in torch.float32"),
-        (lambda k, v: (k[:, :, :0], v[:, :, :0]), ValueError, "a chunk must have at least one token, got none"),
+        (
+            lambda k, v: (k.float(), v.float()),
+            ValueError,
+            "like those before it, .* in torch.float64 .* in torch.float32",
+        ),
+        (
+            lambda k, v: (k[:, :, :0], v[:, :, :0]),
+            ValueError,
+            "a chunk must have at least one token, got none",
+        ),
         (
             lambda k, v: (k.repeat(1, 1, 9, 1), v.repeat(1, 1, 9, 1)),
             ValueError,
@@ -629,7 +681,8 @@ def test_a_receiver_cannot_hear_who_has_not_come() -> None:
     _, k, v = tokens()
     cache = KeyValueCache(patterns.prefix(N, 5))
     with pytest.raises(
-        ValueError, match=r"receiver 0 .* attends to sender 4, which has not come: give at least 5 tokens in the next chunk"
+        ValueError,
+        match=r"receiver 0 .* attends to sender 4, which has not come: give at least 5 tokens in the next chunk",
     ):
         cache.append(k[:, :, :3], v[:, :, :3])
     cache.append(k[:, :, :5], v[:, :, :5])
@@ -642,7 +695,9 @@ def test_a_receiver_cannot_hear_who_has_not_come() -> None:
 @torch.no_grad()
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tokens()
-    with pytest.raises(TypeError, match="graph must be a TokenGraph of all the tokens that may come, got int"):
+    with pytest.raises(
+        TypeError, match="graph must be a TokenGraph of all the tokens that may come, got int"
+    ):
         KeyValueCache(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="receivers and senders are the same tokens, got TokenGraph"):
         KeyValueCache(patterns.causal(9).rows(3, 9))
@@ -655,13 +710,16 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         cache.senders()
     cache.append(k[:, :, :3], v[:, :, :3])
     with pytest.raises(
-        ValueError, match=r"q must have a row for each of the tokens 0 \.\. 2, the last that were appended, got 4"
+        ValueError,
+        match=r"q must have a row for each of the tokens 0 \.\. 2, the last that were appended, got 4",
     ):
         cache.attend(q[:, :, :4])
     with pytest.raises(ValueError, match="backend must be one of"):
         cache.attend(q[:, :, :3], backend="fast")
     cache.check_graph(patterns.window(N, N))  # the same edges: the same graph
-    with pytest.raises(ValueError, match=r"this is a cache of TokenGraph\(causal\(23\).*, got TokenGraph\(causal\(22\)"):
+    with pytest.raises(
+        ValueError, match=r"this is a cache of TokenGraph\(causal\(23\).*, got TokenGraph\(causal\(22\)"
+    ):
         cache.check_graph(patterns.causal(22))
     for index, error, message in (
         ([0, 2], IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
@@ -689,7 +747,8 @@ def test_wrong_states_and_heads() -> None:
         cache.update(heads, x, backend="fast")
     assert (cache.length, cache.nbytes) == (0, 0)
     with pytest.raises(
-        TypeError, match=r"heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
+        TypeError,
+        match=r"heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by",
     ):
         PatternMessageCache(heads, patterns.causal(N))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep must be one of 'messages', 'states', got 'keys'"):
@@ -721,7 +780,10 @@ def test_a_learned_bias_is_asked_at_absolute_positions() -> None:
     nn.init.normal_(bias.table)
     found = decoded(KeyValueCache(graph), q, k, v, [1] * N, score_mod=bias)
     gap = (torch.arange(N).unsqueeze(1) - torch.arange(N)).clamp(-9, 9) + 9
-    assert_exact(found, oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5, lambda logits: logits + bias.table[:, gap]))
+    assert_exact(
+        found,
+        oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5, lambda logits: logits + bias.table[:, gap]),
+    )
 
 
 def test_the_wrapped_score_mod_can_be_copied() -> None:

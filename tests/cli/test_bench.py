@@ -1,4 +1,6 @@
-"""The command ``gnn-attention bench``: a table of attend and its peers, what is skipped and why, and its way to calibrate."""
+"""The command ``gnn-attention bench``: a table of attend and its peers, what is skipped and why, and its way
+to calibrate.
+"""
 
 import json
 
@@ -9,7 +11,16 @@ from gnn_attention import attend, patterns
 from gnn_attention.__main__ import main
 from gnn_attention.backends import cost_model
 from gnn_attention.cli import bench, bench_methods, calibrate
-from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Comparison, Method, Problem, largest_errors, peak_bytes
+from gnn_attention.cli.bench_methods import (
+    METHODS,
+    OURS,
+    PASSES,
+    Comparison,
+    Method,
+    Problem,
+    largest_errors,
+    peak_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -23,7 +34,9 @@ def compared(tokens=64, seconds=0.1):
 
 
 def cases(names, **options):
-    return {(case["method"], case["pass"]): case for case in compared(**options).cases(names, lambda name: None)}
+    return {
+        (case["method"], case["pass"]): case for case in compared(**options).cases(names, lambda name: None)
+    }
 
 
 def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, monkeypatch):
@@ -35,7 +48,9 @@ def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, mo
         (graph, which, name) for graph in bench.GRAPHS for which in PASSES for name in METHODS
     }
     assert [row["passed"] for row in record["checks"]] == [True] * len(bench.GRAPHS)
-    assert all(case["seconds"] > 0 and case["bytes"] > 0 for case in record["cases"] if case["status"] == "measured")
+    assert all(
+        case["seconds"] > 0 and case["bytes"] > 0 for case in record["cases"] if case["status"] == "measured"
+    )
     assert (record["torch"], record["tokens"], record["dtype"]) == (torch.__version__, 64, "float32")
     out = capsys.readouterr().out
     assert all(f"\n{graph} " in out for graph in bench.GRAPHS)
@@ -59,7 +74,11 @@ def test_peers_compute_the_same(name, build):
 
 
 def test_a_wrong_result_is_seen_and_ends_with_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(bench_methods, "_attend", lambda posed: lambda q, k, v: attend(q, k, v, patterns.window(len(q[0, 0]), 6)))
+    monkeypatch.setattr(
+        bench_methods,
+        "_attend",
+        lambda posed: lambda q, k, v: attend(q, k, v, patterns.window(len(q[0, 0]), 6)),
+    )
     assert not largest_errors(problem())["passed"]
     monkeypatch.setattr(bench, "GRAPHS", {"window": lambda n: patterns.window(n, 5)})
     assert main(["bench", "--tokens", "16", "--no-peers"]) == 1
@@ -67,7 +86,9 @@ def test_a_wrong_result_is_seen_and_ends_with_code_1(monkeypatch, capsys):
 
 
 def test_a_nan_is_wrong(monkeypatch):
-    monkeypatch.setattr(bench_methods, "_attend", lambda posed: lambda q, k, v: attend(q, k, v, posed.graph) * torch.nan)
+    monkeypatch.setattr(
+        bench_methods, "_attend", lambda posed: lambda q, k, v: attend(q, k, v, posed.graph) * torch.nan
+    )
     assert not largest_errors(problem())["passed"]
 
 
@@ -77,7 +98,11 @@ class TestSkipped:
         monkeypatch.setattr(bench_methods, "_room", lambda device: 1000.0)
         found = cases([OURS, "SDPA"])
         case = found["SDPA", "forward"]
-        assert (case["status"], case["reason"][:17], case["needs"][-3:]) == ("skipped", "SDPA needs about ", "GiB")
+        assert (case["status"], case["reason"][:17], case["needs"][-3:]) == (
+            "skipped",
+            "SDPA needs about ",
+            "GiB",
+        )
 
     def test_what_takes_too_long(self, monkeypatch):
         monkeypatch.setattr(bench_methods, "SMALL", 16)

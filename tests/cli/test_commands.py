@@ -21,7 +21,9 @@ class TestCatalogue:
     def test_every_builder_has_an_example(self):
         missing = sorted(set(patterns.__all__) - set(catalogue.EXAMPLES))
         left_over = sorted(set(catalogue.EXAMPLES) - set(patterns.__all__))
-        assert not missing, f"no example in gnn_attention/convert/catalogue.py, EXAMPLES, for: {', '.join(missing)}"
+        assert not missing, (
+            f"no example in gnn_attention/convert/catalogue.py, EXAMPLES, for: {', '.join(missing)}"
+        )
         assert not left_over, f"examples of builders that the zoo does not have: {', '.join(left_over)}"
 
     def test_an_example_shows_its_builder(self):
@@ -63,7 +65,11 @@ class TestGraphs:
     def test_chosen_ones(self, capsys):
         assert main(["graphs", "sinks", "window"]) == 0
         out = capsys.readouterr().out
-        assert [line.split("(")[0].strip() for line in out.splitlines() if line.startswith("  ") and line[2] != " "] == [
+        assert [
+            line.split("(")[0].strip()
+            for line in out.splitlines()
+            if line.startswith("  ") and line[2] != " "
+        ] == [
             "sinks",
             "window",
         ]
@@ -74,7 +80,12 @@ class TestGraphs:
         assert [entry["name"] for entry in listed] == list(patterns.__all__)
         (window,) = [entry for entry in listed if entry["name"] == "window"]
         assert window["call"] == "window(n, w, causal=True)"
-        assert (window["family"], window["tokens"], window["edges"], window["edges_per_token"]) == ("local", 64, 484, 7.5625)
+        assert (window["family"], window["tokens"], window["edges"], window["edges_per_token"]) == (
+            "local",
+            64,
+            484,
+            7.5625,
+        )
         assert main(["graphs", "window", "--json", str(tmp_path / "zoo.json")]) == 0
         assert json.loads((tmp_path / "zoo.json").read_text()) == [window]
         assert capsys.readouterr().out == ""
@@ -115,12 +126,30 @@ class TestDraw:
         """They reach the picture: token 5 has heard of 1 + 2 * 2 tokens after 2 layers."""
         needs("matplotlib")
         seen = []
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **more: seen.append(figure))
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig", lambda figure, file, **more: seen.append(figure)
+        )
         assert (
-            main(["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--kind", "layers", "--token", "5", "--layers", "2"])
+            main(
+                [
+                    "draw",
+                    "window(12, 3)",
+                    "-o",
+                    str(tmp_path / "a.svg"),
+                    "--kind",
+                    "layers",
+                    "--token",
+                    "5",
+                    "--layers",
+                    "2",
+                ]
+            )
             == 0
         )
-        assert main(["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--kind", "hops", "--token", "5"]) == 0
+        assert (
+            main(["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--kind", "hops", "--token", "5"])
+            == 0
+        )
         assert [text.get_text() for text in seen[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
         assert any(line.get_label() == "token 5" for line in seen[1].axes[0].lines)
 
@@ -133,18 +162,36 @@ class TestDraw:
         ("arguments", "words"),
         [
             (["windw(6, 2)"], "column 1, 'windw(6, 2)': there is no builder 'windw'; did you mean 'window'?"),
-            (["window(64, 8)"], "has no picture in text, which is for one head and at most 32 tokens; add for example -o"),
+            (
+                ["window(64, 8)"],
+                "has no picture in text, which is for one head and at most 32 tokens; add for example -o",
+            ),
             (["duo_attention(16, 4, [1], 4)"], "has no picture in text"),
             (["window(6, 2)", "--kind", "arcs"], "--kind arcs needs a file to draw into"),
-            (["window(6, 2)", "-o", "no/such/folder.svg"], "-o no/such/folder.svg: expected a folder that exists"),
+            (
+                ["window(6, 2)", "-o", "no/such/folder.svg"],
+                "-o no/such/folder.svg: expected a folder that exists",
+            ),
             (["window(6, 2)", "-o", "{}/a.xyz"], "'xyz' is not supported"),
-            (["window(6, 2)", "-o", "{}/a"], "/a: expected a file name whose ending says what to write, such as picture.svg"),
+            (
+                ["window(6, 2)", "-o", "{}/a"],
+                "/a: expected a file name whose ending says what to write, such as picture.svg",
+            ),
             (["window(6, 2)", "-o", "{}"], "expected a file name whose ending says what to write"),
-            (["window(6, 2)", "-o", "{}/a.svg", "--token", "3"], "--token belongs to --kind layers and --kind hops, not to mask"),
+            (
+                ["window(6, 2)", "-o", "{}/a.svg", "--token", "3"],
+                "--token belongs to --kind layers and --kind hops, not to mask",
+            ),
             (["window(6, 2)", "-o", "{}/a.svg", "--kind", "arcs", "--layers", "3"], "--layers belongs to"),
-            (["window(6, 2)", "-o", "{}/a.svg", "--kind", "layers", "--token", "6"], "token must be a position in 0 .. 5, got 6"),
+            (
+                ["window(6, 2)", "-o", "{}/a.svg", "--kind", "layers", "--token", "6"],
+                "token must be a position in 0 .. 5, got 6",
+            ),
             (["window(9000, 2)", "-o", "{}/a.svg"], "mask() draws at most 4096 tokens a side"),
-            (["cross(3, 4)", "-o", "{}/a.svg", "--kind", "arcs"], "arcs() draws graphs whose senders are their receivers"),
+            (
+                ["cross(3, 4)", "-o", "{}/a.svg", "--kind", "arcs"],
+                "arcs() draws graphs whose senders are their receivers",
+            ),
         ],
     )
     def test_wrong_arguments(self, arguments, words, tmp_path, capsys):
@@ -166,7 +213,20 @@ class TestDraw:
 
 class TestMain:
     @pytest.mark.parametrize(
-        "command", ["verify", "audit", "bench", "explore", "graphs", "draw", "cost", "generate", "train", "compare", "reach"]
+        "command",
+        [
+            "verify",
+            "audit",
+            "bench",
+            "explore",
+            "graphs",
+            "draw",
+            "cost",
+            "generate",
+            "train",
+            "compare",
+            "reach",
+        ],
     )
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as left:
@@ -197,7 +257,8 @@ class TestMain:
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"{patterns.causal(2)}\n", "")
 
-    # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is flushed at the end.
+    # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is
+    # flushed at the end.
     @pytest.mark.parametrize("arguments", [["graphs"], ["draw", "causal(2)"]])
     def test_a_reader_that_has_seen_enough_is_no_error(self, arguments, monkeypatch, capsys):
         """``gnn-attention graphs | head``: the other end of the pipe is closed."""

@@ -1,4 +1,6 @@
-"""The model goes on with a text: through a cache exactly as without one; and the command ``gnn-attention generate``."""
+"""The model goes on with a text: through a cache exactly as without one; and the command
+``gnn-attention generate``.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def prompt_of(vocabulary: BytePair) -> torch.Tensor:
 
 @torch.no_grad()
 def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: Any) -> bool:
-    """Each token from ``start`` on is the likeliest after those before it, in one pass over all of them, in float64.
+    """Each token from ``start`` on is the likeliest after those before it, in one pass over all of them, in
+    float64.
 
     No rounding, of float32 neither, decides which token is the likeliest: the next one is clearly behind it.
     """
@@ -50,9 +53,6 @@ def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: 
     assert logits.dtype == torch.float64
     assert (first - second > 1e-4 * first.abs()).all()
     return torch.equal(logits.argmax(-1), tokens[start:])
-
-
-# -- the model --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", GRAPHS)
@@ -82,7 +82,8 @@ def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None
     tiny.backend = None
     assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), wanted)
     with pytest.raises(
-        NotImplementedError, match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once"
+        NotImplementedError,
+        match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once",
     ):
         tiny.proceed(tokens[None], KeyValueCache(graph, 2))
 
@@ -100,7 +101,9 @@ def test_edges_that_are_cut_stay_cut(tiny: lm.LanguageModel) -> None:
         found = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph)
         assert found.tolist() != whole
         assert is_greedy(tiny, found, 3, graph)
-        with pytest.raises(NotImplementedError, match="hooks on blocks or attention layers need all tokens at once"):
+        with pytest.raises(
+            NotImplementedError, match="hooks on blocks or attention layers need all tokens at once"
+        ):
             lm.generate(tiny, tokens, 20, cache=KeyValueCache(graph, TINY.num_layers))
         hook.remove()
     assert lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist() == whole
@@ -119,7 +122,9 @@ def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
     assert is_greedy(tiny, torch.cat([first[:-1], second]), len(said), graph)
 
 
-def test_an_error_leaves_the_cache_of_a_model_as_it_was(tiny: lm.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_leaves_the_cache_of_a_model_as_it_was(
+    tiny: lm.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens, cache = torch.tensor([[5, 9, 2]]), KeyValueCache(patterns.causal(9), TINY.num_layers)
     with monkeypatch.context() as patched:
         patched.setattr(tiny.layers[1], "backend", "fast")
@@ -132,12 +137,15 @@ def test_an_error_leaves_the_cache_of_a_model_as_it_was(tiny: lm.LanguageModel, 
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
     with pytest.raises(
-        ValueError, match=r"graph must have the 13 tokens that there will be in the end, got TokenGraph\(causal\(9\)"
+        ValueError,
+        match=r"graph must have the 13 tokens that there will be in the end, got TokenGraph\(causal\(9\)",
     ):
         lm.generate(tiny, tokens, 10, graph=patterns.causal(9))
     with pytest.raises(ValueError, match="graph must have the 13 tokens"):
         lm.generate(tiny, tokens, 10, cache=cache)
-    with pytest.raises(ValueError, match=r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)"
+    ):
         lm.generate(tiny, tokens, 2, graph=patterns.window(9, 2), cache=cache)
     with pytest.raises(ValueError, match="cache must have 2 layers, one for each block, got 1"):
         tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
@@ -146,14 +154,14 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     assert cache.length == 0
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_of_the_readme(shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """``gnn-attention generate "def read(" --tokens 80 --graph "window(512, 64) | sinks(512, 4)" --temperature 0 --seed 0``."""
     model, vocabulary = shipped
     graph = "window(512, 64) | sinks(512, 4)"
-    assert main(["generate", PROMPT, "--tokens", "80", "--graph", graph, "--temperature", "0", "--seed", "0"]) == 0
+    assert (
+        main(["generate", PROMPT, "--tokens", "80", "--graph", graph, "--temperature", "0", "--seed", "0"])
+        == 0
+    )
     said = capsys.readouterr()
     found = lm.generate(model, prompt_of(vocabulary), 80, temperature=0.0, graph=expressions.parse(graph))
     assert said.out == vocabulary.decode(found.tolist()) + "\n"
@@ -167,7 +175,11 @@ def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["text"].startswith(PROMPT)
-    assert (said["computed"], said["cached"], said["seed"]) == (len(said["tokens"]) - 1, len(said["tokens"]) - 1, 3)
+    assert (said["computed"], said["cached"], said["seed"]) == (
+        len(said["tokens"]) - 1,
+        len(said["tokens"]) - 1,
+        3,
+    )
     assert main([*arguments, "--json", str(tmp_path / "said.json")]) == 0
     assert json.loads((tmp_path / "said.json").read_text()) == said
     assert capsys.readouterr().out == said["text"] + "\n"
@@ -186,14 +198,22 @@ def test_another_model(tiny: lm.LanguageModel, tmp_path: Any) -> None:
         (["", "--tokens", "3"], "prompt must have at least one character, got none"),
         (["def", "--tokens", "-1"], "tokens must be at least 0, got -1"),
         (["def", "--graph", "windw(9, 2)"], "there is no builder 'windw'; did you mean 'window'?"),
-        (["def", "--graph", "causal(9)", "--tokens", "80"], "graph must have the 81 tokens that there will be in the end"),
-        (["def", "--graph", "cross(200, 300)"], "a cache needs a graph whose receivers and senders are the same tokens"),
+        (
+            ["def", "--graph", "causal(9)", "--tokens", "80"],
+            "graph must have the 81 tokens that there will be in the end",
+        ),
+        (
+            ["def", "--graph", "cross(200, 300)"],
+            "a cache needs a graph whose receivers and senders are the same tokens",
+        ),
         (["def", "--temperature", "-1"], "temperature >= 0, got 1 tokens and -1.0"),
         (["def", "--json", "no/such/file"], "--json no/such/file: expected a folder that exists"),
         (["def", "--model", "no_such_file"], "no_such_file"),
     ],
 )
-def test_wrong_arguments_of_the_command(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_of_the_command(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", *arguments]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("gnn-attention generate: ")

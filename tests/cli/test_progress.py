@@ -1,4 +1,6 @@
-"""Progress of long commands: what is shown when, on a terminal and in a pipe, and that it never disturbs the work."""
+"""Progress of long commands: what is shown when, on a terminal and in a pipe, and that it never disturbs the
+work.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class TestText:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
         try:
-            threads = [threading.Thread(target=lambda: [progress.advance() for _ in range(1000)]) for _ in range(8)]
+            threads = [
+                threading.Thread(target=lambda: [progress.advance() for _ in range(1000)]) for _ in range(8)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -174,7 +178,11 @@ def terminal():
     pty, termios, fcntl, tty = (pytest.importorskip(name) for name in ("pty", "termios", "fcntl", "tty"))
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, (24).to_bytes(2, sys.byteorder) + (100).to_bytes(2, sys.byteorder) + bytes(4))
+    fcntl.ioctl(
+        theirs,
+        termios.TIOCSWINSZ,
+        (24).to_bytes(2, sys.byteorder) + (100).to_bytes(2, sys.byteorder) + bytes(4),
+    )
     os.set_blocking(ours, False)
     seen = bytearray()
 
@@ -225,7 +233,9 @@ class TestTerminal:
         assert failed == []
 
 
-TEXT = Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+TEXT = Corpus(
+    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
+)
 SMALL = ["--steps", "2", "--batch", "2", "--length", "16", "--pieces", "260"]
 LONG = {
     "train": ["train", *SMALL, "--out", "{}/weights.safetensors"],
@@ -280,4 +290,7 @@ def test_a_home_that_cannot_be_written_is_told_before_anything_is_measured(monke
     assert main(["bench", "calibrate"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n" in said.err
+    assert (
+        "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n"
+        in said.err
+    )

@@ -1,4 +1,6 @@
-"""Graphs in and out, both ways, with asymmetric graphs: masks in every reading, networkx, torch_geometric, FlexAttention."""
+"""Graphs in and out, both ways, with asymmetric graphs: masks in every reading, networkx, torch_geometric,
+FlexAttention.
+"""
 
 from __future__ import annotations
 
@@ -160,11 +162,26 @@ class TestMasks:
             (torch.tensor([[0.0, 1.0], [0.0, 0.0]]), None, ValueError, "zeros and ones is no additive mask"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.tensor([[0.0, INF]]), None, ValueError, "this one holds NaN or .inf"),
-            (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got .*torch.int64.*mask\.bool\(\)"),
+            (
+                torch.ones(2, 2, dtype=torch.int64),
+                None,
+                TypeError,
+                r"bool or float tensor, got .*torch.int64.*mask\.bool\(\)",
+            ),
             ([[True, False]], None, TypeError, "mask must be a bool or float tensor, got list"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
-            (torch.ones(1, 1, 1, 2, 2, dtype=torch.bool), None, ValueError, r"mask must be .*got \[1, 1, 1, 2, 2\]"),
-            (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a torch.bool mask"),
+            (
+                torch.ones(1, 1, 1, 2, 2, dtype=torch.bool),
+                None,
+                ValueError,
+                r"mask must be .*got \[1, 1, 1, 2, 2\]",
+            ),
+            (
+                torch.ones(2, 2, dtype=torch.bool),
+                "additive",
+                TypeError,
+                "meaning='additive' does not fit a torch.bool mask",
+            ),
             (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
             (torch.zeros(2, 2), "masked", TypeError, "meaning='masked' does not fit a torch.float32 mask"),
             (
@@ -199,7 +216,15 @@ class TestMasksWithNumbers:
 
     @pytest.mark.parametrize(
         ("leading", "expected"),
-        [((), ()), ((1,), ()), ((3,), (3,)), ((1, 3), (3,)), ((2, 1), (2, 1)), ((2, 3), (2, 3)), ((1, 1), ())],
+        [
+            ((), ()),
+            ((1,), ()),
+            ((3,), (3,)),
+            ((1, 3), (3,)),
+            ((2, 1), (2, 1)),
+            ((2, 3), (2, 3)),
+            ((1, 1), ()),
+        ],
         ids=str,
     )
     def test_shapes_of_the_bias(self, leading, expected):
@@ -243,7 +268,9 @@ class TestMultiheadAttention:
         return module, ga.StandardHeads.from_mha(module)
 
     def update(self, heads, x, graph, bias=None):
-        z = ga.attend(heads.receive(x), *heads.send(x), graph, scale=heads.scale, bias=bias, backend="reference")
+        z = ga.attend(
+            heads.receive(x), *heads.send(x), graph, scale=heads.scale, bias=bias, backend="reference"
+        )
         return heads.collect(z)
 
     mask = SQUARE | torch.eye(5, dtype=torch.bool)  # it gives NaN for a receiver without in-edges
@@ -334,7 +361,8 @@ class TestNetworkx:
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
         with pytest.raises(
-            ValueError, match=r"order is needed for nodes that are not labelled 0 \.\. 2 \(got 'the', 'cat', 'sat'"
+            ValueError,
+            match=r"order is needed for nodes that are not labelled 0 \.\. 2 \(got 'the', 'cat', 'sat'",
         ):
             convert.from_networkx(network)
         graph = convert.from_networkx(network, order=["sat", "the", "cat"])
@@ -371,7 +399,11 @@ class TestNetworkx:
         ]
         assert_refusals(
             [
-                (lambda order=order: convert.from_networkx(nx.DiGraph([("a", "b")]), order), ValueError, match)
+                (
+                    lambda order=order: convert.from_networkx(nx.DiGraph([("a", "b")]), order),
+                    ValueError,
+                    match,
+                )
                 for order, match in cases
             ]
         )
@@ -391,8 +423,12 @@ class TestNetworkx:
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
         assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
-        assert {node for node, side in network.nodes(data="bipartite") if side == 0} == {("src", j) for j in range(5)}
-        assert {node for node, side in network.nodes(data="bipartite") if side == 1} == {("dst", i) for i in range(4)}
+        assert {node for node, side in network.nodes(data="bipartite") if side == 0} == {
+            ("src", j) for j in range(5)
+        }
+        assert {node for node, side in network.nodes(data="bipartite") if side == 1} == {
+            ("dst", i) for i in range(4)
+        }
         assert nx.is_bipartite(network)
         with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
             convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
@@ -423,7 +459,9 @@ class TestPyG:
         assert pairs(self.square)[0] == (4, 1)
 
     def test_data_has_one_kind_of_node(self):
-        with pytest.raises(ValueError, match=r"a Data has one kind of node.*use kind='edge_index' or 'adj_t'"):
+        with pytest.raises(
+            ValueError, match=r"a Data has one kind of node.*use kind='edge_index' or 'adj_t'"
+        ):
             convert.to_pyg(self.graph)
 
     def test_sizes_of_a_data_come_from_its_features(self):
@@ -465,7 +503,9 @@ class TestPyG:
         assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
 
     @pytest.mark.parametrize(
-        "graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0), patterns.window(3, 0)], ids=repr
+        "graph",
+        [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0), patterns.window(3, 0)],
+        ids=repr,
     )
     @pytest.mark.parametrize("kind", ["edge_index", "adj_t"])
     def test_no_edges(self, graph, kind):
@@ -479,7 +519,9 @@ class TestPyG:
             assert (graph.num_dst, graph.num_src) == (num_dst, num_src)
 
     def test_a_column_layout_is_refused(self):
-        with pytest.raises(ValueError, match=r"must be COO or CSR with receivers as rows, got torch.sparse_csc"):
+        with pytest.raises(
+            ValueError, match=r"must be COO or CSR with receivers as rows, got torch.sparse_csc"
+        ):
             convert.from_pyg(torch.eye(3).to_sparse_csc())
 
     def test_duplicates_inside_sparse_tensors_are_refused(self):
@@ -497,7 +539,9 @@ class TestPyG:
 
     def test_stored_zeros_are_edges(self):
         """Values are not read."""
-        coo = torch.sparse_coo_tensor(torch.tensor([[1], [0]]), torch.zeros(1), (2, 2), check_invariants=False)
+        coo = torch.sparse_coo_tensor(
+            torch.tensor([[1], [0]]), torch.zeros(1), (2, 2), check_invariants=False
+        )
         assert pairs(convert.from_pyg(coo)) == [(0, 1)]
 
     @pytest.mark.parametrize(
@@ -542,7 +586,9 @@ class TestPyG:
 
 
 def tiles_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """By a loop over tiles of ``mask [batch, heads, dst, src]``: which hold an edge, which are whole and full."""
+    """By a loop over tiles of ``mask [batch, heads, dst, src]``: which hold an edge, which are whole and
+    full.
+    """
     rows, columns = -(-mask.shape[2] // size), -(-mask.shape[3] // size)
     some = torch.zeros(*mask.shape[:2], rows, columns, dtype=torch.bool)
     full = some.clone()
@@ -554,7 +600,9 @@ def tiles_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def listed_tiles(number: Tensor, columns: Tensor, width: int) -> Tensor:
-    """BlockMask's own decoding: the first ``number[row]`` entries of ``columns[row]`` are the listed tiles."""
+    """BlockMask's own decoding: the first ``number[row]`` entries of ``columns[row]`` are the listed
+    tiles.
+    """
     table = torch.zeros(*number.shape, width, dtype=torch.bool)
     for position in product(*map(range, number.shape)):
         table[position][columns[position][: number[position]].long()] = True
@@ -594,13 +642,22 @@ FLEX = {
 }
 
 
-IN_FLEX = {"deaf", "cross", "listed", "combined", "transposed rows", "by both"}  # of every kind one; the others are slow
+IN_FLEX = {
+    "deaf",
+    "cross",
+    "listed",
+    "combined",
+    "transposed rows",
+    "by both",
+}  # of every kind one; the others are slow
 
 
 class TestBlockMask:
     @pytest.mark.parametrize("graph", FLEX.values(), ids=FLEX)
     def test_tiles(self, graph):
-        """Listed tiles are exactly those with an edge; full tiles are exactly those that are whole and full."""
+        """Listed tiles are exactly those with an edge; full tiles are exactly those that are whole and
+        full.
+        """
         block_mask = convert.to_block_mask(graph, block_size=8)
         assert isinstance(block_mask, BlockMask)
         assert block_mask.seq_lengths == (graph.num_dst, graph.num_src)
@@ -609,12 +666,17 @@ class TestBlockMask:
         some, full = tiles_of(graph.mask().reshape(batch, heads, graph.num_dst, graph.num_src), 8)
         assert torch.equal(block_mask.to_dense().bool(), some)
         width = some.shape[-1]
-        assert torch.equal(listed_tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, width), full)
+        assert torch.equal(
+            listed_tiles(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, width), full
+        )
         assert torch.equal(listed_tiles(block_mask.kv_num_blocks, block_mask.kv_indices, width), some & ~full)
 
     @pytest.mark.parametrize(
         "graph",
-        [pytest.param(graph, id=name, marks=[] if name in IN_FLEX else pytest.mark.slow) for name, graph in FLEX.items()],
+        [
+            pytest.param(graph, id=name, marks=[] if name in IN_FLEX else pytest.mark.slow)
+            for name, graph in FLEX.items()
+        ],
     )
     def test_flex_attention_equals_attend(self, graph):
         batch, heads = graph.batch or 2, graph.heads or 2
@@ -642,14 +704,20 @@ class TestBlockMaskSizes:
         with pytest.raises(error, match=match):
             convert.to_block_mask(patterns.causal(8), size)
 
-    @pytest.mark.parametrize("graph", [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0)], ids=repr)
+    @pytest.mark.parametrize(
+        "graph", [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0)], ids=repr
+    )
     def test_nobody_to_hear_or_be_heard(self, graph):
-        """FlexAttention itself knows no BlockMask without a token: refused by name, not by an error from below."""
+        """FlexAttention itself knows no BlockMask without a token: refused by name, not by an error from
+        below.
+        """
         with pytest.raises(ValueError, match=r"(num_dst|num_src|receiver|sender|token|BlockMask)"):
             convert.to_block_mask(graph)
 
     def test_never_all_pairs_at_once(self):
-        """A rule that cannot be asked about ranges: never more than 2^22 of its 25 million pairs at a time."""
+        """A rule that cannot be asked about ranges: never more than 2^22 of its 25 million pairs at a
+        time.
+        """
         n, w, size = 5_024, 256, 128
         largest = 0
 

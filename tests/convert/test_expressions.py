@@ -17,7 +17,9 @@ from gnn_attention import TokenGraph, algebra, patterns
 from gnn_attention.convert import expressions
 from gnn_attention.convert.expressions import parse
 
-causal, full, window, sinks, cross = (getattr(patterns, name) for name in ("causal", "full", "window", "sinks", "cross"))
+causal, full, window, sinks, cross = (
+    getattr(patterns, name) for name in ("causal", "full", "window", "sinks", "cross")
+)
 
 
 def lists(*edges):
@@ -105,10 +107,15 @@ class TestReading:
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_the_name_says_what_was_read(self):
-        assert parse("( window(9,2)|sinks( 9, 1 ) ) & causal( 9 )").name == "(window(9, 2) | sinks(9, 1)) & causal(9)"
+        assert (
+            parse("( window(9,2)|sinks( 9, 1 ) ) & causal( 9 )").name
+            == "(window(9, 2) | sinks(9, 1)) & causal(9)"
+        )
 
     def test_a_graph_may_be_an_argument(self, monkeypatch):
-        monkeypatch.setitem(expressions.FUNCTIONS, "reverse", lambda graph, times=1: graph.T if times % 2 else graph)
+        monkeypatch.setitem(
+            expressions.FUNCTIONS, "reverse", lambda graph, times=1: graph.T if times % 2 else graph
+        )
         assert parse("reverse(causal(4) | sinks(4, 1), times=3)") == (causal(4) | sinks(4, 1)).T
 
     def test_one_of_several_graphs(self, monkeypatch):
@@ -134,7 +141,9 @@ class TestReading:
             parse("cross(41, 60)", largest=100)
 
     @settings(max_examples=60, deadline=None)
-    @given(st.recursive(st.sampled_from(["causal(5)", "window(5, 2)", "sinks(5, 2)", "no_self(5)"]), combined))
+    @given(
+        st.recursive(st.sampled_from(["causal(5)", "window(5, 2)", "sinks(5, 2)", "no_self(5)"]), combined)
+    )
     def test_reads_what_python_reads(self, text):
         python = eval(text, {name: getattr(patterns, name) for name in patterns.__all__})
         assert parse(text) == python
@@ -188,9 +197,14 @@ class TestTheNumberOfTokens:
 
     def test_builders_that_take_a_size_call_it_n(self):
         """A builder whose first parameter counts its tokens under another name would not be filled in."""
-        first = {name: next(iter(inspect.signature(getattr(patterns, name)).parameters.values())) for name in patterns.__all__}
+        first = {
+            name: next(iter(inspect.signature(getattr(patterns, name)).parameters.values()))
+            for name in patterns.__all__
+        }
         others = {
-            name: parameter.name for name, parameter in first.items() if parameter.annotation == "int" and parameter.name != "n"
+            name: parameter.name
+            for name, parameter in first.items()
+            if parameter.annotation == "int" and parameter.name != "n"
         }
         assert others == {
             "cross": "num_dst",
@@ -211,11 +225,17 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("text", "match"),
         [
-            ("windw(4, 2)", r"column 1, 'windw\(4, 2\)': there is no builder 'windw'; did you mean 'window'\?"),
+            (
+                "windw(4, 2)",
+                r"column 1, 'windw\(4, 2\)': there is no builder 'windw'; did you mean 'window'\?",
+            ),
             ("causal(4) | caussal(4)", "column 13, 'caussal.4.': .*did you mean 'causal'"),
             ("qqqq(4)", "there is no builder 'qqqq'; 'gnn-attention graphs' lists the builders"),
             ("causal", "'causal' is only a name, a builder is called"),
-            ("causal(4) + full(4)", r"column 1, 'causal\(4\) \+ full\(4\)': this operator is not one of graphs; allowed are"),
+            (
+                "causal(4) + full(4)",
+                r"column 1, 'causal\(4\) \+ full\(4\)': this operator is not one of graphs; allowed are",
+            ),
             ("causal(4) * 2", "this operator is not one of graphs"),
             ("causal(4) | 3", "column 13, '3': expected a graph here, got 3, an int"),
             ("causal(4) < full(4)", "not part of the language of graphs; allowed are calls of builders"),
@@ -237,7 +257,10 @@ class TestRefusals:
             ("causal(4).rows(1)", r"missing a required argument: 'stop'; expected rows\(start, stop\)"),
             ("causal(4)[0]", "takes one graph of a builder that makes several"),
             ("window(4)", r"missing a required argument: 'w'; expected window\(n, w, causal=True\)"),
-            ("window(4, 2, causl=False)", r"unexpected keyword argument 'causl'; expected window\(n, w, causal=True\)"),
+            (
+                "window(4, 2, causl=False)",
+                r"unexpected keyword argument 'causl'; expected window\(n, w, causal=True\)",
+            ),
             ("window(4, -1)", r"column 1, 'window\(4, -1\)': w must be at least 0, got -1"),
             ("full(4) | window(4, -1)", r"column 11, 'window\(4, -1\)': w must be at least 0"),
             ("causal(True)", "must be an integer, got the bool True"),
@@ -312,13 +335,19 @@ class TestRefusals:
             ("causal(3) ** -1", "number of hops"),
             ("causal(3) ** True", "number of hops"),
             ("causal(3) ** 2.0", "number of hops"),
-            ("causal(99999999999)", "column 8, '99999999999': the numbers of an expression add up to at most 16777216"),
+            (
+                "causal(99999999999)",
+                "column 8, '99999999999': the numbers of an expression add up to at most 16777216",
+            ),
             ("causal(" + "9" * 400 + ")", "add up to at most"),
             ("causal(" + "9" * 5000 + ")", "not an expression"),
             ("sinks(4, 1e999)", "add up to at most"),
             ("sinks(4, -99999999)", "add up to at most"),
             (f"documents([{', '.join(['9999999'] * 9)}])", "add up to at most"),
-            ("causal(9000) ** 2", r"\*\* lists the edges of its graphs, here of 81000000 pairs; at most 16777216"),
+            (
+                "causal(9000) ** 2",
+                r"\*\* lists the edges of its graphs, here of 81000000 pairs; at most 16777216",
+            ),
             ("causal(9000) @ causal(9000)", "@ lists the edges of its graphs"),
             ("cross(2, 9) @ causal(9000)", "@ lists the edges of its graphs"),
             ("closure(causal(9000))", "closure lists the edges of its graphs"),
@@ -351,9 +380,24 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "text",
         [
-            *("window(4096, 8) @ window(4096, 8)", "full(1024) @ full(1024)", "closure(window(512, 2))", "window(64, 8) ** 64"),
-            *("erdos_renyi(1000, 0.1)", "expander(10000, 3)", "random_senders(10000, 8)", "bigbird(4096, 64)"),
-            *("k_hop(torus(32, 32), 3)", "quotient(causal(1024), 64)", "nearest(randn(1000, 3), 8)", "sinks(16000000, 4)"),
+            *(
+                "window(4096, 8) @ window(4096, 8)",
+                "full(1024) @ full(1024)",
+                "closure(window(512, 2))",
+                "window(64, 8) ** 64",
+            ),
+            *(
+                "erdos_renyi(1000, 0.1)",
+                "expander(10000, 3)",
+                "random_senders(10000, 8)",
+                "bigbird(4096, 64)",
+            ),
+            *(
+                "k_hop(torus(32, 32), 3)",
+                "quotient(causal(1024), 64)",
+                "nearest(randn(1000, 3), 8)",
+                "sinks(16000000, 4)",
+            ),
         ],
     )
     def test_what_is_not_refused(self, text):
@@ -363,7 +407,12 @@ class TestRefusals:
 
     def test_only_strings(self):
         cases = [None, 3, b"causal(3)", causal(3)]
-        assert_refusals([(lambda text=text: parse(text), TypeError, "an expression is a string such as") for text in cases])
+        assert_refusals(
+            [
+                (lambda text=text: parse(text), TypeError, "an expression is a string such as")
+                for text in cases
+            ]
+        )
 
     def test_a_builders_own_error_stays_the_cause(self):
         with pytest.raises(ValueError, match="tokens must be positions") as refused:
@@ -371,7 +420,10 @@ class TestRefusals:
         assert isinstance(refused.value.__cause__, IndexError)
 
     @settings(max_examples=300, deadline=None)
-    @given(st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20), st.none() | st.just(5))
+    @given(
+        st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20),
+        st.none() | st.just(5),
+    )
     def test_any_text_is_a_graph_or_a_value_error(self, text, n):
         try:
             graph = parse(text, n=n)

@@ -49,7 +49,11 @@ class TestRoundTrip:
         assert torch.equal(files.read(tmp_path / "a.edges").edge_index, LISTED.edge_index)
 
     @settings(max_examples=40, deadline=None)
-    @given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.tuples(*[st.integers(0, n - 1)] * 2)))))
+    @given(
+        st.integers(1, 6).flatmap(
+            lambda n: st.tuples(st.just(n), st.sets(st.tuples(*[st.integers(0, n - 1)] * 2)))
+        )
+    )
     def test_any_graph(self, tmp_path_factory, drawn):
         n, pairs = drawn
         graph = TokenGraph.from_edges(torch.tensor(sorted(pairs), dtype=torch.int64).reshape(-1, 2).T, n)
@@ -62,7 +66,11 @@ class TestRoundTrip:
 class TestNetworkx:
     """Its writers and readers mean the same files: an edge u -> v is a message from u to v."""
 
-    WRITERS: ClassVar = {".edgelist": nx.write_edgelist, ".adjlist": nx.write_adjlist, ".graphml": nx.write_graphml}
+    WRITERS: ClassVar = {
+        ".edgelist": nx.write_edgelist,
+        ".adjlist": nx.write_adjlist,
+        ".graphml": nx.write_graphml,
+    }
     READERS: ClassVar = {
         ".edgelist": lambda file: nx.read_edgelist(file, nodetype=int, create_using=nx.DiGraph),
         ".adjlist": lambda file: nx.read_adjlist(file, nodetype=int, create_using=nx.DiGraph),
@@ -99,7 +107,12 @@ class TestReading:
     @pytest.mark.parametrize(
         ("name", "text", "n", "pairs"),
         [
-            ("a.edges", "0 1\n\n1 2  # a remark\n# another\n 2\t0 3.5 {'a': 1}\n", 3, [(0, 1), (1, 2), (2, 0)]),
+            (
+                "a.edges",
+                "0 1\n\n1 2  # a remark\n# another\n 2\t0 3.5 {'a': 1}\n",
+                3,
+                [(0, 1), (1, 2), (2, 0)],
+            ),
             ("a.edges", "# tokens 5\n0 1\n", 5, [(0, 1)]),
             ("a.edges", "0 1\r\n1 0\r\n0 1\r\n", 2, [(0, 1), (1, 0)]),
             ("a.edges", "# tokens 3\r0 1\r1 0\r", 3, [(0, 1), (1, 0)]),
@@ -156,10 +169,18 @@ WRONG = [
     ("a.graphml", graphml("<node id='a'/>"), "a node is one of 0, 1, 2, ..., got 'a'"),
     ("a.graphml", graphml("<node id='0'/><node id='-1'/>"), "a node is one of 0, 1, 2, ..., got '-1'"),
     ("a.graphml", graphml("<node/>"), "a.graphml holds no graph of tokens"),
-    ("a.graphml", graphml("<node id='0'/><node id='01'/><node id='1'/>"), "its nodes '01' and '1' are the same number"),
+    (
+        "a.graphml",
+        graphml("<node id='0'/><node id='01'/><node id='1'/>"),
+        "its nodes '01' and '1' are the same number",
+    ),
     ("a.graphml", graphml("<edge source='0'/>"), "a.graphml holds no graph of tokens"),
     ("a.graphml", graphml("<hyperedge/>"), "doesn't support hyperedges"),
-    ("a.graphml", graphml("<node id='0'><data key='x'>1</data></node>"), "a.graphml holds no graph of tokens"),
+    (
+        "a.graphml",
+        graphml("<node id='0'><data key='x'>1</data></node>"),
+        "a.graphml holds no graph of tokens",
+    ),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.graphml", "<graphml>", "ParseError: no element found"),
     ("a.graphml", "<a/>", "not successfully read as graphml"),
@@ -181,7 +202,8 @@ class TestRefusals:
         assert time.perf_counter() - start < 2
 
     @pytest.mark.parametrize(
-        "content", [BOMB.encode("utf-16"), BOMB.encode("utf-16-be"), b"\xff\xfe\xfd", OUTSIDE.encode("utf-32")]
+        "content",
+        [BOMB.encode("utf-16"), BOMB.encode("utf-16-be"), b"\xff\xfe\xfd", OUTSIDE.encode("utf-32")],
     )
     def test_a_doctype_cannot_hide_in_another_encoding(self, content, tmp_path):
         (tmp_path / "a.graphml").write_bytes(content)
@@ -191,7 +213,11 @@ class TestRefusals:
     def test_a_declared_encoding_is_not_followed(self, tmp_path):
         """Were it, the text of utf-7 would become a DOCTYPE after the search for one."""
         hidden = "+ADwAIQ-DOCTYPE a [+ADwAIQ-ENTITY b 'c'+AD4]+AD4"
-        file = saved(tmp_path, "a.graphml", "<?xml version='1.0' encoding='utf-7'?>" + hidden + graphml("<node id='0'/>"))
+        file = saved(
+            tmp_path,
+            "a.graphml",
+            "<?xml version='1.0' encoding='utf-7'?>" + hidden + graphml("<node id='0'/>"),
+        )
         with pytest.raises(ValueError, match="ParseError"):
             files.read(file)
 
@@ -208,7 +234,9 @@ class TestRefusals:
         monkeypatch.setattr(files, "MOST_BYTES", 100)
         files.write(patterns.window(9, 2), tmp_path / "small.edges")
         assert files.read(tmp_path / "small.edges") == patterns.window(9, 2)
-        with pytest.raises(ValueError, match=r"has 45 edges, which do not fit into the 100 bytes that are read"):
+        with pytest.raises(
+            ValueError, match=r"has 45 edges, which do not fit into the 100 bytes that are read"
+        ):
             files.write(patterns.causal(9), tmp_path / "large.edges")
         with pytest.raises(ValueError, match="do not fit"):
             files.write(patterns.window(20, 1), tmp_path / "large.graphml")
@@ -232,7 +260,9 @@ class TestRefusals:
 
     def test_told_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
-        with pytest.raises(ValueError, match="it says that there are 6 tokens, num_tokens=7; leave num_tokens out"):
+        with pytest.raises(
+            ValueError, match="it says that there are 6 tokens, num_tokens=7; leave num_tokens out"
+        ):
             files.read(tmp_path / "a.edges", num_tokens=7)
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token"):

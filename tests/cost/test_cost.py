@@ -1,4 +1,6 @@
-"""Costs against torch's own count of operations, parameters and bytes of real heads and caches, and edges read off masks."""
+"""Costs against torch's own count of operations, parameters and bytes of real heads and caches, and edges
+read off masks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from support.extras import needs
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph, algebra, attend, cost, patterns
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    StandardHeads,
+    TokenGraph,
+    algebra,
+    attend,
+    cost,
+    patterns,
+)
 from gnn_attention import model as lm
 from gnn_attention.__main__ import main
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
@@ -30,13 +41,19 @@ HEADS: dict[str, tuple[str, Callable[[], nn.Module], Sizes | LatentSizes]] = {
     "factored": ("factored", lambda: FactoredHeads.of(StandardHeads(**GROUPED)), Sizes.of(**GROUPED)),
     "merged": ("merged", lambda: MergedHeads.of(StandardHeads(**GROUPED)), Sizes.of(**GROUPED)),
     "latent": ("latent", lambda: LatentHeads(**LATENT), LatentSizes.of(**LATENT)),
-    "latent queries": ("latent", lambda: LatentHeads(**LATENT, query_dim=8), LatentSizes.of(**LATENT, query_dim=8)),
+    "latent queries": (
+        "latent",
+        lambda: LatentHeads(**LATENT, query_dim=8),
+        LatentSizes.of(**LATENT, query_dim=8),
+    ),
 }
 each_form = pytest.mark.parametrize(("form", "make", "sizes"), HEADS.values(), ids=HEADS)
 
 
 def counted(function: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
-    """Multiply-accumulates by torch's count, which calls a multiplication and an addition two operations; and the result."""
+    """Multiply-accumulates by torch's count, which calls a multiplication and an addition two operations; and
+    the result.
+    """
     with FlopCounterMode(display=False) as counter:
         result = function(*arguments)
     operations = counter.get_total_flops()
@@ -48,7 +65,9 @@ class TestForms:
     @each_form
     @pytest.mark.parametrize(("num_dst", "num_src"), [(1, 1), (9, 9), (4, 11)])
     def test_torch_counts_the_same(self, form, make, sizes, num_dst, num_src):
-        """Every part of a pass over the full graph: the three methods of the heads, logits and weighted sums."""
+        """Every part of a pass over the full graph: the three methods of the heads, logits and weighted
+        sums.
+        """
         heads, graph = make(), patterns.cross(num_dst, num_src)
         receive, q = counted(heads.receive, torch.randn(1, num_dst, 24))
         send, (k, v) = counted(heads.send, torch.randn(1, num_src, 24))
@@ -77,23 +96,36 @@ class TestForms:
         receive, send = down + contents + turned, latents + keys_R + keys_C + values
         assert found.macs == Macs(receive, send, logits, weighting, collect)
         made = q.numel() + k.numel() + v.numel() + mixtures.numel()
-        assert (found.activations, found.cache_per_token) == (4 * made, {"key, value": 4 * (k.numel() + v.numel()) // tokens})
+        assert (found.activations, found.cache_per_token) == (
+            4 * made,
+            {"key, value": 4 * (k.numel() + v.numel()) // tokens},
+        )
 
     @each_form
     def test_parameters_are_those_of_the_heads(self, form, make, sizes):
         """Of factors the same in both forms; a latent's norms are among them."""
-        assert cost.of_sizes(form, sizes, patterns.causal(3)).parameters == sum(p.numel() for p in make().parameters())
+        assert cost.of_sizes(form, sizes, patterns.causal(3)).parameters == sum(
+            p.numel() for p in make().parameters()
+        )
 
     def test_parameters_with_biases_and_norms(self):
         standard, sizes = StandardHeads(**GROUPED, bias=True), Sizes.of(**GROUPED, bias="QKVO")
-        for form, heads in (("standard", standard), ("factored", FactoredHeads(standard)), ("merged", MergedHeads.of(standard))):
+        for form, heads in (
+            ("standard", standard),
+            ("factored", FactoredHeads(standard)),
+            ("merged", MergedHeads.of(standard)),
+        ):
             assert cost.rates(form, sizes).parameters == sum(p.numel() for p in heads.parameters())
         normed = StandardHeads(**GROUPED, qk_norm=True)
-        assert cost.rates("standard", Sizes.of(**GROUPED, qk_norm=True)).parameters == sum(p.numel() for p in normed.parameters())
+        assert cost.rates("standard", Sizes.of(**GROUPED, qk_norm=True)).parameters == sum(
+            p.numel() for p in normed.parameters()
+        )
 
     @each_form
     def test_a_weight_is_used_once_for_each_token(self, form, make, sizes):
-        """Without grouping, where receivers are the senders: what the matrices cost is their number of entries for each token."""
+        """Without grouping, where receivers are the senders: what the matrices cost is their number of
+        entries for each token.
+        """
         if isinstance(sizes, Sizes):
             sizes = Sizes.of(24, 6, 5, 3)
             entries = cost.rates(form, sizes).parameters
@@ -105,7 +137,9 @@ class TestForms:
     @each_form
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_activations_are_the_bytes_that_are_made(self, form, make, sizes, dtype):
-        """Queries or patterns, keys and values or messages, mixtures: every storage once, the states not among them."""
+        """Queries or patterns, keys and values or messages, mixtures: every storage once, the states not
+        among them.
+        """
         heads, graph = make().to(dtype), patterns.cross(4, 9)
         x_dst, x_src = torch.randn(2, 4, 24, dtype=dtype), torch.randn(2, 9, 24, dtype=dtype)
         q, (k, v) = heads.receive(x_dst), heads.send(x_src)
@@ -123,9 +157,13 @@ class TestForms:
         assert cost.of_form("standard", 30, 6, graph=graph, dtype=dtype).weights == expected
 
     @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("build", [patterns.causal, lambda n: patterns.window(n, 4), lambda n: patterns.sinks(n, 2)])
+    @pytest.mark.parametrize(
+        "build", [patterns.causal, lambda n: patterns.window(n, 4), lambda n: patterns.sinks(n, 2)]
+    )
     def test_a_pass_is_the_sum_of_its_steps(self, form, build):
-        """To decode token by token costs what one pass costs: every token is projected once, every edge is walked once."""
+        """To decode token by token costs what one pass costs: every token is projected once, every edge is
+        walked once.
+        """
         steps = [cost.of_sizes(form, Sizes.of(**GROUPED), build(n)).step for n in range(1, 12)]
         assert sum(steps, start=Macs()) == cost.of_sizes(form, Sizes.of(**GROUPED), build(11)).macs
 
@@ -140,12 +178,17 @@ class TestForms:
         assert by_head.macs.projections == alone[0].macs.projections
         assert by_sample.macs == alone[0].macs + alone[1].macs + alone[2].macs
         assert by_sample.step == alone[0].step + alone[1].step + alone[2].step
-        assert (by_sample.activations, by_head.activations) == (3 * alone[0].activations, alone[0].activations)
+        assert (by_sample.activations, by_head.activations) == (
+            3 * alone[0].activations,
+            alone[0].activations,
+        )
         with pytest.raises(ValueError, match="differs by head and has 3 of them, the heads are 2"):
             cost.of_sizes(form, Sizes.of(12, 2), algebra.per_head(*graphs))
 
     def test_layers_add_up(self):
-        one, other = (cost.of_form("merged", 8, 2, graph=graph) for graph in (patterns.window(9, 2), patterns.causal(9)))
+        one, other = (
+            cost.of_form("merged", 8, 2, graph=graph) for graph in (patterns.window(9, 2), patterns.causal(9))
+        )
         both = one * 3 + other
         assert both.macs == one.macs + one.macs + one.macs + other.macs
         assert both.parameters == 4 * one.parameters
@@ -157,20 +200,44 @@ class TestForms:
 
     def test_wrong_arguments_are_named(self):
         wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-            (ValueError, "form must be one of 'standard', 'factored', 'merged', got 'mla'", lambda: cost.of_form("mla", 8, 2)),
-            (ValueError, "num_heads must be a multiple of num_kv_heads", lambda: cost.of_form("merged", 8, 4, num_kv_heads=3)),
-            (ValueError, "width 9 is no multiple of num_heads 2: give head_dim", lambda: cost.of_form("merged", 9, 2)),
+            (
+                ValueError,
+                "form must be one of 'standard', 'factored', 'merged', got 'mla'",
+                lambda: cost.of_form("mla", 8, 2),
+            ),
+            (
+                ValueError,
+                "num_heads must be a multiple of num_kv_heads",
+                lambda: cost.of_form("merged", 8, 4, num_kv_heads=3),
+            ),
+            (
+                ValueError,
+                "width 9 is no multiple of num_heads 2: give head_dim",
+                lambda: cost.of_form("merged", 9, 2),
+            ),
             (ValueError, "tokens must be at least 1, got 0", lambda: cost.of_form("merged", 8, 2, tokens=0)),
             (
                 ValueError,
                 "give tokens or graph, not both",
                 lambda: cost.of_form("merged", 8, 2, tokens=3, graph=patterns.causal(3)),
             ),
-            (TypeError, "graph must be a TokenGraph, got int", lambda: cost.of_sizes("merged", Sizes.of(8, 2), 3)),
+            (
+                TypeError,
+                "graph must be a TokenGraph, got int",
+                lambda: cost.of_sizes("merged", Sizes.of(8, 2), 3),
+            ),
             (TypeError, "graph must be a TokenGraph, got str", lambda: cost.of_graph("window(3, 2)")),
-            (ValueError, "block must be at least 1, got 0", lambda: cost.of_graph(patterns.causal(3), block=0)),
+            (
+                ValueError,
+                "block must be at least 1, got 0",
+                lambda: cost.of_graph(patterns.causal(3), block=0),
+            ),
             (TypeError, "width must be an integer", lambda: Sizes.of(8.0, 2)),
-            (ValueError, "bias must be some of the letters QKVO, got 'QX'", lambda: Sizes.of(8, 2, bias="QX")),
+            (
+                ValueError,
+                "bias must be some of the letters QKVO, got 'QX'",
+                lambda: Sizes.of(8, 2, bias="QX"),
+            ),
             (ValueError, "latent_dim must be at least 1", lambda: LatentSizes.of(8, 2, 4, 2, 0)),
         ]
         for error, message, call in wrong:
@@ -191,7 +258,9 @@ class TestSeeds:
         assert found == [41_943_040, 41_943_040, 1_073_741_824]
 
     def test_one_more_token(self):
-        """Token 8192 of a head of Llama 3 8B: 2 + 2 products of 4096 x 128, and 8192 logits and weights of 128 or of 4096."""
+        """Token 8192 of a head of Llama 3 8B: 2 + 2 products of 4096 x 128, and 8192 logits and weights of
+        128 or of 4096.
+        """
         found = {form: cost.of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
         thin, square = 4 * 4096 * 128, 2 * 4096 * 4096
         assert found == {
@@ -211,7 +280,9 @@ class TestSeeds:
 
 
 sizes_of_heads = st.builds(
-    lambda width, groups, each, head_dim, value_dim: Sizes.of(width, groups * each, head_dim, value_dim, groups),
+    lambda width, groups, each, head_dim, value_dim: Sizes.of(
+        width, groups * each, head_dim, value_dim, groups
+    ),
     *(st.integers(1, most) for most in (64, 4, 4, 40, 40)),
 )
 graphs = st.builds(patterns.window, st.integers(1, 40), st.integers(1, 40))
@@ -230,7 +301,11 @@ class TestOrder:
             standard, factored, merged = (getattr(each, name).total for each in costs)
             assert standard < factored < merged
         assert costs[0].activations < costs[1].activations == costs[2].activations
-        assert costs[0].cache["key, value"] < costs[1].cache["pattern, message"] == costs[2].cache["pattern, message"]
+        assert (
+            costs[0].cache["key, value"]
+            < costs[1].cache["pattern, message"]
+            == costs[2].cache["pattern, message"]
+        )
         assert costs[0].parameters <= costs[1].parameters < costs[2].parameters
 
     @settings(max_examples=100, deadline=None)
@@ -251,7 +326,10 @@ class TestOrder:
             (Sizes.of(12, 2), (1, 0)),  # D + V = width: at the border the last two cost the same
             (Sizes.of(12, 1), (0, -1)),  # a head as wide as the model: its factors are no bottleneck
             (Sizes.of(12, 1, head_dim=20), (-1, -1)),  # wider than the model
-            (Sizes.of(12, 2, head_dim=12, num_kv_heads=1), (1, -1)),  # grouping saves in the standard form alone
+            (
+                Sizes.of(12, 2, head_dim=12, num_kv_heads=1),
+                (1, -1),
+            ),  # grouping saves in the standard form alone
         ],
     )
     def test_at_the_border(self, sizes, signs):
@@ -293,7 +371,10 @@ class TestCaches:
         heads = of(StandardHeads(**GROUPED).to(dtype), side=side)
         cache = PatternMessageCache(heads, self.GRAPH, keep)
         cache.update(torch.randn(1, 11, 24, dtype=dtype))
-        assert cache.nbytes == 11 * cost.of_sizes(form, Sizes.of(**GROUPED), self.GRAPH, dtype).cache_per_token[way]
+        assert (
+            cache.nbytes
+            == 11 * cost.of_sizes(form, Sizes.of(**GROUPED), self.GRAPH, dtype).cache_per_token[way]
+        )
 
     def test_latents(self):
         cache = KeyValueCache(self.GRAPH, latent=7)
@@ -307,11 +388,21 @@ class TestCaches:
         heads, cache, x = StandardHeads(**GROUPED), KeyValueCache(graph, layers=2), torch.randn(2, 11, 24)
         for layer in range(2):
             cache.update(heads, x, layer)
-        assert cache.nbytes == 11 * (cost.of_sizes("standard", Sizes.of(**GROUPED), graph) * 2).cache_per_token["key, value"]
+        assert (
+            cache.nbytes
+            == 11 * (cost.of_sizes("standard", Sizes.of(**GROUPED), graph) * 2).cache_per_token["key, value"]
+        )
 
     def test_no_more_is_ever_kept(self):
-        """Token by token, a cache keeps at most as many senders as the cost says, and once exactly so many."""
-        for graph in (self.GRAPH, patterns.causal(11), patterns.dilated(11, 3, 2), patterns.documents([5, 2, 4])):
+        """Token by token, a cache keeps at most as many senders as the cost says, and once exactly so
+        many.
+        """
+        for graph in (
+            self.GRAPH,
+            patterns.causal(11),
+            patterns.dilated(11, 3, 2),
+            patterns.documents([5, 2, 4]),
+        ):
             cache, heads, most = KeyValueCache(graph), StandardHeads(8, 2), 0
             for token in torch.randn(1, 11, 8).split(1, dim=1):
                 cache.update(heads, token)
@@ -320,7 +411,9 @@ class TestCaches:
 
 
 def most_kept(graph: TokenGraph) -> int:
-    """Chunk after chunk, each as short as its receivers' senders allow: the senders that it or a later one hears."""
+    """Chunk after chunk, each as short as its receivers' senders allow: the senders that it or a later one
+    hears.
+    """
     mask = graph.mask()
     while mask.dim() > 2:
         mask = mask.any(0)
@@ -336,7 +429,12 @@ def most_kept(graph: TokenGraph) -> int:
 
 def cells(mask: Tensor, block: int) -> int:
     """Pairs in the tiles of ``mask[dst, src]`` that hold an edge."""
-    return sum(tile.numel() for rows in mask.split(block, dim=-2) for tile in rows.split(block, dim=-1) if bool(tile.any()))
+    return sum(
+        tile.numel()
+        for rows in mask.split(block, dim=-2)
+        for tile in rows.split(block, dim=-1)
+        if bool(tile.any())
+    )
 
 
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 6)
@@ -373,7 +471,10 @@ class TestGraphs:
     def test_counts_are_those_of_the_mask(self, graph):
         mask, found = graph.mask(), cost.of_graph(graph, block=4)
         single = mask.flatten(0, -3) if mask.dim() > 2 else mask.unsqueeze(0)
-        dst, src = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset, torch.arange(graph.num_src) + graph.src_offset
+        dst, src = (
+            torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset,
+            torch.arange(graph.num_src) + graph.src_offset,
+        )
         assert found.edges == int(mask.sum())
         assert found.full == mask.numel()
         assert found.causal == len(single) * int((src <= dst).sum())
@@ -391,7 +492,9 @@ class TestGraphs:
         assert (nothing.edges, nothing.cached, nothing.of_causal, nothing.fill) == (0, 0, 1.0, 1.0)
 
     def test_many_tokens_are_not_listed(self):
-        """Closed forms: a triangle of w and w for each token after it, and 4 sinks for those who no longer hear them."""
+        """Closed forms: a triangle of w and w for each token after it, and 4 sinks for those who no longer
+        hear them.
+        """
         n, w = 200_000, 4096
         graph = patterns.window(n, w) | patterns.sinks(n, 4)
         found = cost.of_graph(graph)
@@ -407,7 +510,9 @@ class TestGraphs:
         assert cost.of_graph(patterns.causal(12).rows(5, 9).T.rows(7, 12).T).causal == 0 + 0 + 1 + 2
 
 
-PUBLISHED: dict[str, tuple[str, str, str, dict[str, int]]] = {  # folder and classes of transformers, what its defaults are not
+PUBLISHED: dict[
+    str, tuple[str, str, str, dict[str, int]]
+] = {  # folder and classes of transformers, what its defaults are not
     "gpt-2": ("gpt2", "GPT2Attention", "GPT2Config", {}),
     "llama-3-8b": (
         "llama",
@@ -428,7 +533,12 @@ PUBLISHED: dict[str, tuple[str, str, str, dict[str, int]]] = {  # folder and cla
         "Qwen2Config",
         {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
     ),
-    "qwen-3-8b": ("qwen3", "Qwen3Attention", "Qwen3Config", {"num_hidden_layers": 36, "num_key_value_heads": 8}),
+    "qwen-3-8b": (
+        "qwen3",
+        "Qwen3Attention",
+        "Qwen3Config",
+        {"num_hidden_layers": 36, "num_key_value_heads": 8},
+    ),
     "gemma-2-2b": ("gemma2", "Gemma2Attention", "Gemma2Config", {}),
     "gemma-3-4b": (
         "gemma3",
@@ -451,7 +561,9 @@ def published(name: str) -> tuple[type[nn.Module], Any]:
 class TestConfigs:
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_sizes_are_those_of_transformers(self, name):
-        """Parameters of a layer, layers, windows and rotation of transformers' modules, whose defaults are published models."""
+        """Parameters of a layer, layers, windows and rotation of transformers' modules, whose defaults are
+        published models.
+        """
         kind, given = published(name)
         with torch.device("meta"):
             layer = kind(given, layer_idx=0)
@@ -461,7 +573,11 @@ class TestConfigs:
         assert model.layers == given.num_hidden_layers
         assert model.rotary == (name != "gpt-2")
         kinds = getattr(given, "layer_types", None)
-        windows = model.layers if kinds is None and name == "mistral-7b" else (kinds or []).count("sliding_attention")
+        windows = (
+            model.layers
+            if kinds is None and name == "mistral-7b"
+            else (kinds or []).count("sliding_attention")
+        )
         assert model.window_layers == windows
         assert model.window == (given.sliding_window if windows else None)
 
@@ -472,10 +588,16 @@ class TestConfigs:
         heads = cost.config(name).heads
         assert (heads.width, heads.num_heads) == (given.hidden_size, given.num_attention_heads)
         assert heads.num_kv_heads == getattr(given, "num_key_value_heads", given.num_attention_heads)
-        assert heads.head_dim == heads.value_dim == (getattr(given, "head_dim", None) or heads.width // heads.num_heads)
+        assert (
+            heads.head_dim
+            == heads.value_dim
+            == (getattr(given, "head_dim", None) or heads.width // heads.num_heads)
+        )
 
     def test_every_model_has_a_source_and_a_test(self):
-        """The two that transformers does not know are the seeds' 512 / 8 / 64 (S2.8) and the model that ships."""
+        """The two that transformers does not know are the seeds' 512 / 8 / 64 (S2.8) and the model that
+        ships.
+        """
         assert {*cost.CONFIGS} == {*PUBLISHED, "shipped", "transformer-base"}
         assert all(model.source for model in cost.CONFIGS.values())
         base = cost.CONFIGS["transformer-base"].heads
@@ -493,7 +615,10 @@ class TestConfigs:
 
     def test_unknown_names(self):
         assert cost.config("Llama-3-8B") is cost.CONFIGS["llama-3-8b"]
-        for name, hint in (("lama-3-8b", "did you mean 'llama-3-8b'"), ("xyz", "there are shipped, transformer-base, gpt-2")):
+        for name, hint in (
+            ("lama-3-8b", "did you mean 'llama-3-8b'"),
+            ("xyz", "there are shipped, transformer-base, gpt-2"),
+        ):
             with pytest.raises(ValueError, match=f"no configuration '{name}'; {hint}"):
                 cost.config(name)
 
@@ -509,12 +634,17 @@ class TestConfigs:
     def test_layers_of_two_kinds(self):
         """Gemma 3: of 34 layers every sixth is without a window."""
         layers = cost.graphs_of(cost.config("gemma-3-4b"), 3000)
-        assert [(graph.name, count) for graph, count in layers] == [("window(3000, 1024)", 29), ("causal(3000)", 5)]
+        assert [(graph.name, count) for graph, count in layers] == [
+            ("window(3000, 1024)", 29),
+            ("causal(3000)", 5),
+        ]
         found = cost.of_config("gemma-3-4b", 3000)["standard"]
         assert found.cache["key, value"] == (29 * 1024 + 5 * 3000) * 2 * 4 * 256 * 2
 
     def test_latent_attention(self):
-        """DeepSeek-V3: 576 numbers of a token for 128 heads, against 128 (192 + 128); of parameters as many."""
+        """DeepSeek-V3: 576 numbers of a token for 128 heads, against 128 (192 + 128); of parameters as
+        many.
+        """
         costs = cost.of_config("deepseek-v3", 8192)
         assert costs["latent"].cache_per_token == {"latent, rotated key": 61 * 576 * 2}
         assert costs["expanded"].cache_per_token == {"key, value": 61 * 128 * (192 + 128) * 2}
@@ -534,7 +664,9 @@ class TestCommand:
         rows = {line.split("  ")[1].strip(): line for line in out.splitlines() if line.startswith("  ")}
         for label in ("logits", "weighting", "parameters of one layer", "activations of the pass"):
             assert label in rows
-        assert ("and cannot be cached" in out) == (name not in ("shipped", "transformer-base", "gpt-2", "deepseek-v3"))
+        assert ("and cannot be cached" in out) == (
+            name not in ("shipped", "transformer-base", "gpt-2", "deepseek-v3")
+        )
 
     def test_the_seeds_numbers_are_in_it(self, capsys):
         """S1.5, S1.12, S4.15, and the caches of a token."""
@@ -556,12 +688,19 @@ class TestCommand:
     def test_numbers_are_those_of_the_json(self, capsys):
         said = json.loads(self.said(capsys, "--config", "gemma-2-2b", "--tokens", "6000", "--json"))
         costs = cost.of_config("gemma-2-2b", 6000)
-        assert said["layers"] == [{"graph": "window(6000, 4096)", "layers": 13}, {"graph": "causal(6000)", "layers": 13}]
+        assert said["layers"] == [
+            {"graph": "window(6000, 4096)", "layers": 13},
+            {"graph": "causal(6000)", "layers": 13},
+        ]
         for form, each in costs.items():
             assert said["forms"][form]["macs"]["total"] == each.macs.total
             assert said["forms"][form]["step"]["logits"] == each.step.logits
             assert said["forms"][form]["cache"] == each.cache
-        assert [graph["name"] for graph in said["graphs"]] == ["window(6000, 4096)", "causal(6000)", "full(6000)"]
+        assert [graph["name"] for graph in said["graphs"]] == [
+            "window(6000, 4096)",
+            "causal(6000)",
+            "full(6000)",
+        ]
         assert said["graphs"][0]["of_causal"] == cost.of_graph(patterns.window(6000, 4096)).of_causal
         assert math.isclose(said["graphs"][2]["of_full"], 1.0)
 
@@ -588,24 +727,57 @@ class TestCommand:
             ("window(64, 40)", None): "window(64, 40)",
         }
         for (expression, tokens), name in asked.items():
-            arguments = ["--config", "shipped", "--graph", expression, "--json", *(["--tokens", tokens] if tokens else [])]
+            arguments = [
+                "--config",
+                "shipped",
+                "--graph",
+                expression,
+                "--json",
+                *(["--tokens", tokens] if tokens else []),
+            ]
             assert json.loads(self.said(capsys, *arguments))["layers"] == [{"graph": name, "layers": 2}]
 
-    @pytest.mark.parametrize("graph", ["cross(5, 7)", "causal(12).rows(5, 9)", "per_head(window(9, 2), causal(9))", "causal(0)"])
+    @pytest.mark.parametrize(
+        "graph", ["cross(5, 7)", "causal(12).rows(5, 9)", "per_head(window(9, 2), causal(9))", "causal(0)"]
+    )
     def test_any_graph_can_be_told(self, graph, capsys):
         out = self.said(capsys, "--width", "32", "--heads", "2", "--graph", graph)
         assert "in all" in out
 
     def test_given_sizes(self, capsys):
-        arguments = ["--width", "24", "--heads", "6", "--head-dim", "5", "--kv-heads", "2", "--layers", "3", "--tokens", "9"]
+        arguments = [
+            "--width",
+            "24",
+            "--heads",
+            "6",
+            "--head-dim",
+            "5",
+            "--kv-heads",
+            "2",
+            "--layers",
+            "3",
+            "--tokens",
+            "9",
+        ]
         said = json.loads(self.said(capsys, *arguments, "--dtype", "float64", "--json"))
         expected = cost.of_form("merged", 24, 6, 5, num_kv_heads=2, tokens=9, dtype=torch.float64) * 3
         assert said["forms"]["merged"]["macs"]["total"] == expected.macs.total
         assert said["forms"]["merged"]["cache"] == expected.cache
 
     def test_ranks(self, capsys):
-        """The halo of a window on 64 ranks, exactly: 63 ranks hear 4095 senders of 8 heads, 128 + 128 numbers of 2 bytes."""
-        arguments = ["--ranks", "64", "--tokens", "300000", "--graph", "window(4096)", "--partition", "contiguous"]
+        """The halo of a window on 64 ranks, exactly: 63 ranks hear 4095 senders of 8 heads, 128 + 128 numbers
+        of 2 bytes.
+        """
+        arguments = [
+            "--ranks",
+            "64",
+            "--tokens",
+            "300000",
+            "--graph",
+            "window(4096)",
+            "--partition",
+            "contiguous",
+        ]
         (said,) = json.loads(self.said(capsys, *arguments, "--json"))["plans"]
         assert said["halo_bytes"] == 63 * 4095 * 8 * (128 + 128) * 2
         assert said["exchange"] == "halo"
@@ -622,7 +794,9 @@ class TestCommand:
 
     def test_ranks_of_layers_of_two_kinds(self, capsys):
         """A plan for each graph of the model."""
-        said = json.loads(self.said(capsys, "--config", "gemma-3-4b", "--tokens", "3000", "--ranks", "2", "--json"))
+        said = json.loads(
+            self.said(capsys, "--config", "gemma-3-4b", "--tokens", "3000", "--ranks", "2", "--json")
+        )
         assert [plan["layers"] for plan in said["plans"]] == [29, 5]
         assert [plan["setting"]["dim"] for plan in said["plans"]] == [256, 256]
         assert "on 2 ranks" in self.said(capsys, "--config", "deepseek-v3", "--tokens", "64", "--ranks", "2")

@@ -1,4 +1,6 @@
-"""Tokens on ranks: on gloo processes of this machine, equal to one process in outputs, gradients and dropped edges."""
+"""Tokens on ranks: on gloo processes of this machine, equal to one process in outputs, gradients and dropped
+edges.
+"""
 
 import functools
 import itertools
@@ -25,7 +27,12 @@ def drawn(graph, dtype=torch.float64, heads=HQ, kv_heads=HKV):
     heads = graph.heads or heads
     kv_heads = kv_heads if heads % kv_heads == 0 else heads
     batch = graph.batch or 2
-    shapes = ((heads, graph.num_dst, D), (kv_heads, graph.num_src, D), (kv_heads, graph.num_src, DV), (heads, graph.num_dst, DV))
+    shapes = (
+        (heads, graph.num_dst, D),
+        (kv_heads, graph.num_src, D),
+        (kv_heads, graph.num_src, DV),
+        (heads, graph.num_dst, DV),
+    )
     return [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
@@ -62,7 +69,9 @@ def on_ranks(graph, partition, tensors, options, backend="auto", exchange="auto"
 
 
 def worst(graph, partition, options=None, dtype=torch.float64, **how):
-    """The error of output and gradients as a share of what is allowed: in float64 against one process, else by the rule."""
+    """The error of output and gradients as a share of what is allowed: in float64 against one process, else
+    by the rule.
+    """
     options, tensors = options or {}, drawn(graph, dtype)
     found, cuts = on_ranks(graph, partition, tensors, options, **how)
     if dtype != torch.float64:
@@ -75,13 +84,17 @@ def worst(graph, partition, options=None, dtype=torch.float64, **how):
 def judged(graph, partition, found, tensors, options):
     """By the rule, on the first rank, which judges the results of all put together; 0 on the others."""
     sides = ("dst", "dst", "src", "src")
-    out, *gradients = (distributed.gather(x, partition, side=side) for x, side in zip(found, sides, strict=True))
+    out, *gradients = (
+        distributed.gather(x, partition, side=side) for x, side in zip(found, sides, strict=True)
+    )
     if torch.distributed.get_rank():
         return 0.0
     q, k, v, factor = tensors
     assert not set(options) - {"score_mod", "scale", "sink_logits"}, "the rule knows no truth of these"
     added = table_of(options["score_mod"], graph, q) if "score_mod" in options else None
-    truth = attention_truth(q, k, v, graph, factor, options.get("scale"), sink_logits=options.get("sink_logits"), added=added)
+    truth = attention_truth(
+        q, k, v, graph, factor, options.get("scale"), sink_logits=options.get("sink_logits"), added=added
+    )
     outcome = judge(out, dict(zip("qkv", gradients, strict=True)), truth)
     return max(outcome.output / ALLOWED_OUTPUT, outcome.gradient / ALLOWED_GRADIENT)
 
@@ -90,7 +103,9 @@ def table_of(mod, graph, q):
     """What a score_mod that only adds adds to each logit."""
     sizes = (q.shape[0], q.shape[1], graph.num_dst, graph.num_src)
     b, h, dst, src = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
-    return mod(torch.zeros(sizes, dtype=torch.float64), b, h, dst + graph.dst_offset, src + graph.src_offset).detach()
+    return mod(
+        torch.zeros(sizes, dtype=torch.float64), b, h, dst + graph.dst_offset, src + graph.src_offset
+    ).detach()
 
 
 def partition_of(graph, kind, world):
@@ -99,18 +114,24 @@ def partition_of(graph, kind, world):
         rng = torch.Generator().manual_seed(3)
         dst = partitions.of_owners(torch.randint(world, (graph.num_dst,), generator=rng), world)
         square = graph.num_dst == graph.num_src
-        return partitions.Partition(dst, dst if square else partitions.of_owners(torch.arange(graph.num_src) % world, world))
+        return partitions.Partition(
+            dst, dst if square else partitions.of_owners(torch.arange(graph.num_src) % world, world)
+        )
     return getattr(partitions, kind)(graph, world)
 
 
 def check(rank, world, cases):
-    """The error of each case, as a share of what is allowed: (example, kind of partition, exchange, name of options, dtype)."""
+    """The error of each case, as a share of what is allowed: (example, kind of partition, exchange, name of
+    options, dtype).
+    """
     errors = {}
     for case in cases:
         example, kind, exchange, extra, dtype = case
         graph = expressions.evaluate(example) if isinstance(example, str) else example
         options = OPTIONS[extra](graph)
-        errors[str(case)] = worst(graph, partition_of(graph, kind, world), options, getattr(torch, dtype), exchange=exchange)
+        errors[str(case)] = worst(
+            graph, partition_of(graph, kind, world), options, getattr(torch, dtype), exchange=exchange
+        )
     return errors
 
 
@@ -121,11 +142,16 @@ def learned_table(graph):
 
 OPTIONS = {
     "plain": lambda graph: {},
-    "alibi": lambda graph: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(graph.heads or HQ)), "scale": 0.3},
+    "alibi": lambda graph: {
+        "score_mod": score_mods.alibi(score_mods.alibi_slopes(graph.heads or HQ)),
+        "scale": 0.3,
+    },
     "relative": lambda graph: {"score_mod": learned_table(graph)},
     "sinks": lambda graph: {"sink_logits": torch.linspace(-1, 2, graph.heads or HQ, dtype=torch.float64)},
     "dropout": lambda graph: {"dropout": 0.4},
-    "bias": lambda graph: {"bias": torch.randn(HQ, graph.num_edges, generator=torch.Generator().manual_seed(1)).double()},
+    "bias": lambda graph: {
+        "bias": torch.randn(HQ, graph.num_edges, generator=torch.Generator().manual_seed(1)).double()
+    },
 }
 
 QUICK = [
@@ -165,9 +191,18 @@ def zoo(rank, world):
     """Every graph of the zoo, on partitions, exchanges and options in turn."""
     examples = [awkward(example) for example in catalogue.EXAMPLES.values()]
     graphs = [example for example in examples if isinstance(expressions.evaluate(example), ga.TokenGraph)]
-    kinds, ways, extras = ("contiguous", "zigzag", "scattered"), ("halo", "ring", "gather", "auto"), list(OPTIONS)[:-1]
-    cases = [(g, kinds[i % 3], ways[i % 4], extras[i % 5], ("float64", "float32")[i % 2]) for i, g in enumerate(graphs)]
-    cases = [(*case[:-1], "float64") if "dropout" in case else case for case in cases]  # one process alone draws the same
+    kinds, ways, extras = (
+        ("contiguous", "zigzag", "scattered"),
+        ("halo", "ring", "gather", "auto"),
+        list(OPTIONS)[:-1],
+    )
+    cases = [
+        (g, kinds[i % 3], ways[i % 4], extras[i % 5], ("float64", "float32")[i % 2])
+        for i, g in enumerate(graphs)
+    ]
+    cases = [
+        (*case[:-1], "float64") if "dropout" in case else case for case in cases
+    ]  # one process alone draws the same
     assert len(cases) > 70
     return check(rank, world, cases)
 
@@ -177,9 +212,6 @@ def test_the_whole_zoo_on_four_ranks_equals_one_process():
     """At awkward sizes: outputs and all gradients."""
     for found in ranks.run(4, zoo, deadline=400):
         assert not {case: error for case, error in found.items() if not error <= 1}
-
-
-# -- many questions in one start --------------------------------------------------------------------------------------
 
 
 def several(rank, world):
@@ -198,11 +230,10 @@ def of_each(world, function):
     return [found[function.__name__] for found in answers(world)]
 
 
-# -- what travels -----------------------------------------------------------------------------------------------------
-
-
 def sent(rank, world, example, kind, exchange):
-    """Bytes of k and v that this rank sent forward, and of their gradients backward, in one call; after one to get acquainted."""
+    """Bytes of k and v that this rank sent forward, and of their gradients backward, in one call; after one
+    to get acquainted.
+    """
     graph = expressions.evaluate(example)
     partition, tensors = partition_of(graph, kind, world), drawn(graph, torch.float32)
     on_ranks(graph, partition, tensors, {}, exchange=exchange)
@@ -221,7 +252,9 @@ def windows_sent(rank, world):
 
 
 def test_bytes_of_a_window_do_not_grow_with_its_length():
-    """Each rank but the last sends w - 1 senders on, and gets as many gradients back, whatever the number of tokens."""
+    """Each rank but the last sends w - 1 senders on, and gets as many gradients back, whatever the number of
+    tokens.
+    """
     expected = [(7 * ROW, 0), (7 * ROW, 7 * ROW), (7 * ROW, 7 * ROW), (0, 7 * ROW)]
     assert of_each(4, windows_sent) == [[bytes_sent] * 2 for bytes_sent in expected]
 
@@ -292,7 +325,14 @@ def order_of_events(rank, world):
 
     on_ranks(graph, partitions.contiguous(graph, world), tensors, {})  # ranks tell each other who is heard
     torch.distributed.all_to_all_single = told
-    on_ranks(graph, partitions.contiguous(graph, world), tensors, {"score_mod": mod}, backend="reference", exchange="halo")
+    on_ranks(
+        graph,
+        partitions.contiguous(graph, world),
+        tensors,
+        {"score_mod": mod},
+        backend="reference",
+        exchange="halo",
+    )
     return log
 
 
@@ -315,12 +355,11 @@ def told(rank, world, backend):
 
 
 def test_ranks_agree_at_every_call_over_gloo_and_elsewhere_at_the_first_of_each_kind():
-    """Seven things and whether there is trouble, 8 bytes each, to the other rank; of a graph that is known nothing more."""
+    """Seven things and whether there is trouble, 8 bytes each, to the other rank; of a graph that is known
+    nothing more.
+    """
     assert ranks.run(2, told, "gloo") == [[64] * 6] * 2
     assert ranks.run(2, told, "nccl") == [[64, 0, 0, 64, 0, 0]] * 2
-
-
-# -- corners ----------------------------------------------------------------------------------------------------------
 
 
 def corners(rank, world):
@@ -377,7 +416,10 @@ def test_some_gradients_or_none(world):
     assert max(of_each(world, partly)) <= 1
 
 
-HALVES = [("causal(32)", "zigzag", "ring", "plain", "bfloat16"), ("full(64)", "contiguous", "ring", "plain", "float16")]
+HALVES = [
+    ("causal(32)", "zigzag", "ring", "plain", "bfloat16"),
+    ("full(64)", "contiguous", "ring", "plain", "float16"),
+]
 HALVES += [(f"causal({n})", "zigzag", way, "plain", "float16") for n, way in ((61, "halo"), (64, "gather"))]
 
 
@@ -393,7 +435,9 @@ def test_half_precision_is_as_good_as_torchs_kernel():
 
 
 def poisoned(rank, world, way):
-    """A NaN in the keys of token 3: who hears it, and whether anybody else's values or gradients know of it."""
+    """A NaN in the keys of token 3: who hears it, and whether anybody else's values or gradients know of
+    it.
+    """
     graph = patterns.window(12, 3)
     partition = partitions.zigzag(graph, world)
     q, k, v, factor = drawn(graph)
@@ -429,7 +473,11 @@ def dropped_edges(rank, world):
         partition = partition_of(graph, kind, world)
         torch.manual_seed(SEED + rank)
         out = distributed.attend(
-            *(distributed.scatter(x, partition) for x in (q, k, v)), graph, partition, dropout=0.5, exchange="ring"
+            *(distributed.scatter(x, partition) for x in (q, k, v)),
+            graph,
+            partition,
+            dropout=0.5,
+            exchange="ring",
         )
         same.append(torch.equal(out > 0, distributed.scatter(whole, partition) > 0))
     return same, int((whole > 0).sum())
@@ -442,15 +490,16 @@ def test_the_same_edges_are_dropped_as_in_one_process():
     assert 0 < results[0][1] < 2 * 91
 
 
-# -- layers and models ------------------------------------------------------------------------------------------------
-
-
 def models(rank, world, kind):
-    """Logits and the gradients of all parameters of a model, and a layer with rotary heads and grouped keys."""
+    """Logits and the gradients of all parameters of a model, and a layer with rotary heads and grouped
+    keys.
+    """
     torch.manual_seed(0)
     graph = patterns.window(19, 6) | patterns.sinks(19, 2)
     mine = distributed.local(graph, partition_of(graph, kind, world))
-    model = ga.model.LanguageModel(ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16)).double()
+    model = ga.model.LanguageModel(
+        ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16)
+    ).double()
     heads = ga.StandardHeads(16, 4, num_kv_heads=2, rotary=ga.rotary.Rotary()).double()
     layer = ga.MessagePassingAttention(heads, backend="auto")
     tokens, x = torch.randint(40, (2, 19)), torch.randn(2, 19, 16, dtype=torch.float64)
@@ -477,12 +526,16 @@ def models(rank, world, kind):
 
 @pytest.mark.parametrize("kind", ["zigzag", pytest.param("scattered", marks=pytest.mark.slow)])
 def test_models_and_layers_run_on_ranks(kind):
-    """With ``local(graph)`` in the graph's place: logits, and gradients summed over ranks, of learned and rotary positions."""
+    """With ``local(graph)`` in the graph's place: logits, and gradients summed over ranks, of learned and
+    rotary positions.
+    """
     assert max(ranks.run(3, models, kind)) <= 1
 
 
 def idle(rank, world):
-    """Gradients under DDP where a rank has no tokens, or no edges: of two steps, against those of one process."""
+    """Gradients under DDP where a rank has no tokens, or no edges: of two steps, against those of one
+    process.
+    """
     torch.manual_seed(0)
     config, errors = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16), []
     model, alone = (ga.model.LanguageModel(config).double() for _ in range(2))
@@ -490,7 +543,10 @@ def idle(rank, world):
     together = torch.nn.parallel.DistributedDataParallel(model)
     for graph in (patterns.causal(2), patterns.documents([3, 1, 1]), patterns.causal(5) - patterns.causal(5)):
         tokens, mine = torch.randint(40, (2, graph.num_dst)), distributed.local(graph)
-        for called, graphs, own in ((alone, graph, tokens), (together, mine, distributed.scatter(tokens, mine.partition, -1))):
+        for called, graphs, own in (
+            (alone, graph, tokens),
+            (together, mine, distributed.scatter(tokens, mine.partition, -1)),
+        ):
             called.zero_grad()
             called(own, graphs).square().sum().backward()
         found = [got.grad * world for got in model.parameters()]
@@ -500,7 +556,9 @@ def idle(rank, world):
 
 
 def test_a_rank_without_edges_takes_part_in_ddp():
-    """What is learned of edges, a table of distances, has gradients of 0 there, not none: DDP waits for them."""
+    """What is learned of edges, a table of distances, has gradients of 0 there, not none: DDP waits for
+    them.
+    """
     assert max(of_each(3, idle)) <= 1
 
 
@@ -538,7 +596,10 @@ def both(rank, world):
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("tokens", "heads"))
     graph = patterns.duo_attention(14, 4, [1, 2], 3)
     layer = ga.MessagePassingAttention(
-        ga.StandardHeads(16, 4, num_kv_heads=2), score_mods.alibi(score_mods.alibi_slopes(4)), dropout=0.3, backend="auto"
+        ga.StandardHeads(16, 4, num_kv_heads=2),
+        score_mods.alibi(score_mods.alibi_slopes(4)),
+        dropout=0.3,
+        backend="auto",
     ).double()
     x = torch.randn(2, 14, 16, dtype=torch.float64)
     torch.manual_seed(SEED)
@@ -568,9 +629,6 @@ def gathers(rank, world):
 def test_gather_undoes_scatter():
     """1 + 2 + 3 of three ranks."""
     assert of_each(3, gathers) == [(True, [6.0])] * 3
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def refused(rank, world):
@@ -648,7 +706,9 @@ def views(rank, world):
     x = torch.ones(1, 1, 3, 4)
     with pytest.raises(NotImplementedError, match=r"the message-passing path .backend=None. need"):
         layer(torch.zeros(1, 3, 4), mine)
-    with pytest.raises(NotImplementedError, match=r"change the whole graph, then take gnn_attention.distributed.local"):
+    with pytest.raises(
+        NotImplementedError, match=r"change the whole graph, then take gnn_attention.distributed.local"
+    ):
         mine | mine
     with pytest.raises(NotImplementedError, match="A per-edge bias goes"):
         ga.attend(x, x, x, mine, bias=torch.zeros(1))
@@ -680,7 +740,9 @@ def test_a_view_refuses_what_it_cannot_hold():
 def test_without_a_process_group_the_way_is_shown():
     """In this process nobody has called init_process_group."""
     x = torch.ones(1, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"torch.distributed is not initialised: start the program with torchrun"):
+    with pytest.raises(
+        ValueError, match=r"torch.distributed is not initialised: start the program with torchrun"
+    ):
         distributed.attend(x, x, x, patterns.causal(4))
 
 

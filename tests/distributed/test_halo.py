@@ -1,4 +1,6 @@
-"""What travels between ranks: every edge is in one part, every row that is needed is sent by its owner, and nothing else."""
+"""What travels between ranks: every edge is in one part, every row that is needed is sent by its owner, and
+nothing else.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,10 @@ def partition_of(graph, kind):
     """On three ranks."""
     if kind != "scattered":
         return getattr(partitions, kind)(graph, 3)
-    owners = [torch.randint(3, (n,), generator=torch.Generator().manual_seed(n)) for n in (graph.num_dst, graph.num_src)]
+    owners = [
+        torch.randint(3, (n,), generator=torch.Generator().manual_seed(n))
+        for n in (graph.num_dst, graph.num_src)
+    ]
     return partitions.Partition(*(partitions.of_owners(owner, 3) for owner in owners))
 
 
@@ -42,7 +47,9 @@ def test_every_edge_is_in_one_part_of_its_receivers_rank(name, kind, way):
             assert torch.equal(own[:, subgraphs.edge_positions(graph, partition, rank, part)], ends)
             found.append(ends)
     keys = torch.cat(found, dim=1)[1] * graph.num_src + torch.cat(found, dim=1)[0]
-    assert torch.equal(keys.sort().values, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).sort().values)
+    assert torch.equal(
+        keys.sort().values, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).sort().values
+    )
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "zigzag", "scattered"])
@@ -63,7 +70,9 @@ def test_a_part_knows_where_its_rows_stand(name, kind):
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (5, 0, 2), (1,)])
 def test_every_block_reaches_every_rank_once(sizes):
-    """A ring passes every block to every rank, and what one sends the next one receives; a gather sends all at once."""
+    """A ring passes every block to every rank, and what one sends the next one receives; a gather sends all
+    at once.
+    """
     world = len(sizes)
     for step in range(world - 1):
         steps = [subgraphs.ring_step(sizes, rank, step) for rank in range(world)]

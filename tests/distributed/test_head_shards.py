@@ -1,4 +1,6 @@
-"""Heads as shards: every form, option and gradient is that of one process, and checkpoints know no world size."""
+"""Heads as shards: every form, option and gradient is that of one process, and checkpoints know no world
+size.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ from gnn_attention.rotary import Rotary
 
 TOKENS, WIDTH = 9, 8
 PLAIN = patterns.window(TOKENS, 4) - patterns.window(TOKENS, 1)  # token 0 hears nobody
-BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h), TOKENS, heads=4, name="reach h")
-BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src + b) % (h + 2) == 0, TOKENS, heads=4, batch=2)
-BY_HALF = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h < 2), TOKENS, heads=4, name="two heads hear nobody")
+BY_HEAD = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & (dst - src <= h), TOKENS, heads=4, name="reach h"
+)
+BY_BOTH = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (dst - src + b) % (h + 2) == 0, TOKENS, heads=4, batch=2
+)
+BY_HALF = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & (h < 2), TOKENS, heads=4, name="two heads hear nobody"
+)
 SIZES = Config(vocabulary_size=40, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=3)
 
 
@@ -67,7 +75,10 @@ LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]
     "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
     "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
     "factored, the walk": (lambda: layer(ga.FactoredHeads.of(standard(bias=True)), backend=None), PLAIN),
-    "factored on the senders' side": (lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")), PLAIN),
+    "factored on the senders' side": (
+        lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")),
+        PLAIN,
+    ),
     "merged": (lambda: layer(ga.MergedHeads.of(standard(bias=True))), PLAIN),
     "latent": (lambda: layer(latent()), PLAIN),
     "alibi": (lambda: layer(standard(), score_mods.alibi(score_mods.alibi_slopes(4))), PLAIN),
@@ -116,7 +127,9 @@ def pair(name: str) -> tuple[ga.MessagePassingAttention, ga.MessagePassingAttent
 
 
 def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, float]:
-    """The error of each case as a share of what is allowed; outputs, and gradients, share the largest number."""
+    """The error of each case as a share of what is allowed; outputs, and gradients, share the largest
+    number.
+    """
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     mesh, errors = init_device_mesh("cpu", (world_size,)), {}
@@ -124,7 +137,10 @@ def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, fl
         one, many = pair(name)
         shard_heads(many, mesh)
         bias_heads = (None, 4, 1)[number % 3]
-        expected, found = outcome(one, LAYERS[name][1], bias_heads), outcome(many, LAYERS[name][1], bias_heads)
+        expected, found = (
+            outcome(one, LAYERS[name][1], bias_heads),
+            outcome(many, LAYERS[name][1], bias_heads),
+        )
         assert expected[1].keys() == found[1].keys()
         outputs = ranks.share(found[0], expected[0])
         errors[name] = max(outputs, ranks.share([*found[1].values()], [*expected[1].values()]))
@@ -137,11 +153,17 @@ def test_layers_are_those_of_one_process(world_size: int) -> None:
         assert not {name: error for name, error in errors.items() if not error <= 1}
 
 
-def outcome_of_own(layer: ga.MessagePassingAttention, seen: ga.TokenGraph, tokens: DeviceMesh | None) -> list[torch.Tensor]:
+def outcome_of_own(
+    layer: ga.MessagePassingAttention, seen: ga.TokenGraph, tokens: DeviceMesh | None
+) -> list[torch.Tensor]:
     """Output and gradients of the whole, where every rank of ``tokens`` computes its own tokens."""
     torch.manual_seed(3)
     x, weights = torch.randn(2, TOKENS, WIDTH, requires_grad=True), torch.randn(2, TOKENS, WIDTH)
-    own = [x, weights] if tokens is None else [distributed.scatter(a, seen.partition, group=tokens) for a in (x, weights)]
+    own = (
+        [x, weights]
+        if tokens is None
+        else [distributed.scatter(a, seen.partition, group=tokens) for a in (x, weights)]
+    )
     y = layer(own[0], seen)
     (y * own[1]).sum().backward()
     gradients = [x.grad, *(whole(parameter.grad) for parameter in layer.parameters())]
@@ -153,7 +175,9 @@ def outcome_of_own(layer: ga.MessagePassingAttention, seen: ga.TokenGraph, token
 
 
 def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[str, float]:
-    """Two ranks share the tokens, the others the heads: the error of each case as a share of what is allowed."""
+    """Two ranks share the tokens, the others the heads: the error of each case as a share of what is
+    allowed.
+    """
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     mesh, errors = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("tokens", "heads")), {}
@@ -168,13 +192,18 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
 
 @pytest.mark.slow
 def test_tokens_and_heads_together_are_one_process() -> None:
-    names = ["2 groups", "norms and rotary", "learned bias", "graphs by head", "dropout", "dropout, graphs by head", "merged"]
+    names = [
+        "2 groups",
+        "norms and rotary",
+        "learned bias",
+        "graphs by head",
+        "dropout",
+        "dropout, graphs by head",
+        "merged",
+    ]
     names.append("learned bias, heads that hear nobody")
     for errors in ranks.run(4, compare_with_tokens, names):
         assert not {name: error for name, error in errors.items() if not error <= 1}
-
-
-# -- the model --------------------------------------------------------------------------------------------------------
 
 
 def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[int]]]:
@@ -190,13 +219,24 @@ def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[in
         torch.manual_seed(2)
         logits = model(tokens, graph)
         (logits * torch.randn(logits.shape)).sum().backward()
-    pairs = [(one(tokens, graph), many(tokens, graph)), *zip(one.listen(tokens, graph), many.listen(tokens, graph), strict=True)]
+    pairs = [
+        (one(tokens, graph), many(tokens, graph)),
+        *zip(one.listen(tokens, graph), many.listen(tokens, graph), strict=True),
+    ]
     cache = KeyValueCache(graph, SIZES.num_layers)
-    pairs.append((pairs[0][0], torch.cat([many.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)))
+    pairs.append(
+        (pairs[0][0], torch.cat([many.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1))
+    )
     gradients = [(a.grad, whole(b.grad)) for a, b in zip(one.parameters(), many.parameters(), strict=True)]
-    sizes = {name: list(part.to_local().shape) for name, part in many.named_parameters() if isinstance(part, DTensor)}
+    sizes = {
+        name: list(part.to_local().shape)
+        for name, part in many.named_parameters()
+        if isinstance(part, DTensor)
+    }
     outputs = max(ranks.share([found.detach()], [true.detach()]) for true, found in pairs)
-    return max(outputs, ranks.share([found for _, found in gradients], [true for true, _ in gradients])), sizes
+    return max(
+        outputs, ranks.share([found for _, found in gradients], [true for true, _ in gradients])
+    ), sizes
 
 
 @pytest.mark.slow
@@ -241,19 +281,26 @@ def test_a_plain_model_loads_what_shards_saved(tmp_path: Path) -> None:
     assert all(torch.equal(part, own[name]) for name, part in state.items())
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
 def test_heads_that_cannot_be_shared_out() -> None:
     cases = [
-        (lambda: ga.StandardHeads(8, 4), 3, ValueError, r"num_heads must be a multiple of the 3 ranks that share them, got 4"),
+        (
+            lambda: ga.StandardHeads(8, 4),
+            3,
+            ValueError,
+            r"num_heads must be a multiple of the 3 ranks that share them, got 4",
+        ),
         (
             lambda: ga.StandardHeads(12, 12, num_kv_heads=3),
             2,
             ValueError,
             "groups of 4 query heads, one for each of 3 key/value heads, would be cut by 2 ranks of 6 heads",
         ),
-        (lambda: ga.LazyHeads(4, 2), 2, TypeError, "heads that are shared out must have their parameters, got LazyHeads"),
+        (
+            lambda: ga.LazyHeads(4, 2),
+            2,
+            TypeError,
+            "heads that are shared out must have their parameters, got LazyHeads",
+        ),
         (
             lambda: ga.StandardHeads.from_arrays(*torch.randn(3, 4, 8, 2)),
             2,
@@ -263,7 +310,11 @@ def test_heads_that_cannot_be_shared_out() -> None:
     ]
     assert_refusals(
         [
-            (lambda heads=heads, count=count: heads_plan(nn.ModuleList([layer(heads())]), count), kind, message)
+            (
+                lambda heads=heads, count=count: heads_plan(nn.ModuleList([layer(heads())]), count),
+                kind,
+                message,
+            )
             for heads, count, kind, message in cases
         ]
     )
@@ -271,7 +322,9 @@ def test_heads_that_cannot_be_shared_out() -> None:
 
 def test_groups_stay_whole_or_are_heard_by_several_ranks() -> None:
     for kv_heads, count in ((8, 4), (4, 4), (2, 4), (1, 4), (2, 2), (1, 8)):
-        assert len(heads_plan(nn.ModuleList([layer(ga.StandardHeads(8, 8, num_kv_heads=kv_heads))]), count)) == 1
+        assert (
+            len(heads_plan(nn.ModuleList([layer(ga.StandardHeads(8, 8, num_kv_heads=kv_heads))]), count)) == 1
+        )
 
 
 def refused(rank: int, world_size: int) -> list[str]:

@@ -21,7 +21,12 @@ ASYMMETRIC = TokenGraph.from_edges(torch.tensor([[0, 2, 1, 8, 3, 3], [1, 1, 2, 0
 def scattered(graph: TokenGraph, world: int, seed: int = 0) -> Partition:
     """Every receiver and every sender on a random rank."""
     draw = torch.Generator().manual_seed(seed)
-    return Partition(*(of_owners(torch.randint(0, world, (n,), generator=draw), world) for n in (graph.num_dst, graph.num_src)))
+    return Partition(
+        *(
+            of_owners(torch.randint(0, world, (n,), generator=draw), world)
+            for n in (graph.num_dst, graph.num_src)
+        )
+    )
 
 
 def check(graph: TokenGraph, partition: Partition) -> None:
@@ -79,7 +84,14 @@ def test_the_whole_zoo(name):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5), st.integers(1, 6), st.integers(0, 9), st.booleans())
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(0, 5),
+    st.integers(1, 6),
+    st.integers(0, 9),
+    st.booleans(),
+)
 def test_random_mixtures(n, w, sinks, world, seed, turned):
     graph = (patterns.window(n, w) ^ patterns.sinks(n, sinks)) | patterns.strides(n, w)
     graph = graph.T if turned else graph
@@ -98,7 +110,8 @@ def test_more_runs_than_are_asked_about_one_by_one(expression, boxes, unmerged, 
 
 
 @pytest.mark.parametrize(
-    "graph", [patterns.causal(0), patterns.cross(0, 5), patterns.cross(5, 0), patterns.causal(4) - patterns.causal(4)]
+    "graph",
+    [patterns.causal(0), patterns.cross(0, 5), patterns.cross(5, 0), patterns.causal(4) - patterns.causal(4)],
 )
 def test_nobody_hears_anybody(graph):
     check(graph, contiguous(graph, 3))
@@ -119,7 +132,9 @@ class TestTheorems:
         graph = patterns.causal(1003)
         partition = contiguous(graph, 5)
         for rank in range(5):
-            assert torch.equal(torch.cat(halo(graph, partition, rank)), torch.arange(partition.dst.ranges(rank)[0][0]))
+            assert torch.equal(
+                torch.cat(halo(graph, partition, rank)), torch.arange(partition.dst.ranges(rank)[0][0])
+            )
 
     def test_a_document_inside_a_rank_needs_nothing(self):
         graph = patterns.documents([500] * 40)
@@ -173,9 +188,13 @@ def test_worked_out_once():
         assert count(graph, contiguous(graph, 4)) is count(graph, contiguous(graph, 4))
 
 
-@pytest.mark.parametrize("count", [halo_sizes, edges_between, lambda graph, partition: halo(graph, partition, 0)])
+@pytest.mark.parametrize(
+    "count", [halo_sizes, edges_between, lambda graph, partition: halo(graph, partition, 0)]
+)
 def test_a_partition_of_other_tokens_is_refused(count):
-    with pytest.raises(ValueError, match=r"partition is of 7 receivers and 7 senders, but .*window.* has 8 and 8"):
+    with pytest.raises(
+        ValueError, match=r"partition is of 7 receivers and 7 senders, but .*window.* has 8 and 8"
+    ):
         count(patterns.window(8, 2), contiguous(patterns.causal(7), 2))
 
 

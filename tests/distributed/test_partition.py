@@ -14,7 +14,15 @@ from support.refusals import assert_refusals
 from gnn_attention import patterns
 from gnn_attention.distributed import partitioners
 from gnn_attention.distributed.halo_sets import halo_sizes
-from gnn_attention.distributed.partition import Partition, check_partition, contiguous, of_bounds, of_owners, of_ranges, zigzag
+from gnn_attention.distributed.partition import (
+    Partition,
+    check_partition,
+    contiguous,
+    of_bounds,
+    of_owners,
+    of_ranges,
+    zigzag,
+)
 from gnn_attention.distributed.partitioners import (
     by_edges,
     closed_runs,
@@ -39,7 +47,11 @@ def by_metis(graph: TokenGraph, world: int) -> Partition:
 
 def loads(graph: TokenGraph, partition: Partition) -> list[int]:
     """Edges of each rank, from the mask."""
-    degree = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src).sum((0, 2))
+    degree = (
+        graph.mask()
+        .reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
+        .sum((0, 2))
+    )
     return [int(degree[partition.dst.tokens(rank)].sum()) for rank in range(partition.world_size)]
 
 
@@ -51,7 +63,9 @@ def shuffled(graph: TokenGraph, seed: int = 0) -> TokenGraph:
 
 def at_random(graph: TokenGraph, world: int) -> Partition:
     """Every token on a random rank."""
-    shares = of_owners(torch.randint(0, world, (graph.num_dst,), generator=torch.Generator().manual_seed(1)), world)
+    shares = of_owners(
+        torch.randint(0, world, (graph.num_dst,), generator=torch.Generator().manual_seed(1)), world
+    )
     return Partition(shares, shares)
 
 
@@ -67,7 +81,9 @@ class TestShares:
             own = (owner == rank).nonzero().flatten()
             assert torch.equal(shares.tokens(rank), own)
             assert shares.sizes[rank] == len(own)
-            assert [token for start, stop in shares.ranges(rank) for token in range(start, stop)] == own.tolist()
+            assert [
+                token for start, stop in shares.ranges(rank) for token in range(start, stop)
+            ] == own.tolist()
             if len(own):
                 assert torch.equal(shares.place(own), torch.arange(len(own)))
 
@@ -76,7 +92,9 @@ class TestShares:
     def test_runs_are_as_few_as_can_be_and_equal_shares_are_equal(self, drawn):
         world, owner = drawn[0], torch.tensor(drawn[1], dtype=torch.int64)
         shares = of_owners(owner, world)
-        single = [[(token, token + 1) for token in reversed(shares.tokens(rank).tolist())] for rank in range(world)]
+        single = [
+            [(token, token + 1) for token in reversed(shares.tokens(rank).tolist())] for rank in range(world)
+        ]
         again = of_ranges(len(owner), single)
         assert again == shares
         assert hash(again) == hash(shares)
@@ -96,25 +114,55 @@ class TestShares:
         assert Partition(shares, of_bounds([0, 2, 5])) != Partition(shares, shares)
 
     def test_many_ranks_and_runs_are_abridged(self):
-        assert repr(of_owners(torch.arange(20) % 2, 2)) == "Shares(20 tokens on 2 ranks: 0 2 4 6 ...; 1 3 5 7 ...)"
-        assert repr(of_bounds([0, 0, 2, 3, 4, 5])) == "Shares(5 tokens on 5 ranks: nothing; 0..1; 2; 3; ... 1 more ranks)"
+        assert (
+            repr(of_owners(torch.arange(20) % 2, 2))
+            == "Shares(20 tokens on 2 ranks: 0 2 4 6 ...; 1 3 5 7 ...)"
+        )
+        assert (
+            repr(of_bounds([0, 0, 2, 3, 4, 5]))
+            == "Shares(5 tokens on 5 ranks: nothing; 0..1; 2; 3; ... 1 more ranks)"
+        )
 
     def test_wrong_shares_are_refused(self):
         assert_refusals(
             [
-                (lambda: of_ranges(4, [[(0, 2)], [(3, 4)]]), ValueError, "after the tokens up to 2 the next run starts at 3"),
-                (lambda: of_ranges(4, [[(0, 3)], [(2, 4)]]), ValueError, "after the tokens up to 3 the next run starts at 2"),
-                (lambda: of_ranges(4, [[(0, 3)]]), ValueError, "after the tokens up to 3 the next run starts at 4"),
+                (
+                    lambda: of_ranges(4, [[(0, 2)], [(3, 4)]]),
+                    ValueError,
+                    "after the tokens up to 2 the next run starts at 3",
+                ),
+                (
+                    lambda: of_ranges(4, [[(0, 3)], [(2, 4)]]),
+                    ValueError,
+                    "after the tokens up to 3 the next run starts at 2",
+                ),
+                (
+                    lambda: of_ranges(4, [[(0, 3)]]),
+                    ValueError,
+                    "after the tokens up to 3 the next run starts at 4",
+                ),
                 (lambda: of_ranges(3, [[(0, 4)]]), ValueError, "every token of 0 .. 2 must be owned once"),
-                (lambda: of_ranges(4, [[(0, 5), (5, 4)]]), ValueError, "every token of 0 .. 3 must be owned once"),
-                (lambda: of_ranges(4, []), ValueError, "ranges must hold a list of .start, stop. for each rank, got none"),
+                (
+                    lambda: of_ranges(4, [[(0, 5), (5, 4)]]),
+                    ValueError,
+                    "every token of 0 .. 3 must be owned once",
+                ),
+                (
+                    lambda: of_ranges(4, []),
+                    ValueError,
+                    "ranges must hold a list of .start, stop. for each rank, got none",
+                ),
                 (
                     lambda: of_owners(torch.tensor([0.0]), 1),
                     TypeError,
                     "owner must be a list of ranks, an integer for each token",
                 ),
                 (lambda: of_owners(torch.tensor([[0]]), 1), TypeError, r"got torch.int64 \[1, 1\]"),
-                (lambda: of_owners(torch.tensor([0, 2]), 2), ValueError, r"owner must hold ranks 0 .. 1, got 0 .. 2"),
+                (
+                    lambda: of_owners(torch.tensor([0, 2]), 2),
+                    ValueError,
+                    r"owner must hold ranks 0 .. 1, got 0 .. 2",
+                ),
                 (lambda: of_bounds([0, 2, 4]).tokens(2), IndexError, r"rank must be in 0 .. 1, got 2"),
                 (lambda: of_bounds([0, 2, 4]).ranges(-1), IndexError, r"rank must be in 0 .. 1, got -1"),
                 (
@@ -122,7 +170,11 @@ class TestShares:
                     ValueError,
                     "got 1 ranks for the receivers and 2 for",
                 ),
-                (lambda: contiguous(patterns.causal(3), 0), ValueError, "world_size must be at least 1, got 0"),
+                (
+                    lambda: contiguous(patterns.causal(3), 0),
+                    ValueError,
+                    "world_size must be at least 1, got 0",
+                ),
                 (lambda: zigzag(patterns.causal(3), 2.0), TypeError, "world_size must be an integer"),
             ]
         )
@@ -131,7 +183,11 @@ class TestShares:
         ("partition", "error", "message"),
         [
             (None, TypeError, "partition must be a Partition, got NoneType; contiguous"),
-            (contiguous(patterns.causal(5), 2), ValueError, "partition is of 5 receivers and 5 senders, but .* has 6 and 6"),
+            (
+                contiguous(patterns.causal(5), 2),
+                ValueError,
+                "partition is of 5 receivers and 5 senders, but .* has 6 and 6",
+            ),
         ],
     )
     def test_a_partition_of_other_tokens_is_refused(self, partition, error, message):
@@ -153,7 +209,9 @@ class TestOfAnyGraph:
 
     @pytest.mark.parametrize(("n", "world"), SIZES)
     def test_zigzag_gives_every_pair_of_chunks_the_same_edges_of_a_causal_graph(self, n, world):
-        """c tokens from the front and their mirror images have c (n + 1) edges; the middle one of an odd number is the last's."""
+        """c tokens from the front and their mirror images have c (n + 1) edges; the middle one of an odd
+        number is the last's.
+        """
         graph = patterns.causal(n)
         partition = zigzag(graph, world)
         half = [(size - (n % 2 and rank == world - 1)) // 2 for rank, size in enumerate(partition.dst.sizes)]
@@ -183,7 +241,9 @@ class TestByEdges:
         assert all(len(partition.dst.ranges(rank)) <= 1 for rank in range(world))
 
     def test_all_heads_count(self):
-        """One head hears the past, one the future: together all receivers have as many edges, less those that both hold."""
+        """One head hears the past, one the future: together all receivers have as many edges, less those that
+        both hold.
+        """
         rule = lambda b, h, dst, src: ((h == 0) & (src <= dst)) | ((h == 1) & (src >= dst))  # noqa: E731
         graph = TokenGraph.from_rule(rule, 64, heads=2)
         assert by_edges(graph, 4) == contiguous(graph, 4)
@@ -207,7 +267,9 @@ class TestDocuments:
     def test_balanced_within_twice_the_share(self, lengths, world):
         graph = patterns.documents(lengths)
         partition = documents(graph, world)
-        costs = [edges + size for edges, size in zip(loads(graph, partition), partition.dst.sizes, strict=True)]
+        costs = [
+            edges + size for edges, size in zip(loads(graph, partition), partition.dst.sizes, strict=True)
+        ]
         assert max(costs) <= 2 * sum(costs) / world + 2 * max(lengths)
 
     @pytest.mark.parametrize("lengths", [[8] * 12, [20, 10, 20, 5, 5, 20], [1] * 40, [16, 16, 16]])
@@ -215,7 +277,9 @@ class TestDocuments:
         """If none is larger than a rank's share, nothing travels."""
         graph = patterns.documents(lengths)
         partition = documents(graph, 3)
-        assert max(length * (length + 3) // 2 for length in lengths) <= -(-(graph.num_edges + graph.num_dst) // 3)
+        assert max(length * (length + 3) // 2 for length in lengths) <= -(
+            -(graph.num_edges + graph.num_dst) // 3
+        )
         assert int(halo_sizes(graph, partition).sum()) == 0
         assert min(partition.dst.sizes) > 0
 
@@ -229,7 +293,9 @@ class TestDocuments:
     def test_given_out_one_by_one_where_neighbours_would_not_balance(self):
         graph = patterns.documents([10, 10, 10, 30, 30, 30])
         assert sorted(documents(graph, 3).dst.sizes) == [40, 40, 40]
-        least = documents(patterns.documents([8, 12, 9]), 2)  # 44, 90 and 54 edges and tokens: the largest alone
+        least = documents(
+            patterns.documents([8, 12, 9]), 2
+        )  # 44, 90 and 54 edges and tokens: the largest alone
         assert sorted(least.dst.sizes) == [12, 17]
 
     def test_small_neighbours_stay_together(self):
@@ -238,13 +304,22 @@ class TestDocuments:
         assert len(partition.dst.rank) == 8
 
     def test_only_of_a_square_graph(self):
-        with pytest.raises(ValueError, match=r"documents are runs of the tokens of a square graph, got .*cross.*take contiguous"):
+        with pytest.raises(
+            ValueError,
+            match=r"documents are runs of the tokens of a square graph, got .*cross.*take contiguous",
+        ):
             documents(patterns.cross(3, 4), 2)
 
 
 class TestLocality:
     def test_an_order_holds_every_node_once(self):
-        for graph in (patterns.torus(5, 7), patterns.cross(4, 3), patterns.causal(0), patterns.self_loops(5), patterns.star(4)):
+        for graph in (
+            patterns.torus(5, 7),
+            patterns.cross(4, 3),
+            patterns.causal(0),
+            patterns.self_loops(5),
+            patterns.star(4),
+        ):
             nodes = graph.num_dst if graph.num_dst == graph.num_src else graph.num_dst + graph.num_src
             assert sorted(rcm_order(graph).tolist()) == list(range(nodes))
 
@@ -263,7 +338,9 @@ class TestLocality:
         assert int((place[graph.edge_index[0]] - place[graph.edge_index[1]]).abs().max()) == 1
 
     def test_a_grid_has_the_bandwidth_of_its_side(self):
-        """Levels of breadth first are diagonals of at most 12 nodes; neighbours are in levels side by side."""
+        """Levels of breadth first are diagonals of at most 12 nodes; neighbours are in levels side by
+        side.
+        """
         rows, columns = torch.arange(144).view(12, 12), torch.arange(144).view(12, 12).t()
         edges = torch.cat([torch.stack([t[:-1].flatten(), t[1:].flatten()]) for t in (rows, columns)], 1)
         graph = shuffled(TokenGraph.from_edges(edges, 144))
@@ -274,7 +351,9 @@ class TestLocality:
     def test_less_travels_than_at_random(self, make):
         """On a torus of 32 x 32, in no useful order, on 4 ranks."""
         graph = shuffled(patterns.torus(32, 32))
-        cut, random = (int(halo_sizes(graph, partition).sum()) for partition in (make(graph, 4), at_random(graph, 4)))
+        cut, random = (
+            int(halo_sizes(graph, partition).sum()) for partition in (make(graph, 4), at_random(graph, 4))
+        )
         assert cut < random / 3
         assert max(loads(graph, make(graph, 4))) <= 1.1 * graph.num_edges / 4
 
@@ -284,7 +363,9 @@ class TestLocality:
         assert make(graph, 3) == make(graph, 3)
 
     @pytest.mark.parametrize("make", [rcm, by_metis])
-    @pytest.mark.parametrize("graph", [patterns.cross(6, 9), patterns.causal(3), patterns.causal(0), patterns.self_loops(9)])
+    @pytest.mark.parametrize(
+        "graph", [patterns.cross(6, 9), patterns.causal(3), patterns.causal(0), patterns.self_loops(9)]
+    )
     def test_more_ranks_than_nodes_and_nodes_without_edges(self, make, graph):
         partition = make(graph, 4)
         assert sum(partition.dst.sizes) == graph.num_dst
@@ -300,17 +381,23 @@ class TestLocality:
 
     def test_without_pymetis(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "pymetis", None)
-        with pytest.raises(ImportError, match=r"metis needs pymetis: pip install 'gnn_attention\[metis\]', or take rcm"):
+        with pytest.raises(
+            ImportError, match=r"metis needs pymetis: pip install 'gnn_attention\[metis\]', or take rcm"
+        ):
             metis(patterns.torus(4, 4), 2)
 
     @pytest.mark.parametrize("make", [rcm, by_metis])
     def test_too_many_edges_to_list(self, make, monkeypatch):
         monkeypatch.setattr(partitioners, "MAX_EDGES", 54)
-        with pytest.raises(ValueError, match="has 55 edges, too many to list; take contiguous, zigzag, by_edges or documents"):
+        with pytest.raises(
+            ValueError, match="has 55 edges, too many to list; take contiguous, zigzag, by_edges or documents"
+        ):
             make(patterns.causal(10), 2)
 
 
 def test_equal_bounds_are_the_nearest():
-    """Before each place are 0 3 4 5 6 9 12, due 4 and 8: 9 is nearer to 8 than 6; of 0 3 4 7 12, 7 is nearer than 12."""
+    """Before each place are 0 3 4 5 6 9 12, due 4 and 8: 9 is nearer to 8 than 6; of 0 3 4 7 12, 7 is nearer
+    than 12.
+    """
     assert equal_bounds(torch.tensor([3, 1, 1, 1, 3, 3]), 3) == [0, 2, 5, 6]
     assert equal_bounds(torch.tensor([3, 1, 3, 5]), 3) == [0, 2, 3, 4]

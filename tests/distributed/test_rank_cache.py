@@ -26,11 +26,16 @@ SINKS = torch.linspace(-1, 1, 4, dtype=torch.float64)
 def drawn():
     """q, k, v, the same on every rank."""
     rng = torch.Generator().manual_seed(5)
-    return [torch.randn(2, heads, T, dim, generator=rng, dtype=torch.float64) for heads, dim in ((4, 6), (2, 6), (2, 3))]
+    return [
+        torch.randn(2, heads, T, dim, generator=rng, dtype=torch.float64)
+        for heads, dim in ((4, 6), (2, 6), (2, 3))
+    ]
 
 
 def decode(rank, world, name, filled):
-    """The error of the outputs of all chunks as a share of what is allowed, and the senders that this rank has at the end."""
+    """The error of the outputs of all chunks as a share of what is allowed, and the senders that this rank
+    has at the end.
+    """
     graph, (q, k, v) = GRAPHS[name], drawn()
     want = ga.attend(q, k, v, graph, score_mod=ALIBI, sink_logits=SINKS, backend="reference")
     cache = distributed.cache(graph, block=2)
@@ -82,7 +87,11 @@ def check(results, name, filled):
 def continued(rank, world):
     """What a model writes on ranks, and alone; a chunk that is refused leaves the cache as it was."""
     torch.manual_seed(0)
-    model = ga.model.LanguageModel(ga.model.Config(30, width=16, num_heads=2, head_dim=8, mlp_width=16)).double().eval()
+    model = (
+        ga.model.LanguageModel(ga.model.Config(30, width=16, num_heads=2, head_dim=8, mlp_width=16))
+        .double()
+        .eval()
+    )
     graph, tokens = patterns.window(30, 5) | patterns.sinks(30, 1), torch.tensor([3, 1, 4, 1, 5])
     cache = distributed.cache(graph, layers=2)
     alone = ga.model.generate(model, tokens, 12, temperature=0, graph=graph)

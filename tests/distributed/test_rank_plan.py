@@ -13,11 +13,15 @@ from gnn_attention.graph import TokenGraph
 
 
 def by_head(n: int) -> TokenGraph:
-    return TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 2 * h), n, heads=4, name="by head")
+    return TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src <= 2 * h), n, heads=4, name="by head"
+    )
 
 
 def by_sample(n: int) -> TokenGraph:
-    return TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * b), n, batch=2, name="by sample")
+    return TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * b), n, batch=2, name="by sample"
+    )
 
 
 GRAPHS = {
@@ -34,7 +38,9 @@ class TestCounts:
     @pytest.mark.parametrize("name", GRAPHS)
     @pytest.mark.parametrize("world", [1, 3, 40])
     def test_edges_flops_and_bytes_are_exact(self, name, world):
-        """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 2 * 2 * 12 * 2 bytes of a sender."""
+        """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 2 * 2 * 12 * 2 bytes of a
+        sender.
+        """
         graph, copies = GRAPHS[name]
         found = plan(graph, world, 4, 5, kv_heads=2, value_dim=7, batch=2, partition="contiguous")
         partition, row = contiguous(graph, world), 2 * 2 * (5 + 7) * 2
@@ -68,7 +74,11 @@ class TestCounts:
         assert found["gather"].received.tolist() == found["gather"].sent.tolist() == [8] * 3
         assert [found[name].held.tolist() for name in planner.EXCHANGES] == [[5, 6, 7], [8] * 3, [8] * 3]
         exchanges = plan(graph, 3, 1, 2, value_dim=3, dtype=torch.float32, partition=partition).exchanges
-        assert [(each.received, each.most_received) for each in exchanges] == [(360, 140), (360, 140), (480, 160)]
+        assert [(each.received, each.most_received) for each in exchanges] == [
+            (360, 140),
+            (360, 140),
+            (480, 160),
+        ]
 
     def test_balance(self):
         found = plan(patterns.causal(8), 2, 1, 4, partition="contiguous")
@@ -89,7 +99,11 @@ class TestChoice:
             (patterns.window(65536, 512), {}, "halo"),
             (patterns.full(65536), {}, "ring"),
             (patterns.documents([4096] * 16), {}, "halo"),
-            (patterns.causal(65536), {"partition": "zigzag"}, "ring"),  # a rank attends to two thirds of the others
+            (
+                patterns.causal(65536),
+                {"partition": "zigzag"},
+                "ring",
+            ),  # a rank attends to two thirds of the others
             (patterns.full(8) - patterns.full(8), {}, "halo"),
         ],
     )
@@ -123,7 +137,10 @@ class TestChoice:
 
     def test_the_best_is_near_the_least_load_and_then_the_smallest_halo(self):
         graph = patterns.causal(8192) | patterns.documents([1024] * 8, causal=False)
-        plans = [plan(graph, 4, 8, 64, partition=name) for name in ("contiguous", "zigzag", "documents", "by_edges")]
+        plans = [
+            plan(graph, 4, 8, 64, partition=name)
+            for name in ("contiguous", "zigzag", "documents", "by_edges")
+        ]
         loads = [max(each.balance, each.token_balance) for each in plans]
         chosen = plan(graph, 4, 8, 64)
         limit = planner.BALANCED * min(loads)
@@ -147,7 +164,11 @@ class TestText:
         found = plan(patterns.window(200_000, 4096), world, 32, 128, kv_heads=8, partition="contiguous")
         lines = str(found).splitlines()
         assert max(map(len, lines)) <= 100
-        ranks = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit() and len(line.split()) == 6]
+        ranks = [
+            line.split()
+            for line in lines
+            if line.split()[:1] and line.split()[0].isdigit() and len(line.split()) == 6
+        ]
         assert len(ranks) == min(world, 16)
         assert [int(row[0]) for row in ranks[-min(world, 8) :]] == list(range(world))[-min(world, 8) :]
         assert any("... " in line for line in lines) == (world > 16)
@@ -182,9 +203,24 @@ GRAPH = patterns.causal(8)
         ((GRAPH, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
         ((by_head(8), 2, 3, 4), {}, ValueError, "heads=3, but .* differs by them and has 4"),
         ((by_sample(8), 2, 3, 4), {}, ValueError, "batch=1, but .* differs by them and has 2"),
-        ((GRAPH, 2, 1, 4), {"dtype": torch.int32}, TypeError, "dtype must be a floating point dtype of torch, got torch.int32"),
-        ((GRAPH, 2, 1, 4), {"partition": "half"}, ValueError, "partition must be one of 'contiguous', .*got 'half'"),
-        ((GRAPH, 2, 1, 4), {"partition": contiguous(GRAPH, 3)}, ValueError, "partition is of 3 ranks, but world_size is 2"),
+        (
+            (GRAPH, 2, 1, 4),
+            {"dtype": torch.int32},
+            TypeError,
+            "dtype must be a floating point dtype of torch, got torch.int32",
+        ),
+        (
+            (GRAPH, 2, 1, 4),
+            {"partition": "half"},
+            ValueError,
+            "partition must be one of 'contiguous', .*got 'half'",
+        ),
+        (
+            (GRAPH, 2, 1, 4),
+            {"partition": contiguous(GRAPH, 3)},
+            ValueError,
+            "partition is of 3 ranks, but world_size is 2",
+        ),
         ((GRAPH, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got int"),
         (("causal(8)", 2, 1, 4), {}, TypeError, "graph must be a TokenGraph, got str"),
     ],

@@ -19,7 +19,9 @@ from gnn_attention.draw import _node_layouts
 Figure, LineCollection = needs("matplotlib.figure").Figure, needs("matplotlib.collections").LineCollection
 patches, to_hex = needs("matplotlib.patches"), needs("matplotlib.colors").to_hex
 RED, BLUE, GREY = "#d55e00", "#0072b2", "#8c8c8c"
-ONE_WAY = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2], [2, 1, 1, 0]]), 4, name="one_way")  # no edge has its reverse but 0, 2
+ONE_WAY = TokenGraph.from_edges(
+    torch.tensor([[0, 3, 1, 2], [2, 1, 1, 0]]), 4, name="one_way"
+)  # no edge has its reverse but 0, 2
 by_head = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == h, 6, heads=3, name="by_head")
 by_sample = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == b, 6, batch=3, name="by_sample")
 
@@ -40,7 +42,10 @@ def nearest(point, places):
 
 def on_circle(n):
     """The first token at the top, the others clockwise."""
-    return [(math.cos(math.pi / 2 - 2 * math.pi * t / n), math.sin(math.pi / 2 - 2 * math.pi * t / n)) for t in range(n)]
+    return [
+        (math.cos(math.pi / 2 - 2 * math.pi * t / n), math.sin(math.pi / 2 - 2 * math.pi * t / n))
+        for t in range(n)
+    ]
 
 
 def texts(axes):
@@ -71,7 +76,9 @@ def tapers(axes):
 
 
 class TestMask:
-    @pytest.mark.parametrize("graph", [ONE_WAY, patterns.window(64, 8), patterns.cross(3, 7), patterns.window(512, 9)])
+    @pytest.mark.parametrize(
+        "graph", [ONE_WAY, patterns.window(64, 8), patterns.cross(3, 7), patterns.window(512, 9)]
+    )
     def test_cells_are_the_mask(self, graph):
         (axes,) = draw.mask(graph).axes
         assert axes.images[0].get_array().tolist() == graph.mask().int().tolist()
@@ -126,7 +133,9 @@ class TestMask:
 
     @pytest.mark.parametrize(("rows", "columns"), [(24, 64), (16, 512), (3, 8), (64, 24), (512, 16)])
     def test_ticks_of_flat_masks_stand_apart(self, rows, columns):
-        """Not nearer to each other than the height of their letters, and the picture is about as high as it must be."""
+        """Not nearer to each other than the height of their letters, and the picture is about as high as it
+        must be.
+        """
         figure = draw.mask(patterns.cross(rows, columns))
         figure.draw_without_rendering()
         boxes = [label.get_window_extent() for label in figure.axes[0].yaxis.get_ticklabels()]
@@ -143,7 +152,9 @@ class TestMask:
         figure = draw.mask(by_head)
         assert [title(axes).split("\n")[0] for axes in figure.axes] == ["head 0", "head 1", "head 2"]
         for head, axes in enumerate(figure.axes):
-            assert axes.images[0].get_array().tolist() == [[int(i - j == head) for j in range(6)] for i in range(6)]
+            assert axes.images[0].get_array().tolist() == [
+                [int(i - j == head) for j in range(6)] for i in range(6)
+            ]
         assert figure.get_suptitle() == "by_head"
         five = TokenGraph.from_rule(by_head.rule, 6, heads=5)
         assert [len(axes.images) for axes in draw.mask(five).axes] == [1] * 5 + [0] * 3
@@ -160,7 +171,9 @@ class TestGraph:
         places = on_circle(graph.num_dst)
         drawn = [tuple(nearest(end, places) for end in ends(arrow)) for arrow in arrows(axes)]
         assert sorted(drawn) == sorted(map(tuple, graph.edge_index.T.tolist()))
-        assert {arrow.get_arrowstyle().__class__.__name__ for arrow in arrows(axes)} == {"CurveFilledB"}  # a head at the end
+        assert {arrow.get_arrowstyle().__class__.__name__ for arrow in arrows(axes)} == {
+            "CurveFilledB"
+        }  # a head at the end
 
     def test_tokens(self):
         (axes,) = draw.graph(ONE_WAY, labels="abcd").axes
@@ -170,7 +183,9 @@ class TestGraph:
 
     def test_opposite_edges_are_two_lines(self):
         (axes,) = draw.graph(ONE_WAY).axes
-        middles = [arrow._path_original.vertices[12] for arrow in arrows(axes) if ends(arrow)[0] != ends(arrow)[1]]
+        middles = [
+            arrow._path_original.vertices[12] for arrow in arrows(axes) if ends(arrow)[0] != ends(arrow)[1]
+        ]
         there, back = (middles[number] for number in (0, 3))  # 0 -> 2 and 2 -> 0
         assert math.dist(there, back) > 0.05
 
@@ -200,17 +215,24 @@ class TestGraph:
         (again,) = draw.graph(graph).axes
         assert tapers(again) == tapers(axes)
 
-    @pytest.mark.parametrize("graph", [patterns.cross(3, 5), patterns.causal(6).rows(4, 6), patterns.causal(64).rows(60, 62)])
+    @pytest.mark.parametrize(
+        "graph", [patterns.cross(3, 5), patterns.causal(6).rows(4, 6), patterns.causal(64).rows(60, 62)]
+    )
     def test_two_columns_where_senders_are_not_the_receivers(self, graph):
         (axes,) = draw.graph(graph).axes
-        left, right = ([(x, -(t + 0.5) / count) for t in range(count)] for x, count in ((0, graph.num_src), (1, graph.num_dst)))
+        left, right = (
+            [(x, -(t + 0.5) / count) for t in range(count)]
+            for x, count in ((0, graph.num_src), (1, graph.num_dst))
+        )
         both = [ends(arrow) for arrow in arrows(axes)] or tapers(axes)
         drawn = [(nearest(start, left), nearest(end, right)) for start, end in both]
         assert sorted(drawn) == sorted(map(tuple, graph.edge_index.T.tolist()))
         assert [line.get_marker() for line in axes.lines] == ["s", "o"]
         assert {"src (senders)", "dst (receivers)", str(graph.dst_offset)} <= set(texts(axes))
 
-    @pytest.mark.parametrize("graph", [patterns.causal(0), patterns.causal(1), patterns.window(3, 0), patterns.cross(0, 2)])
+    @pytest.mark.parametrize(
+        "graph", [patterns.causal(0), patterns.causal(1), patterns.window(3, 0), patterns.cross(0, 2)]
+    )
     def test_small_ends(self, graph):
         assert len(arrows(draw.graph(graph).axes[0])) == graph.num_edges
 
@@ -248,14 +270,21 @@ class TestArcs:
         heights = {}
         for arrow in arrows(axes):
             (x0, _), (x1, _) = ends(arrow)
-            heights.setdefault(round(x1) - round(x0), set()).add(round(arrow._path_original.vertices[:, 1].max(), 6))
+            heights.setdefault(round(x1) - round(x0), set()).add(
+                round(arrow._path_original.vertices[:, 1].max(), 6)
+            )
         assert all(len(height) == 1 for height in heights.values())
         tops = [heights[length].pop() for length in range(1, 9)]
         assert tops == sorted(set(tops))
 
     def test_labels_in_boxes(self):
         (axes,) = draw.arcs(ONE_WAY, labels=["a", "b", "c", "d"]).axes
-        assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("a", 0), ("b", 1), ("c", 2), ("d", 3)]
+        assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [
+            ("a", 0),
+            ("b", 1),
+            ("c", 2),
+            ("d", 3),
+        ]
 
     def test_weights_are_widths(self):
         weights = torch.tensor([0.0, 1.0, 0.5, 0.25])
@@ -284,7 +313,9 @@ class TestArcs:
     def test_many_tokens(self):
         (axes,) = draw.arcs(patterns.window(512, 3)).axes
         drawn = [(round(start[0]), round(end[0])) for start, end in tapers(axes)]
-        assert sorted(drawn) == sorted((dst - step, dst) for dst in range(512) for step in (1, 2) if dst >= step)
+        assert sorted(drawn) == sorted(
+            (dst - step, dst) for dst in range(512) for step in (1, 2) if dst >= step
+        )
         assert len(axes.get_xticks()) <= 9
 
 
@@ -314,7 +345,9 @@ class TestLayers:
         (axes,) = draw.layers(patterns.window(8, 3), 2, token=4).axes
         blue = [arrow for arrow in arrows(axes) if to_hex(arrow.get_edgecolor()) == BLUE]
         drawn = sorted((round(end[1]), round(start[0]), round(end[0])) for start, end in map(ends, blue))
-        assert drawn == [(1, s, d) for s in range(5) for d in range(2, 5) if 0 <= d - s < 3] + [(2, s, 4) for s in (2, 3, 4)]
+        assert drawn == [(1, s, d) for s in range(5) for d in range(2, 5) if 0 <= d - s < 3] + [
+            (2, s, 4) for s in (2, 3, 4)
+        ]
         assert len(arrows(axes)) == 2 * patterns.window(8, 3).num_edges
 
     def test_first_graph_is_the_first_layer(self):
@@ -345,7 +378,10 @@ class TestDegrees:
     def test_bars(self):
         figure = draw.degrees(ONE_WAY)
         top, bottom = figure.axes
-        heights = [[bar.get_height() for bar in axes.patches if isinstance(bar, patches.Rectangle)] for axes in (top, bottom)]
+        heights = [
+            [bar.get_height() for bar in axes.patches if isinstance(bar, patches.Rectangle)]
+            for axes in (top, bottom)
+        ]
         assert heights == [[1, 2, 1, 0], [1, 1, 1, 1]]
         assert (top.get_xlabel(), bottom.get_xlabel()) == ("dst (receiver)", "src (sender)")
         assert title(top) == "in-degree: 0 to 2, mean 1 (broken line)"
@@ -393,7 +429,14 @@ class TestHops:
         assert self.curve(figure, "token 5") == [1, 3, 5] + [6] * 10
 
     def test_without_the_own_state(self):
-        assert self.curve(draw.hops(patterns.strict_causal(5), residual=False), "token 4") == [1, 4, 3, 2, 1, 0]
+        assert self.curve(draw.hops(patterns.strict_causal(5), residual=False), "token 4") == [
+            1,
+            4,
+            3,
+            2,
+            1,
+            0,
+        ]
 
     def test_graphs_in_turn(self):
         """An empty layer changes nothing, but what comes after it does."""
@@ -404,7 +447,9 @@ class TestHops:
 class TestFigures:
     """Figures without pyplot: nothing global is touched, and a notebook shows them."""
 
-    @pytest.mark.parametrize("picture", [draw.mask, draw.graph, draw.side_by_side, draw.arcs, draw.degrees, draw.hops])
+    @pytest.mark.parametrize(
+        "picture", [draw.mask, draw.graph, draw.side_by_side, draw.arcs, draw.degrees, draw.hops]
+    )
     def test_every_picture_is_a_figure_that_notebooks_show(self, picture):
         figure = picture(patterns.window(6, 2))
         assert isinstance(figure, Figure)
@@ -450,11 +495,15 @@ class TestRefusals:
     @pytest.mark.parametrize("picture", [draw.graph, draw.side_by_side, draw.arcs, draw.degrees, draw.hops])
     @pytest.mark.parametrize("graph", [by_head, by_sample])
     def test_one_plain_graph(self, picture, graph):
-        with pytest.raises(ValueError, match=rf"^{picture.__name__}\(\) draws one plain graph, .*select\(batch, head\)"):
+        with pytest.raises(
+            ValueError, match=rf"^{picture.__name__}\(\) draws one plain graph, .*select\(batch, head\)"
+        ):
             picture(graph)
 
     def test_mask_of_samples(self):
-        with pytest.raises(ValueError, match=r"mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)"):
+        with pytest.raises(
+            ValueError, match=r"mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)"
+        ):
             draw.mask(by_sample)
         with pytest.raises(ValueError, match="draws one plain graph"):
             draw.mask(by_head, ax=Figure().subplots())
@@ -471,31 +520,75 @@ class TestRefusals:
                     r"mask\(\) draws at most 4096 tokens a side, .*quotient.*restrict",
                 ),
                 (lambda: draw.mask(patterns.cross(2, 5000)), ValueError, "at most 4096 tokens a side"),
-                (lambda: draw.graph(patterns.causal(1025)), ValueError, r"graph\(\) draws at most 1024 tokens a side"),
-                (lambda: draw.side_by_side(patterns.causal(1025)), ValueError, r"side_by_side\(\) draws at most 1024"),
+                (
+                    lambda: draw.graph(patterns.causal(1025)),
+                    ValueError,
+                    r"graph\(\) draws at most 1024 tokens a side",
+                ),
+                (
+                    lambda: draw.side_by_side(patterns.causal(1025)),
+                    ValueError,
+                    r"side_by_side\(\) draws at most 1024",
+                ),
                 (lambda: draw.arcs(patterns.causal(1025)), ValueError, r"arcs\(\) draws at most 1024"),
                 (lambda: draw.layers(patterns.causal(1025), 2), ValueError, r"layers\(\) draws at most 1024"),
                 (lambda: draw.hops(patterns.causal(1025)), ValueError, r"hops\(\) draws at most 1024"),
                 (lambda: draw.degrees(patterns.causal(4097)), ValueError, r"degrees\(\) draws at most 4096"),
                 (lambda: draw.mask(torch.ones(3, 3)), TypeError, r"mask\(\) draws a TokenGraph, got Tensor"),
-                (lambda: draw.arcs(patterns.cross(2, 3)), ValueError, r"arcs\(\) draws graphs whose senders are their receivers"),
-                (lambda: draw.arcs(patterns.causal(4).rows(1, 3)), ValueError, "whose senders are their receivers"),
+                (
+                    lambda: draw.arcs(patterns.cross(2, 3)),
+                    ValueError,
+                    r"arcs\(\) draws graphs whose senders are their receivers",
+                ),
+                (
+                    lambda: draw.arcs(patterns.causal(4).rows(1, 3)),
+                    ValueError,
+                    "whose senders are their receivers",
+                ),
                 (lambda: draw.hops(patterns.cross(2, 3)), ValueError, "whose senders are their receivers"),
                 (
                     lambda: draw.mask(ONE_WAY, labels="abc"),
                     ValueError,
                     "labels must hold a name for each of the 4 receivers .*got 3",
                 ),
-                (lambda: draw.graph(ONE_WAY, src_labels="abc"), ValueError, "src_labels must hold .*4 senders .*got 3"),
-                (lambda: draw.arcs(ONE_WAY, weights=torch.ones(3)), ValueError, "a number for each of the 4 edges, got 3"),
-                (lambda: draw.arcs(ONE_WAY, lit=[(0, 1)]), ValueError, r"lit must hold edges .* \(0, 1\) is none"),
-                (lambda: draw.layers(ONE_WAY, 2, token=4), IndexError, r"token must be a position in 0 \.\. 3, got 4"),
+                (
+                    lambda: draw.graph(ONE_WAY, src_labels="abc"),
+                    ValueError,
+                    "src_labels must hold .*4 senders .*got 3",
+                ),
+                (
+                    lambda: draw.arcs(ONE_WAY, weights=torch.ones(3)),
+                    ValueError,
+                    "a number for each of the 4 edges, got 3",
+                ),
+                (
+                    lambda: draw.arcs(ONE_WAY, lit=[(0, 1)]),
+                    ValueError,
+                    r"lit must hold edges .* \(0, 1\) is none",
+                ),
+                (
+                    lambda: draw.layers(ONE_WAY, 2, token=4),
+                    IndexError,
+                    r"token must be a position in 0 \.\. 3, got 4",
+                ),
                 (lambda: draw.layers(ONE_WAY, 2, token=-1), IndexError, "got -1"),
                 (lambda: draw.layers(ONE_WAY, 2, token=True), TypeError, "token must be an integer"),
                 (lambda: draw.layers(ONE_WAY, 0), ValueError, "layers must be at least 1, got 0"),
-                (lambda: draw.layers(ONE_WAY, 65), ValueError, "layers must be at most 64 in a picture, got 65"),
-                (lambda: draw.layers([], 2), ValueError, r"layers\(\) needs a graph with at least one token, got \[\]"),
+                (
+                    lambda: draw.layers(ONE_WAY, 65),
+                    ValueError,
+                    "layers must be at most 64 in a picture, got 65",
+                ),
+                (
+                    lambda: draw.layers([], 2),
+                    ValueError,
+                    r"layers\(\) needs a graph with at least one token, got \[\]",
+                ),
                 (lambda: draw.hops(patterns.causal(0)), ValueError, "needs a graph with at least one token"),
-                (lambda: draw.hops([ONE_WAY, patterns.causal(5)]), ValueError, r"hops\(\) needs graphs over the same tokens"),
+                (
+                    lambda: draw.hops([ONE_WAY, patterns.causal(5)]),
+                    ValueError,
+                    r"hops\(\) needs graphs over the same tokens",
+                ),
             ]
         )

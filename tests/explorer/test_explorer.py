@@ -50,7 +50,9 @@ class TestData:
             (drawn.mT, torch.float32),
         ):
             found = _pack.stored(tensor)
-            raw = torch.frombuffer(bytearray(base64.b64decode(found["data"])), dtype=dtype).view(found["shape"])
+            raw = torch.frombuffer(bytearray(base64.b64decode(found["data"])), dtype=dtype).view(
+                found["shape"]
+            )
             assert f"torch.{found['dtype']}" == str(dtype)
             assert torch.equal(raw.double(), tensor.double())
 
@@ -62,25 +64,38 @@ class TestData:
             assert len(choice.meaning) < 120
 
     def test_the_masks_of_a_page(self, page: explorer.Page) -> None:
-        """The model's own first, then the user's, which is shown first; no mask twice; names are what they are called."""
+        """The model's own first, then the user's, which is shown first; no mask twice; names are what they
+        are called.
+        """
         data = data_of(page)
         names = [mask["name"] for mask in data["masks"]]
         assert names[:2] == ["causal(27)", "window(27, 3)"]
         assert (data["start"], data["room"], len(data["tokens"])) == (1, 16, 11)
         assert len({mask["bits"] for mask in data["masks"]}) == len(names) >= 13
         assert [mask["name"] for mask in data["masks"] if not mask["causal"]] == ["prefix(27, 6)", "full(27)"]
-        assert data["masks"][1]["meaning"].startswith("Each token attends to the last w tokens, itself included")
+        assert data["masks"][1]["meaning"].startswith(
+            "Each token attends to the last w tokens, itself included"
+        )
         for number, name in enumerate(names):
             if "[27 parents]" not in name:
                 assert torch.equal(mask_of(data, number), expressions.parse(name).mask()), name
 
     def test_graphs_of_ones_own(self) -> None:
-        """An expression of n, one of the size of the text, a TokenGraph, a large one, several; masks replace the zoo."""
+        """An expression of n, one of the size of the text, a TokenGraph, a large one, several; masks replace
+        the zoo.
+        """
         edges = TokenGraph.from_edges(torch.tensor([[0, 2], [2, 0]]), 11, name="two edges")
         given = ["window(n, 2)", "causal(11) - causal(11).T", edges, patterns.window(10_000, 4)]
         data = data_of(explorer.page(TEXT, graph=given, masks=["self_loops(n)"]))
         assert [mask["name"] for mask in data["masks"]] == [
-            *("causal(27)", "window(27, 2)", "causal(11) - causal(11).T", "two edges", "window(10000, 4)", "self_loops(27)")
+            *(
+                "causal(27)",
+                "window(27, 2)",
+                "causal(11) - causal(11).T",
+                "two edges",
+                "window(10000, 4)",
+                "self_loops(27)",
+            )
         ]
         assert [mask["tokens"] for mask in data["masks"]] == [27, 27, 11, 11, 27, 27]
         assert mask_of(data, 3).nonzero().tolist() == [[0, 2], [2, 0]]
@@ -98,21 +113,37 @@ class TestData:
         per_head = expressions.parse("duo_attention(32, 4, [0], 4)")
         for options, error, match in (
             ({"text_or_tokens": ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
-            ({"text_or_tokens": "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
+            (
+                {"text_or_tokens": "a " * 600},
+                ValueError,
+                r"has \d+ tokens, and a page shows at most 512: shorten it",
+            ),
             ({"text_or_tokens": [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
             ({"text_or_tokens": [0.5]}, TypeError, "expected an iterable of integers"),
-            ({"text_or_tokens": 7}, TypeError, "text_or_tokens must be a string or the ids of tokens, got int"),
+            (
+                {"text_or_tokens": 7},
+                TypeError,
+                "text_or_tokens must be a string or the ids of tokens, got int",
+            ),
             ({"text_or_tokens": "a\ud800"}, ValueError, "a lone surrogate"),
             ({"room": -1}, ValueError, "room must be at least 0, got -1"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
             ({"graph": "windw(9, 2)"}, ValueError, "there is no builder 'windw'; did you mean 'window'"),
-            ({"graph": "window(5, 2)"}, ValueError, r"at least the 11 tokens of the text \(27 to write on\).*n stands for 27"),
+            (
+                {"graph": "window(5, 2)"},
+                ValueError,
+                r"at least the 11 tokens of the text \(27 to write on\).*n stands for 27",
+            ),
             ({"graph": "cross(30, 40)"}, ValueError, "all senders and receivers"),
             ({"graph": per_head}, ValueError, "differs by head or sample"),
             ({"graph": [3]}, TypeError, "a graph must be a TokenGraph or an expression such as 'window"),
             ({"title": 3}, TypeError, "title must be a string, got int"),
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
-            ({"model": model}, TypeError, r"a LanguageModel needs its vocabulary: give model=\(model, vocabulary\)"),
+            (
+                {"model": model},
+                TypeError,
+                r"a LanguageModel needs its vocabulary: give model=\(model, vocabulary\)",
+            ),
             ({"model": 3}, TypeError, "model must be a file, a name"),
         ):
             with pytest.raises(error, match=match):
@@ -125,7 +156,9 @@ class TestData:
             explorer.page("a", (model, vocabulary))
         model, vocabulary = small(num_layers=1)
         model.unembedding = torch.nn.Linear(12, 256)
-        with pytest.raises(ValueError, match=r"standard heads without biases; differs in \['unembedding.bias'\]"):
+        with pytest.raises(
+            ValueError, match=r"standard heads without biases; differs in \['unembedding.bias'\]"
+        ):
             explorer.page("a", (model, vocabulary))
 
 
@@ -172,7 +205,9 @@ class Elements(html.parser.HTMLParser):
 class TestFile:
     @pytest.mark.parametrize("words", HOSTILE, ids=range(len(HOSTILE)))
     def test_hostile_words_are_inert(self, words: str) -> None:
-        """In title, tokens, names of masks and of the model: the page has the same elements, and the words come back whole."""
+        """In title, tokens, names of masks and of the model: the page has the same elements, and the words
+        come back whole.
+        """
         model, vocabulary = small(num_layers=1)
         graph = TokenGraph.from_edges(torch.tensor([[0], [1]]), 3, name=words)
         plain = explorer.page("abc", (model, vocabulary), title="plain", graph=patterns.causal(3), masks=[])
@@ -198,27 +233,40 @@ class TestFile:
             assert Elements(made.html).texts["title"] == [shown]
 
     def test_only_this_script_and_this_style_may_run(self, page: explorer.Page) -> None:
-        """The policy names the hashes of what is inside, and allows nothing else; no element carries code or addresses."""
+        """The policy names the hashes of what is inside, and allows nothing else; no element carries code or
+        addresses.
+        """
         elements = Elements(page.html)
         (policy,) = (dict(attrs)["content"] for tag, attrs in elements.tags if dict(attrs).get("http-equiv"))
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
         data, script = elements.texts["script"]
-        for text, rule in ((script, "script-src"), *((style, "style-src") for style in elements.texts["style"])):
-            assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text, rule in (
+            (script, "script-src"),
+            *((style, "style-src") for style in elements.texts["style"]),
+        ):
+            assert (
+                rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            )
         assert {name: rule for name, rule in rules.items() if not name.startswith(("script", "style"))} == {
             "default-src": "'none'",
             "base-uri": "'none'",
             "form-action": "'none'",
         }
-        assert [tag for tag, _ in elements.tags].index("meta") < [tag for tag, _ in elements.tags].index("style")
+        assert [tag for tag, _ in elements.tags].index("meta") < [tag for tag, _ in elements.tags].index(
+            "style"
+        )
         for tag, attrs in elements.tags:
             assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form")
-            assert not [name for name, _ in attrs if name in ("src", "href", "style") or name.startswith("on")]
+            assert not [
+                name for name, _ in attrs if name in ("src", "href", "style") or name.startswith("on")
+            ]
         addresses = set(re.findall(r"\w+://[^\s\"'`)]+", page.html.replace(data, "")))
         assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
 
     def test_size(self, page: explorer.Page) -> None:
-        """Under 200 KB without data; the shipped model's data are its float16 weights in base64, 1.9 MB in all."""
+        """Under 200 KB without data; the shipped model's data are its float16 weights in base64, 1.9 MB in
+        all.
+        """
         assert _html.TEMPLATE.stat().st_size < 200_000
         assert len(page.html) < 2_100_000
 
@@ -242,12 +290,16 @@ class TestFile:
         """Npm run build, byte for byte."""
         node = needs_node()
         subprocess.run([node, WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
-        assert (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes(), "run npm run build and commit page.html"
+        assert (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes(), (
+            "run npm run build and commit page.html"
+        )
 
     def test_the_sources_are_clean(self) -> None:
         """Npm run check: types, and words that the page must not hold."""
         node = needs_node()
-        subprocess.run([node, WEB / "node_modules" / "typescript" / "bin" / "tsc", "--noEmit", "-p", WEB], check=True)
+        subprocess.run(
+            [node, WEB / "node_modules" / "typescript" / "bin" / "tsc", "--noEmit", "-p", WEB], check=True
+        )
         subprocess.run([node, WEB / "check.mjs"], check=True)
 
     @pytest.mark.slow
@@ -271,7 +323,9 @@ class TestFile:
 
     def test_the_wheel_holds_the_page_and_not_its_sources(self) -> None:
         root = Path(explorer.__file__).parents[2]
-        wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+            "wheel"
+        ]
         assert "gnn_attention/explorer/web" in wheel["exclude"]
 
 
@@ -283,17 +337,24 @@ class TestCommand:
         said = capsys.readouterr().out
         assert said.startswith(f"{out}: 11 tokens, 1.9 MB")
         data = data_of(explorer.Page(out.read_text(encoding="utf-8"), "", 0))
-        assert [mask["name"] for mask in data["masks"]][1:3] == ["window(14, 4) | sinks(14, 1)", "self_loops(14)"]
+        assert [mask["name"] for mask in data["masks"]][1:3] == [
+            "window(14, 4) | sinks(14, 1)",
+            "self_loops(14)",
+        ]
         assert (data["title"], data["room"], data["model"]["name"]) == ("A title", 3, "trained")
 
-    def test_a_page_is_written_again_and_another_file_is_not(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_page_is_written_again_and_another_file_is_not(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         out = tmp_path / "page.html"
         (tmp_path / "text.txt").write_text("def read(", encoding="utf-8")
         assert main(["explore", "--file", str(tmp_path / "text.txt"), "-o", str(out)]) == 0
         assert main(["explore", "again", "-o", str(out)]) == 0
         out.write_text("my notes")
         assert main(["explore", "again", "-o", str(out)]) == 2
-        assert "exists and is no page of the explorer: give another name, or --force" in capsys.readouterr().err
+        assert (
+            "exists and is no page of the explorer: give another name, or --force" in capsys.readouterr().err
+        )
         assert out.read_text() == "my notes"
         assert main(["explore", "again", "-o", str(out), "--force"]) == 0
         assert _html.is_ours(out)
@@ -311,14 +372,28 @@ class TestCommand:
         assert Path(os.devnull).is_char_device()
         assert pipe.is_fifo()
 
-    def test_a_file_that_is_no_text_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_file_that_is_no_text_is_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "text.txt").write_bytes(b"ab\xff")
         assert main(["explore", "--file", str(tmp_path / "text.txt"), "-o", str(tmp_path / "page.html")]) == 2
         assert "text.txt is no text in UTF-8: invalid start byte at byte 2" in capsys.readouterr().err
 
     def test_another_model(self, tmp_path: Path) -> None:
         lm.save(tmp_path / "tiny.safetensors", *small(num_layers=1), {})
-        assert main(["explore", "abc", "--model", str(tmp_path / "tiny.safetensors"), "-o", str(tmp_path / "page.html")]) == 0
+        assert (
+            main(
+                [
+                    "explore",
+                    "abc",
+                    "--model",
+                    str(tmp_path / "tiny.safetensors"),
+                    "-o",
+                    str(tmp_path / "page.html"),
+                ]
+            )
+            == 0
+        )
         data = data_of(explorer.Page((tmp_path / "page.html").read_text(encoding="utf-8"), "", 0))
         assert (data["model"]["name"], data["model"]["layers"], len(data["tokens"])) == ("tiny", 1, 3)
 

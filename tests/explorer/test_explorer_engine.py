@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.explorer_engine import TEXT, ask, check_run, data_of, doubles, edges_of, edit, mask_of, small, text_of_data
+from support.explorer_engine import (
+    TEXT,
+    ask,
+    check_run,
+    data_of,
+    doubles,
+    edges_of,
+    edit,
+    mask_of,
+    small,
+    text_of_data,
+)
 
 from gnn_attention import FactoredHeads, MergedHeads, explorer
 from gnn_attention import model as lm
@@ -33,14 +44,18 @@ class TestEngine:
     def test_every_mask_of_a_page(self, page: explorer.Page, shipped: Any) -> None:
         data, (model, vocabulary) = data_of(page), shipped
         ids = vocabulary.encode(TEXT)
-        asked = ask(page, [{"ask": "run", "mask": number, "edits": []} for number in range(len(data["masks"]))])
+        asked = ask(
+            page, [{"ask": "run", "mask": number, "edits": []} for number in range(len(data["masks"]))]
+        )
         for number, said in enumerate(asked):
             check_run(said, model.state_dict(), ids, edges_of(data, number, [], len(ids), 2, 4))
         logits = doubles(asked[0]["said"]["logits"], len(ids), -1)[-1]
         assert_exact(logits, torch.tensor(data["expected"]["logits"], dtype=torch.float64))
 
     def test_edits(self, page: explorer.Page, shipped: Any) -> None:
-        """In one head of one layer, everywhere, all in-edges of a token, an edge to the future, and later ones win."""
+        """In one head of one layer, everywhere, all in-edges of a token, an edge to the future, and later
+        ones win.
+        """
         data, (model, vocabulary) = data_of(page), shipped
         ids = vocabulary.encode(TEXT)
         lists = [
@@ -61,7 +76,9 @@ class TestEngine:
         assert_exact(alone, torch.ones_like(alone))
 
     def test_a_run_after_a_run(self) -> None:
-        """Whatever came before: other masks, edits, tokens written, taken back and exchanged. Nothing stale is kept."""
+        """Whatever came before: other masks, edits, tokens written, taken back and exchanged. Nothing stale
+        is kept.
+        """
         model, vocabulary = small()
         made = explorer.page("abcdefg", (model, vocabulary), room=5)
         data, drawn = data_of(made), torch.Generator().manual_seed(0)
@@ -96,7 +113,9 @@ class TestEngine:
             check_run(said, model.state_dict(), question["tokenIds"], edges)
 
     def test_a_run_stays_what_it_was(self, page: explorer.Page) -> None:
-        """Later runs share its arrays or copy them, and never write into them: before and after can be compared."""
+        """Later runs share its arrays or copy them, and never write into them: before and after can be
+        compared.
+        """
         first, _, _, again = ask(
             page,
             [
@@ -120,7 +139,9 @@ class TestEngine:
             check_run(said, model.state_dict(), ids[:count], edges_of(data, full, [], count, 2, 4))
 
     def test_a_cut_is_that_of_the_trace(self, page: explorer.Page, shipped: Any) -> None:
-        """Not the oracle of this file but the library: trace.record of the model in float64 under trace.cut."""
+        """Not the oracle of this file but the library: trace.record of the model in float64 under
+        trace.cut.
+        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         (said,) = ask(page, [{"ask": "run", "mask": 0, "edits": [edit(0, 5, layer=1, head=2)]}])
@@ -131,7 +152,9 @@ class TestEngine:
         assert_exact(doubles(said["said"]["logits"], len(ids), -1), run.output[0])
 
     def test_forms_messages_and_contributions(self, page: explorer.Page, shipped: Any) -> None:
-        """One edge in three forms, against the heads of the library in float64, and what it adds to a logit."""
+        """One edge in three forms, against the heads of the library in float64, and what it adds to a
+        logit.
+        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         layer, head, src, dst, word = 1, 2, 3, 7, 65
@@ -165,23 +188,34 @@ class TestEngine:
             assert_exact(doubles(form["message"], -1), sent)
         for name, pattern in patterns_of.items():
             assert_exact(doubles(forms[name]["pattern"], -1), pattern)
-        for name, wanted in (("q", call.q[0, head, dst]), ("k", call.k[0, head, src]), ("v", call.v[0, head, src])):
+        for name, wanted in (
+            ("q", call.q[0, head, dst]),
+            ("k", call.k[0, head, src]),
+            ("v", call.v[0, head, src]),
+        ):
             assert_exact(doubles(forms["standard"][name], -1), wanted)
         assert_exact(doubles(message, -1), sent)
         assert_exact(contribution, float(along), reach)
 
     def test_the_next_token_and_a_decoding_step(self, page: explorer.Page, shipped: Any) -> None:
-        """The likeliest are Python's; greedy steps write what generate writes; a draw is where the shares say."""
+        """The likeliest are Python's; greedy steps write what generate writes; a draw is where the shares
+        say.
+        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         written = lm.generate(double, torch.tensor(ids), 6, temperature=0.0).tolist()
         questions: list[dict[str, Any]] = []
         for count in range(len(ids), len(written)):
-            questions.append({"ask": "run", "mask": 0, "edits": [], "tokenIds": written[:count], "logits": False})
+            questions.append(
+                {"ask": "run", "mask": 0, "edits": [], "tokenIds": written[:count], "logits": False}
+            )
             questions.append({"ask": "pick", "with": [count - 1, 0, 0.5]})
         last = len(written) - 2
         draws = [0.0, 0.3, 0.7, 0.999999]
-        questions += [{"ask": "next", "with": [last, 5]}, *({"ask": "pick", "with": [last, 0.7, draw]} for draw in draws)]
+        questions += [
+            {"ask": "next", "with": [last, 5]},
+            *({"ask": "pick", "with": [last, 0.7, draw]} for draw in draws),
+        ]
         said = [answer["said"] for answer in ask(page, questions)]
         assert said[1 : 2 * len(written[len(ids) :]) : 2] == written[len(ids) :]
         with torch.no_grad():
@@ -189,17 +223,25 @@ class TestEngine:
         shares = logits.softmax(-1).topk(5)
         likeliest = said[-5]
         assert [found["id"] for found in likeliest] == shares.indices.tolist()
-        assert_exact(torch.tensor([found["chance"] for found in likeliest], dtype=torch.float64), shares.values)
-        assert [found["text"] for found in likeliest] == [vocabulary.decode([found["id"]]) for found in likeliest]
+        assert_exact(
+            torch.tensor([found["chance"] for found in likeliest], dtype=torch.float64), shares.values
+        )
+        assert [found["text"] for found in likeliest] == [
+            vocabulary.decode([found["id"]]) for found in likeliest
+        ]
         below = (logits / 0.7).softmax(-1).cumsum(-1)
         assert said[-4:] == [int((below > draw).nonzero()[0]) for draw in draws]
 
     def test_reach(self, page: explorer.Page) -> None:
-        """Whom a token has heard of: powers of the mask with every token's own state, and what edits of a layer change."""
+        """Whom a token has heard of: powers of the mask with every token's own state, and what edits of a
+        layer change.
+        """
         data, token = data_of(page), 9
         edits = [edit(8, 9, layer=1), edit(0, 9, True, layer=0, head=1)]
         number = next(i for i, mask in enumerate(data["masks"]) if mask["name"].startswith("window(27, 3)"))
-        (said,) = ask(page, [{"ask": "reach", "mask": number, "edits": edits, "token": token, "layers": 4, "size": 11}])
+        (said,) = ask(
+            page, [{"ask": "reach", "mask": number, "edits": edits, "token": token, "layers": 4, "size": 11}]
+        )
         steps = edges_of(data, number, edits, 11, 4, 4).any(1) | torch.eye(11, dtype=torch.bool)
         known = [torch.eye(11)[token]]
         for last in range(4):
@@ -207,16 +249,23 @@ class TestEngine:
             for layer in range(last, -1, -1):
                 heard = (heard @ steps[layer].float() > 0).float()
             known.append(heard)
-        assert [list(base64.b64decode(found)) for found in said["said"]] == [row.int().tolist() for row in known[1:]]
+        assert [list(base64.b64decode(found)) for found in said["said"]] == [
+            row.int().tolist() for row in known[1:]
+        ]
 
     def test_numbers_and_the_error_function(self, page: explorer.Page) -> None:
-        x = torch.cat([torch.linspace(-7, 7, 20001, dtype=torch.float64), torch.tensor([0.0, 1e-9, 6.0, 100.0])])
+        x = torch.cat(
+            [torch.linspace(-7, 7, 20001, dtype=torch.float64), torch.tensor([0.0, 1e-9, 6.0, 100.0])]
+        )
         erf, halves = ask(page, [{"ask": "erf", "numbers": x.tolist()}, {"ask": "halves"}])
-        # The remainder of Taylor's polynomial, max |6th derivative| / 720 / 128^6, is 1.2e-14; the series behind its values has
-        # at most 96 terms, all positive, of three roundings each: 300 x 2^-53 = 3.3e-14 of a sum of at most 1.
+        # The remainder of Taylor's polynomial, max |6th derivative| / 720 / 128^6, is 1.2e-14; the series
+        # behind its values has at most 96 terms, all positive, of three roundings each: 300 x 2^-53 = 3.3e-14
+        # of a sum of at most 1.
         assert (doubles(erf["said"], -1) - torch.special.erf(x)).abs().max() < 1e-13
         wanted = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
-        assert torch.equal(doubles(halves["said"], -1).nan_to_num(7.0, 8.0, 9.0), wanted.nan_to_num(7.0, 8.0, 9.0))
+        assert torch.equal(
+            doubles(halves["said"], -1).nan_to_num(7.0, 8.0, 9.0), wanted.nan_to_num(7.0, 8.0, 9.0)
+        )
 
     def test_no_token_and_one(self, page: explorer.Page, shipped: Any) -> None:
         data, state, ids = data_of(page), shipped[0].state_dict(), shipped[1].encode(TEXT)
@@ -256,7 +305,9 @@ class TestEngine:
 
     @pytest.mark.parametrize(("count", "bound"), [(64, 250), (512, 3000)])
     def test_speed(self, count: int, bound: float, shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """Milliseconds after an edit, the next token included: printed, and bounded loosely, since CI is busy."""
+        """Milliseconds after an edit, the next token included: printed, and bounded loosely, since CI is
+        busy.
+        """
         made = explorer.page(shipped[1].encode((TEXT + " ") * 60)[:count], room=0)
         lists = ([], [edit(2, count - 3)], [edit(2, count // 4, layer=0)])
         runs = [*({"mask": 0, "edits": edits} for edits in lists), {"mask": 2, "edits": []}]

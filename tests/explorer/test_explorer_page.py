@@ -1,4 +1,5 @@
-"""The explorer's page in Chromium: its numbers are Python's, every control does what it says, and it is open to everybody.
+"""The explorer's page in Chromium: its numbers are Python's, every control does what it says, and it is open
+to everybody.
 
 ``explorer/*.mjs`` drive the page by playwright-core; each scenario tells what it saw, and is judged here.
 """
@@ -63,7 +64,9 @@ def tool(name: str, found: str | Path | None, install: str) -> str:
 def drive(jobs: list[dict[str, Any]], seconds: int = 120) -> list[Any]:
     """The results of scenarios, in one browser."""
     node = tool("node", shutil.which("node"), "apt-get install nodejs npm")
-    chromium = tool("Chromium", shutil.which("chromium") or shutil.which("chromium-browser"), "apt-get install chromium")
+    chromium = tool(
+        "Chromium", shutil.which("chromium") or shutil.which("chromium-browser"), "apt-get install chromium"
+    )
     tool("playwright-core", WEB / "node_modules" / "playwright-core", f"npm ci in {WEB}")
     told = subprocess.run(
         [node, str(HERE / "run.mjs")],
@@ -95,9 +98,6 @@ def with_texts(texts: list[str], title: str) -> explorer.Page:
     return explorer.Page(explorer._html.assembled(title, data), title, len(texts))
 
 
-# -- what Python computes -------------------------------------------------------------------------------------------------
-
-
 class Oracle:
     """The shipped model in float64 over any graph, as the page must show it."""
 
@@ -108,7 +108,9 @@ class Oracle:
         self.ids = self.vocabulary.encode(TEXT)
 
     @torch.no_grad()
-    def run(self, graph: TokenGraph | None = None, surgery: Any = (), ids: list[int] | None = None) -> trace.Run:
+    def run(
+        self, graph: TokenGraph | None = None, surgery: Any = (), ids: list[int] | None = None
+    ) -> trace.Run:
         """A recorded run."""
         tokens = torch.tensor([self.ids if ids is None else ids])
         return trace.record(self.model, tokens, *([] if graph is None else [graph]), surgery=surgery)
@@ -134,7 +136,9 @@ class Oracle:
             assert_exact(rows[:, 1], layer.weights(pairs)[0, :, HEAD])
             assert_exact(rows[:, 2], lengths)
         heard = dict(zip(senders, layer.weights(pairs)[0, :, HEAD].tolist(), strict=True)) if pairs else {}
-        assert_exact([weight for _, weight in told["lines"]], [heard.get(src, 0.0) for src, _ in told["lines"]])
+        assert_exact(
+            [weight for _, weight in told["lines"]], [heard.get(src, 0.0) for src, _ in told["lines"]]
+        )
         assert {src for src, _ in told["lines"]} >= set(senders)
         update = layer.update[0, dst]
         assert_exact(torch.tensor(told["update"], dtype=torch.float64), update)
@@ -149,8 +153,12 @@ class Oracle:
             assert_exact(steps["5"][name], tensor[0, dst].norm().item())
         assert_exact(steps["5"]["thought"], run.phases[2 * LAYER + 1].update[0, dst].norm().item())
 
-    def check_chances(self, told: list[tuple[str, float]], run: trace.Run, dst: int, before: int | None = None) -> None:
-        """The likeliest, most likely first; on the listening page seven, and what was likeliest before any edit."""
+    def check_chances(
+        self, told: list[tuple[str, float]], run: trace.Run, dst: int, before: int | None = None
+    ) -> None:
+        """The likeliest, most likely first; on the listening page seven, and what was likeliest before any
+        edit.
+        """
         expected = self.chances(run, dst)
         likeliest = expected.topk(7 if before is not None else len(told)).indices.tolist()
         if before not in (None, *likeliest):
@@ -164,9 +172,6 @@ class Oracle:
 def oracle() -> Oracle:
     """The model, once."""
     return Oracle()
-
-
-# -- one browser for the tests that are not slow ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -235,15 +240,14 @@ def driven(files: Callable[[str], str], masks: dict[str, int]) -> Callable[[str]
 def quiet(seen: dict[str, Any]) -> None:
     """Nothing was complained of, and nothing was asked for but the page itself."""
     assert seen["errors"] == []
-    assert all(url.startswith("file://") and url.split("#")[0].endswith(".html") for url in seen["requests"]), seen["requests"]
+    assert all(
+        url.startswith("file://") and url.split("#")[0].endswith(".html") for url in seen["requests"]
+    ), seen["requests"]
 
 
 def edge(src: int, dst: int, size: int) -> TokenGraph:
     """One edge."""
     return convert.from_edge_index(torch.tensor([[src], [dst]]), size)
-
-
-# -- the numbers --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -266,7 +270,9 @@ def test_after_an_edit_the_page_shows_what_python_computes(
 
 
 @pytest.mark.slow
-def test_over_another_graph_the_page_shows_what_python_computes(driven: Callable[[str], Any], oracle: Oracle) -> None:
+def test_over_another_graph_the_page_shows_what_python_computes(
+    driven: Callable[[str], Any], oracle: Oracle
+) -> None:
     told, size = driven("window"), len(oracle.ids)
     graph = algebra.restrict(expressions.parse(told["name"]), range(size))
     oracle.check(told, oracle.run(graph), 10)
@@ -303,9 +309,6 @@ def test_the_three_forms_give_one_logit_and_one_message(driven: Callable[[str], 
             assert_exact(told[form][step]["numbers"][name], told["standard"][step]["numbers"][name])
         assert told[form]["0"]["vectors"] == ["x", "p"]
     assert told["standard"]["0"]["vectors"] == ["x", "q"]
-
-
-# -- what can be done ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -373,22 +376,23 @@ def test_axe_finds_nothing_and_nothing_is_too_wide(driven: Callable[[str], Any])
 @pytest.mark.slow
 def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> None:
     told = driven("drag")
-    print("64 tokens: {median:.1f} ms from frame to frame, 95 % within {p95:.1f}, {frames} frames".format(**told))
+    print(
+        "64 tokens: {median:.1f} ms from frame to frame, 95 % within {p95:.1f}, {frames} frames".format(
+            **told
+        )
+    )
     assert told["receivers"] > 20
     assert told["median"] < 25
     quiet(told["seen"])
-
-
-# -- longer -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_every_control_does_what_it_says(files: Callable[[str], str], masks: dict[str, int]) -> None:
     demo = files("demo")
     window = {"file": demo, "mask": masks["window"]}
-    jobs = [{"scenario": name, "file": demo} for name in ("choices", "decoding", "themes", "buttons", "touch")] + [
-        {"scenario": "reach", **window}
-    ]
+    jobs = [
+        {"scenario": name, "file": demo} for name in ("choices", "decoding", "themes", "buttons", "touch")
+    ] + [{"scenario": "reach", **window}]
     found = drive(jobs)
     assert [one.get("error") for one in found] == [None] * len(jobs)
     choices, decoding, themes, buttons, touch, reach = (one["result"] for one in found)
@@ -417,7 +421,10 @@ def check_reach(told: dict[str, Any]) -> None:
     assert told["other"] == 4
     assert told["playing"] >= 1
     assert told["atOnce"] == 4
-    assert told["rows"] == [3, 13]  # down to the model's two layers; where layers differ, none of twelve is known to be the last
+    assert told["rows"] == [
+        3,
+        13,
+    ]  # down to the model's two layers; where layers differ, none of twelve is known to be the last
 
 
 def check_receivers(files: Callable[[str], str], oracle: Oracle, receivers: Iterable[int]) -> None:
@@ -431,7 +438,9 @@ def check_receivers(files: Callable[[str], str], oracle: Oracle, receivers: Iter
 
 
 @pytest.mark.slow
-def test_numbers_hold_for_the_first_the_last_and_a_middle_receiver(files: Callable[[str], str], oracle: Oracle) -> None:
+def test_numbers_hold_for_the_first_the_last_and_a_middle_receiver(
+    files: Callable[[str], str], oracle: Oracle
+) -> None:
     check_receivers(files, oracle, (0, 5, len(oracle.ids) - 1))
 
 
@@ -457,12 +466,17 @@ def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
 @pytest.mark.slow
 def test_512_tokens_are_usable(files: Callable[[str], str]) -> None:
     long = files("512")
-    jobs = [{"scenario": "long", "file": long}, {"scenario": "drag", "file": long, "track": ".ruler", "moves": 120}]
+    jobs = [
+        {"scenario": "long", "file": long},
+        {"scenario": "drag", "file": long, "track": ".ruler", "moves": 120},
+    ]
     found = drive(jobs, seconds=240)
     assert [one.get("error") for one in found] == [None] * len(jobs)
     told, drag = (one["result"] for one in found)
     print(
-        "512 tokens: first paint {first:.0f} ms, computed {computed:.0f}, selections {selection}, a cut {cut:.0f}".format(**told)
+        "512 tokens: first paint {first:.0f} ms, computed {computed:.0f}, selections {selection}, a cut {cut:.0f}".format(
+            **told
+        )
     )
     print("512 tokens: {median:.1f} ms from frame to frame, 95 % within {p95:.1f}".format(**drag))
     assert told["first"] < 2000
@@ -472,7 +486,9 @@ def test_512_tokens_are_usable(files: Callable[[str], str]) -> None:
 
 def check_access(plans: dict[str, dict[str, list[str]]]) -> None:
     """By page, the views under each theme."""
-    found = drive([{"scenario": "axe", "file": file, "plan": plan} for file, plan in plans.items()], seconds=240)
+    found = drive(
+        [{"scenario": "axe", "file": file, "plan": plan} for file, plan in plans.items()], seconds=240
+    )
     assert [one.get("error") for one in found] == [None] * len(plans)
     for axe in (one["result"] for one in found):
         for name, one in axe.items():
@@ -495,25 +511,38 @@ def test_every_step_is_open_to_everybody(files: Callable[[str], str]) -> None:
 @pytest.mark.nightly
 def test_every_step_is_open_to_everybody_in_every_theme(files: Callable[[str], str]) -> None:
     demo = dict.fromkeys(["light", "dark", "phone"], VIEWS)
-    check_access({files("demo"): demo, files("64"): {"dark": ["listen", "step 2", "reach"], "phone": ["listen"]}})
+    check_access(
+        {files("demo"): demo, files("64"): {"dark": ["listen", "step 2", "reach"], "phone": ["listen"]}}
+    )
 
 
 @pytest.mark.slow
 def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     frame = tmp_path / "notebook.html"
-    frame.write_text(f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}", encoding="utf-8")
+    frame.write_text(
+        f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}", encoding="utf-8"
+    )
     (found,) = drive([{"scenario": "framed", "frame": str(frame)}])
     assert "error" not in found, found
     assert found["result"]["edits"] == 1
     assert found["result"]["seen"]["errors"] == []
-    assert {url.split("#")[0] for url in found["result"]["seen"]["requests"]} <= {frame.as_uri(), "about:srcdoc"}
+    assert {url.split("#")[0] for url in found["result"]["seen"]["requests"]} <= {
+        frame.as_uri(),
+        "about:srcdoc",
+    }
 
 
 @pytest.mark.slow
 def test_a_recorded_model_says_what_it_cannot(tmp_path: Path) -> None:
     transformers = needs("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).eval()
     path = explorer.page([1, 5, 9, 2, 7], model).save(tmp_path / "record.html")
     (found,) = drive([{"scenario": "record", "file": str(path)}])

@@ -25,7 +25,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2Model", {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "Gemma 2": (
         "Gemma2Model",
-        {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 2, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4},
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "sliding_window": 2,
+            "attn_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 4,
+        },
     ),
     "Qwen 3": ("Qwen3Model", {"num_key_value_heads": 2, "head_dim": 8}),
     "BERT": ("BertModel", {"max_position_embeddings": 64}),
@@ -36,7 +42,13 @@ def foreign(name: str, **more: Any) -> Any:
     """A tiny model of a family, its queries and keys made larger so that weights differ."""
     transformers = needs("transformers")
     kind, sizes = FAMILIES[name]
-    common = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    common = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     own = {"vocab_size": 64} if name == "GPT-2" else common
     torch.manual_seed(0)
     config = getattr(transformers, kind.replace("Model", "Config"))(**own | sizes | more)
@@ -52,7 +64,11 @@ def attention_outputs(model: Any, ids: list[int]) -> tuple[list[Tensor], list[Te
     """What each attention layer adds, and its weights, by transformers' own eager attention."""
     model.set_attn_implementation("eager")
     outputs: list[Tensor] = []
-    named = [m for n, m in model.named_modules() if re.search(r"(self_attn|\battn|attention\.self|attention)$", n) and has_o(m)]
+    named = [
+        m
+        for n, m in model.named_modules()
+        if re.search(r"(self_attn|\battn|attention\.self|attention)$", n) and has_o(m)
+    ]
     handles = [m.register_forward_hook(lambda m, a, out: outputs.append(out[0][0])) for m in named]
     with torch.no_grad():
         said = model(torch.tensor([ids]), output_attentions=True, use_cache=False)
@@ -71,20 +87,28 @@ def sequences(ids: list[int]) -> list[list[int]]:
 
 
 def assert_near(found: list[Tensor], true: list[Tensor], eager: float) -> None:
-    """The page computes in float64 from a record in float32: at most twice as far off as eager attention in float32."""
+    """The page computes in float64 from a record in float32: at most twice as far off as eager attention in
+    float32.
+    """
     assert error(found, true) <= 2 * eager
 
 
 class TestRecorded:
     @pytest.mark.parametrize("name", FAMILIES)
     @pytest.mark.parametrize("count", [3, 11])
-    def test_the_weights_and_updates_of_the_model(self, name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Few tokens are carried as messages, many by W_O; softcap, windows, grouped heads, turns and norms are in it."""
+    def test_the_weights_and_updates_of_the_model(
+        self, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Few tokens are carried as messages, many by W_O; softcap, windows, grouped heads, turns and norms
+        are in it.
+        """
         model, ids = foreign(name), [7 * i % 60 + 1 for i in range(count)]
         made = explorer.page(ids, model)
         data = data_of(made)
         assert (data["model"]["kind"], data["room"], len(data["model"]["layers"])) == ("record", 0, 2)
-        assert (data["model"]["layers"][0]["output"] is None) == (count < data["model"]["layers"][0]["v"]["shape"][2])
+        assert (data["model"]["layers"][0]["output"] is None) == (
+            count < data["model"]["layers"][0]["v"]["shape"][2]
+        )
         (said,) = ask(made, [{"ask": "run", "mask": 0, "edits": []}])
         narrow = [attention_outputs(model, others) for others in sequences(ids)]
         importlib.import_module("support.hf_models").keep_float64(monkeypatch)
@@ -94,36 +118,54 @@ class TestRecorded:
         assert len(outputs) == (0 if name == "BERT" else 2)
         layers = said["said"]["layers"]
         found = [doubles(layer["weights"], *true.shape) for layer, true in zip(layers, weights, strict=True)]
-        assert_near(found, weights, max(error(one[1], other[1]) for one, other in zip(narrow, wide, strict=True)))
+        assert_near(
+            found, weights, max(error(one[1], other[1]) for one, other in zip(narrow, wide, strict=True))
+        )
         found = [doubles(layer["update"], count, -1) for layer in layers][: len(outputs)]
-        assert_near(found, outputs, max(error(one[0], other[0]) for one, other in zip(narrow, wide, strict=True)))
+        assert_near(
+            found, outputs, max(error(one[0], other[0]) for one, other in zip(narrow, wide, strict=True))
+        )
         own = data["masks"][0]
         causal = "graph: every token attends to itself and all before it"
-        meanings = {"BERT": "graph: every token attends to every token", "Gemma 2": "graphs, which differ from layer to layer"}
+        meanings = {
+            "BERT": "graph: every token attends to every token",
+            "Gemma 2": "graphs, which differ from layer to layer",
+        }
         assert own["meaning"] == f"The model's own {meanings.get(name, causal)}."
         assert own["causal"] == (name != "BERT")
 
     def test_the_page_knows_each_layers_own_edges(self) -> None:
-        """A sliding layer lacks edges of a full one: there they can be added, though another layer has them."""
+        """A sliding layer lacks edges of a full one: there they can be added, though another layer has
+        them.
+        """
         pairs = [(src, dst, layer) for layer in (0, 1) for dst in range(7) for src in range(7)]
-        sizes = {"Gemma 2": {(src, dst, 0) for dst in range(7) for src in range(7) if 0 <= dst - src < 2}, "Llama": None}
+        sizes = {
+            "Gemma 2": {(src, dst, 0) for dst in range(7) for src in range(7) if 0 <= dst - src < 2},
+            "Llama": None,
+        }
         for name, sliding in sizes.items():
             made = explorer.page([5, 3, 1, 4, 1, 5, 9], foreign(name))
             last = len(data_of(made)["masks"]) - 1  # one of the zoo, the same for all layers
             questions = [{"ask": "has", "pairs": [[mask, *pair] for pair in pairs]} for mask in (0, last)]
             has, shared = (said["said"] for said in ask(made, questions))
             wanted = {(src, dst, layer) for src, dst, layer in pairs if src <= dst}
-            wanted -= {pair for pair in wanted if sliding is not None and pair[2] == 0 and pair not in sliding}
+            wanted -= {
+                pair for pair in wanted if sliding is not None and pair[2] == 0 and pair not in sliding
+            }
             assert {pair for pair, found in zip(pairs, has, strict=True) if found} == wanted
             assert shared[:49] == shared[49:]
             asked = ask(made, [{"ask": "varies", "masks": [0, last]}])
             assert asked[0]["said"] == [sliding is not None, False]
 
     def test_a_cut_changes_its_layer_alone(self) -> None:
-        """The others of the receiver share the weight; no other layer moves; all in-edges cut give b_O alone."""
+        """The others of the receiver share the weight; no other layer moves; all in-edges cut give b_O
+        alone.
+        """
         model, ids = foreign("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]
         made = explorer.page(ids, model)
-        questions = [{"ask": "run", "mask": 0, "edits": edits} for edits in ([], [edit(2, 6, layer=0, head=1)])]
+        questions = [
+            {"ask": "run", "mask": 0, "edits": edits} for edits in ([], [edit(2, 6, layer=0, head=1)])
+        ]
         questions.append({"ask": "run", "mask": 0, "edits": [edit(src, 4) for src in range(5)]})
         plain, cut, deaf = (said["said"]["layers"] for said in ask(made, questions))
         before, after = (doubles(run[0]["weights"], 4, 8, 8) for run in (plain, cut))
@@ -163,14 +205,18 @@ class TestRecorded:
     def test_a_folder_with_a_tokenizer(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """From a folder on disk, as ``--model`` reads it: the text's own words are the tokens."""
         tokenizers, transformers = needs("tokenizers"), needs("transformers")
-        words = {word: number for number, word in enumerate(["[UNK]", "Llamas", "do", "not", "output", "words"])}
+        words = {
+            word: number for number, word in enumerate(["[UNK]", "Llamas", "do", "not", "output", "words"])
+        }
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
         fast.save_pretrained(tmp_path / "model")
         foreign("Llama").save_pretrained(tmp_path / "model")
         out = tmp_path / "page.html"
-        assert main(["explore", TEXT, "--model", str(tmp_path / "model"), "--layers", "0", "-o", str(out)]) == 0
+        assert (
+            main(["explore", TEXT, "--model", str(tmp_path / "model"), "--layers", "0", "-o", str(out)]) == 0
+        )
         data = data_of(explorer.Page(out.read_text(encoding="utf-8"), "", 0))
         assert [token["text"] for token in data["tokens"]] == TEXT.split()
         assert data["title"] == TEXT
@@ -184,11 +230,23 @@ class TestRecorded:
         falcon = transformers.FalconModel(transformers.FalconConfig(**sizes)).eval()
         t5 = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
         for arguments, kind, match in (
-            ((TEXT, llama), TypeError, r"a text needs the model's tokenizer: give model=\(model, tokenizer\)"),
+            (
+                (TEXT, llama),
+                TypeError,
+                r"a text needs the model's tokenizer: give model=\(model, tokenizer\)",
+            ),
             (([], llama), ValueError, "text_or_tokens must hold at least one token, got none"),
             (([1] * 513, llama), ValueError, "has 513 tokens, and a page shows at most 512"),
-            (([1, 2], torch.nn.Linear(2, 2)), TypeError, "model must be a Hugging Face text model or a LanguageModel"),
-            (([1, 2], transformers.T5Model(transformers.T5Config(**t5))), NotImplementedError, "has an encoder and a decoder"),
+            (
+                ([1, 2], torch.nn.Linear(2, 2)),
+                TypeError,
+                "model must be a Hugging Face text model or a LanguageModel",
+            ),
+            (
+                ([1, 2], transformers.T5Model(transformers.T5Config(**t5))),
+                NotImplementedError,
+                "has an encoder and a decoder",
+            ),
             (([1, 2], falcon), NotImplementedError, "Falcon"),
         ):
             with pytest.raises(kind, match=match):
@@ -202,5 +260,7 @@ class TestRecorded:
 
     def test_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_pack, "LARGEST", 1000)
-        with pytest.raises(ValueError, match=r"LlamaModel would make a page of 0 MB, at most 0: keep fewer layers"):
+        with pytest.raises(
+            ValueError, match=r"LlamaModel would make a page of 0 MB, at most 0: keep fewer layers"
+        ):
             explorer.page([1, 2], foreign("Llama"))

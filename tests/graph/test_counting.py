@@ -16,7 +16,10 @@ FORMS = {
     "transpose": lambda g: g.T,
     "rows": lambda g: g.rows(g.num_dst // 3, g.num_dst),
     "with a list": lambda g: (
-        g ^ TokenGraph.from_edges(torch.zeros(2, min(1, g.num_dst, g.num_src), dtype=torch.int64), g.num_dst, g.num_src)
+        g
+        ^ TokenGraph.from_edges(
+            torch.zeros(2, min(1, g.num_dst, g.num_src), dtype=torch.int64), g.num_dst, g.num_src
+        )
     ),
 }
 
@@ -51,7 +54,9 @@ class TestZoo:
     def check(self, row, form):
         graph = FORMS[form](row.build(row.sizes[-1]))
         name, shape = graph.name, graph.shape4
-        degree, edges = (way(graph.rule, name, shape) for way in (enumerate_pairs.in_degree, enumerate_pairs.edge_list))
+        degree, edges = (
+            way(graph.rule, name, shape) for way in (enumerate_pairs.in_degree, enumerate_pairs.edge_list)
+        )
         assert torch.equal(counting.in_degree(graph.rule, name, shape), degree), (row.name, form)
         assert torch.equal(counting.edge_list(graph.rule, name, shape), edges), (row.name, form)
 
@@ -74,7 +79,9 @@ GRAPHS = [
     patterns.global_tokens(300, [3, 77, 250], causal=False) - patterns.window(300, 9, causal=False),
     TokenGraph.from_rule(odd, 70, 45),
     TokenGraph.from_rule(odd, 70, 45) & patterns.cross(70, 45),
-    TokenGraph.from_edges(torch.randint(0, 300, (2, 900), generator=torch.Generator().manual_seed(0)), 300, coalesce=True)
+    TokenGraph.from_edges(
+        torch.randint(0, 300, (2, 900), generator=torch.Generator().manual_seed(0)), 300, coalesce=True
+    )
     | patterns.window(300, 4),
     patterns.causal(300).rows(111, 300),
     TokenGraph.from_rule(lambda b, h, dst, src: src * 3 <= dst, 90, 270),
@@ -106,7 +113,9 @@ class TestLarger:
 
     def test_equality_looks_at_every_head(self):
         left = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + 0 * h, 80, heads=2)
-        right = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((h == 0) | (dst != 77) | (src != 3)), 80, heads=2)
+        right = TokenGraph.from_rule(
+            lambda b, h, dst, src: (src <= dst) & ((h == 0) | (dst != 77) | (src != 3)), 80, heads=2
+        )
         assert left != right
         assert left == TokenGraph.from_rule(lambda b, h, dst, src: ~(src > dst), 80, heads=2)
 
@@ -131,9 +140,13 @@ class TestLarger:
     @pytest.mark.parametrize(("num_dst", "num_src"), [(97, 33), (300, 1)])
     def test_a_list_asked_beyond_its_tokens(self, num_dst, num_src, shift):
         """Its keys are those of other pairs there; the answer is as when every pair is visited."""
-        pairs = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(0))[: num_dst * num_src // 2]
+        pairs = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(0))[
+            : num_dst * num_src // 2
+        ]
         listed = TokenGraph.from_edges(torch.stack([pairs % num_src, pairs // num_src]), num_dst, num_src)
-        graph = TokenGraph.from_rule(lambda b, h, dst, src: listed.rule(b, h, dst, src + shift), num_dst, num_src)
+        graph = TokenGraph.from_rule(
+            lambda b, h, dst, src: listed.rule(b, h, dst, src + shift), num_dst, num_src
+        )
         assert graph.in_degree().tolist() == graph.mask().sum(1).tolist()
 
 
@@ -143,7 +156,9 @@ class TestEdgesInBoxes:
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_every_other_tile(self, graph):
         block, inside = 32, torch.zeros_like(graph.mask())
-        corners = [(i, j) for i in range(0, graph.num_dst, block) for j in range(0, graph.num_src, block)][::2]
+        corners = [(i, j) for i in range(0, graph.num_dst, block) for j in range(0, graph.num_src, block)][
+            ::2
+        ]
         dst, src = torch.tensor(corners).t()
         height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
         nothing = torch.zeros_like(dst)
@@ -159,15 +174,23 @@ class TestCover:
     def test_many_heads_come_a_few_at_a_time(self):
         """No piece has more rows and columns than one graph of a million tokens."""
         shape = (1, 8, 10**6, 10**6)
-        pieces = list(quadtree.decompose(lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), quadtree.root(shape)))
+        pieces = list(
+            quadtree.decompose(
+                lambda b, h, dst, src: (src <= dst) & (dst - src < 100 * h + 100), quadtree.root(shape)
+            )
+        )
         assert sum(len(piece.boxes) for piece in pieces) == 8
-        assert all(int((piece.boxes.height + piece.boxes.width).sum()) < 2 * quadtree.LONGEST for piece in pieces)
+        assert all(
+            int((piece.boxes.height + piece.boxes.width).sum()) < 2 * quadtree.LONGEST for piece in pieces
+        )
 
     def test_few_boxes_wait(self, monkeypatch):
         """The smallest boxes are done before more of the larger ones are cut."""
         monkeypatch.setattr(quadtree, "AT_ONCE", 64)
         asked, kinds = [], quadtree._kinds
-        monkeypatch.setattr(quadtree, "_kinds", lambda rule, boxes: asked.append(len(boxes)) or kinds(rule, boxes))
+        monkeypatch.setattr(
+            quadtree, "_kinds", lambda rule, boxes: asked.append(len(boxes)) or kinds(rule, boxes)
+        )
         next(quadtree.decompose(odd, quadtree.root((1, 1, 2048, 2048))))
         assert sum(asked) <= 64 * len(asked) <= 64 * 6
 

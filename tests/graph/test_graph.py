@@ -1,7 +1,9 @@
-"""The token graph: its contract, its algebra against plain sets of edges and boolean matrices, and everything it refuses.
+"""The token graph: its contract, its algebra against plain sets of edges and boolean matrices, and everything
+it refuses.
 
-A graph is compared with a Python set of pairs ``(src, dst)``: :func:`edges_of` reads that set and at the same time checks that
-all views of the graph (edge list, mask, degrees, number of edges, the bare rule) tell the same.
+A graph is compared with a Python set of pairs ``(src, dst)``: :func:`edges_of` reads that set and at the same
+time checks that all views of the graph (edge list, mask, degrees, number of edges, the bare rule) tell the
+same.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def edges_of(graph: TokenGraph) -> set[Edge]:
     assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
     zero = torch.zeros((), dtype=torch.int64)
     for dst, src in product(range(graph.num_dst), range(graph.num_src)):
-        assert bool(graph.rule(zero, zero, torch.tensor(dst), torch.tensor(src))) == ((src, dst) in set(found))
+        assert bool(graph.rule(zero, zero, torch.tensor(dst), torch.tensor(src))) == (
+            (src, dst) in set(found)
+        )
     return set(found)
 
 
@@ -153,7 +157,9 @@ def expressions() -> dict[str, TokenGraph]:
 
 class TestContract:
     def test_an_edge_goes_from_sender_to_receiver(self):
-        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 has in-edges, from tokens 0 and 2."""
+        """Row 0 of edge_index holds senders, mask is [dst, src]: only token 1 has in-edges, from tokens 0 and
+        2.
+        """
         graph = TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3)
         assert graph.mask().tolist() == [[False] * 3, [True, False, True], [False] * 3]
         assert graph.in_degree().tolist() == [0, 2, 0]
@@ -168,7 +174,11 @@ class TestContract:
 
     @pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (0, 3), (3, 0), (1, 1), (1, 4), (4, 1)])
     def test_small_and_empty_sizes(self, num_dst, num_src):
-        for graph in (listed([], num_dst, num_src), patterns.cross(num_dst, num_src), ~patterns.cross(num_dst, num_src)):
+        for graph in (
+            listed([], num_dst, num_src),
+            patterns.cross(num_dst, num_src),
+            ~patterns.cross(num_dst, num_src),
+        ):
             edges_of(graph)
             assert graph == graph.T.T
             assert graph.mask().shape == (num_dst, num_src)
@@ -179,7 +189,15 @@ class TestContract:
         seen = []
 
         def rule(b, h, dst, src):
-            seen.append((b.dtype, h.dtype, dst.dtype, src.dtype, torch.broadcast_shapes(b.shape, h.shape, dst.shape, src.shape)))
+            seen.append(
+                (
+                    b.dtype,
+                    h.dtype,
+                    dst.dtype,
+                    src.dtype,
+                    torch.broadcast_shapes(b.shape, h.shape, dst.shape, src.shape),
+                )
+            )
             return src <= dst
 
         graph = TokenGraph.from_rule(rule, 3, 5)
@@ -191,7 +209,12 @@ class TestContract:
     def test_a_rule_may_look_at_one_side_only(self, broadcast):
         graph = TokenGraph.from_rule(broadcast, 3, 4)
         zero = torch.tensor(0)
-        expected = {(s, d) for s in range(4) for d in range(3) if broadcast(zero, zero, torch.tensor(d), torch.tensor(s))}
+        expected = {
+            (s, d)
+            for s in range(4)
+            for d in range(3)
+            if broadcast(zero, zero, torch.tensor(d), torch.tensor(s))
+        }
         assert edges_of(graph) == expected
 
     @pytest.mark.parametrize(
@@ -213,11 +236,14 @@ class TestContract:
         assert graph.num_edges == int(table.sum())
         assert torch.equal(graph.in_degree(), mask.sum(-1))
 
-    @pytest.mark.parametrize(("word", "named"), [("heads", "head"), ("batch", "sample"), ("both", "sample and head")])
+    @pytest.mark.parametrize(
+        ("word", "named"), [("heads", "head"), ("batch", "sample"), ("both", "sample and head")]
+    )
     def test_edge_index_refuses_what_varies(self, word, named):
         graph = varied()[word]
         with pytest.raises(
-            ValueError, match=rf"edge_index of .*differs by {named} has no single edge list; use mask\(\), or select"
+            ValueError,
+            match=rf"edge_index of .*differs by {named} has no single edge list; use mask\(\), or select",
         ):
             _ = graph.edge_index
 
@@ -269,7 +295,9 @@ class TestContract:
         assert len(str(patterns.causal(32)).splitlines()) == 33
         assert str(patterns.causal(33)) == "TokenGraph(causal(33): 33 src -> 33 dst)"
 
-    @pytest.mark.parametrize("graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0)], ids=repr)
+    @pytest.mark.parametrize(
+        "graph", [patterns.cross(0, 0), patterns.cross(0, 3), patterns.cross(3, 0)], ids=repr
+    )
     def test_text_of_an_empty_graph(self, graph):
         assert graph.name in str(graph)
 
@@ -299,19 +327,30 @@ class TestRefusals:
     def test_wrong_rules(self):
         cases = [
             ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
-            (lambda dst, src: src <= dst, r"four named positional parameters \(b, h, dst, src\), got \(dst, src\)"),
+            (
+                lambda dst, src: src <= dst,
+                r"four named positional parameters \(b, h, dst, src\), got \(dst, src\)",
+            ),
             (lambda *e: e[3] <= e[2], r"four named positional parameters \(b, h, dst, src\), got \(\*e\)"),
-            (lambda b, h, dst, src, w: src <= dst, r"four named positional parameters .*got \(b, h, dst, src, w\)"),
+            (
+                lambda b, h, dst, src, w: src <= dst,
+                r"four named positional parameters .*got \(b, h, dst, src, w\)",
+            ),
             (lambda b, h, dst, *, src: src <= dst, r"four named positional parameters"),
             (torch.eq, r"rule must .*\(b, h, dst, src\)"),
             (lambda b, h, dst, src: src - dst, r"must return a bool tensor, got a torch.int64 tensor"),
             (lambda b, h, dst, src: True, r"must return a bool tensor, got a bool"),
             (lambda b, h, dst, src: None, r"must return a bool tensor, got a NoneType"),
             (lambda b, h, dst, src: src <= dst and src > 0, r"must use broadcasting tensor operators only"),
-            (lambda b, h, dst, src: src <= dst if src.sum().item() < dst else dst == src, r"broadcasting tensor operators only"),
+            (
+                lambda b, h, dst, src: src <= dst if src.sum().item() < dst else dst == src,
+                r"broadcasting tensor operators only",
+            ),
             (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"rule of .*(shape|broadcast)"),
         ]
-        assert_refusals([(lambda rule=rule: TokenGraph.from_rule(rule, 4), TypeError, match) for rule, match in cases])
+        assert_refusals(
+            [(lambda rule=rule: TokenGraph.from_rule(rule, 4), TypeError, match) for rule, match in cases]
+        )
 
     def test_a_defaulted_fifth_parameter_is_allowed(self):
         assert TokenGraph.from_rule(lambda b, h, dst, src, w=2: dst - src < w, 4).num_edges == 13
@@ -336,17 +375,37 @@ class TestRefusals:
         cases = [
             ([[0], [1]], TypeError, r"edge_index must be a tensor of signed integers .*got list"),
             (torch.zeros(2, 1), TypeError, r"signed integers of shape \[2, E\], got torch.float32"),
-            (torch.zeros(2, 1, dtype=torch.bool), TypeError, r"signed integers of shape \[2, E\], got torch.bool"),
-            (torch.zeros(2, 1, dtype=torch.uint8), TypeError, r"signed integers of shape \[2, E\], got torch.uint8"),
-            (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]"),
+            (
+                torch.zeros(2, 1, dtype=torch.bool),
+                TypeError,
+                r"signed integers of shape \[2, E\], got torch.bool",
+            ),
+            (
+                torch.zeros(2, 1, dtype=torch.uint8),
+                TypeError,
+                r"signed integers of shape \[2, E\], got torch.uint8",
+            ),
+            (
+                torch.zeros(3, 2, dtype=torch.int64),
+                ValueError,
+                r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]",
+            ),
             (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
-            (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3 \(num_src=4\)"),
+            (
+                torch.tensor([[0, 4], [1, 1]]),
+                IndexError,
+                r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3 \(num_src=4\)",
+            ),
             (
                 torch.tensor([[0, 3], [1, 3]]),
                 IndexError,
                 r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2 \(num_dst=3\)",
             ),
-            (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count from the end"),
+            (
+                torch.tensor([[-1], [1]]),
+                IndexError,
+                r"edge_index\[0, 0\] = -1 is no sender.*do not count from the end",
+            ),
         ]
         assert_refusals(
             [
@@ -357,7 +416,9 @@ class TestRefusals:
 
     def test_duplicates_are_refused_by_name(self):
         edges = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
-        with pytest.raises(ValueError, match=r"2 duplicate edges \(the edge 0 -> 1 stands at 1 and 3\).*coalesce=True"):
+        with pytest.raises(
+            ValueError, match=r"2 duplicate edges \(the edge 0 -> 1 stands at 1 and 3\).*coalesce=True"
+        ):
             TokenGraph.from_edges(edges, 3)
 
     def test_coalesce_keeps_the_first_of_each(self):
@@ -416,7 +477,8 @@ class TestRefusals:
 
     def test_hops_must_meet(self):
         with pytest.raises(
-            ValueError, match=r"graphs joined by @ must meet: the left attends to 3 senders .*the right has 4 receivers"
+            ValueError,
+            match=r"graphs joined by @ must meet: the left attends to 3 senders .*the right has 4 receivers",
         ):
             _ = patterns.cross(2, 3) @ patterns.cross(4, 2)
         with pytest.raises(ValueError, match=r"the left attends to 5 senders .*the right has 4 receivers"):
@@ -482,7 +544,9 @@ class TestAlgebra:
     @fixed
     @given(groups(3))
     def test_laws(self, three):
-        """De Morgan; transposition goes through union; difference and symmetric difference by their definitions; lattice."""
+        """De Morgan; transposition goes through union; difference and symmetric difference by their
+        definitions; lattice.
+        """
         a, b, c = (graph for graph, _ in three)
         assert ~(a | b) == ~a & ~b
         assert ~(a & b) == ~a | ~b
@@ -552,7 +616,9 @@ class TestAlgebra:
             _ = patterns.cross(4, 2).rows(2, 4) ** 2
 
     def test_many_paths_are_one_edge(self):
-        """All 300 middle tokens carry from 0 to 0; a count in 8 bits would be 300 - 256, one in 1 bit would be 0."""
+        """All 300 middle tokens carry from 0 to 0; a count in 8 bits would be 300 - 256, one in 1 bit would
+        be 0.
+        """
         assert edges_of(patterns.cross(1, 512) @ patterns.cross(512, 1)) == {(0, 0)}
 
     def test_not_equal_to_others(self):
@@ -635,7 +701,9 @@ class TestEdgeOrder:
         assert graph.positions_of(torch.zeros(2, 0, dtype=torch.int64)).tolist() == []
 
     def test_positions_of_no_edge(self):
-        """An edge that is none, and one whose key would be that of another if the width were taken for the height."""
+        """An edge that is none, and one whose key would be that of another if the width were taken for the
+        height.
+        """
         graph = listed(self.order, 4, 5)
         for edge in ([1, 1], [4, 0], [0, 0], [4, 3]):
             with pytest.raises(ValueError, match=rf"{edge[0]} -> {edge[1]}"):
@@ -649,7 +717,9 @@ class TestEdgeOrder:
 
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_bias_and_weights_follow_it(self, backend):
-        """A bias that makes one edge of each receiver win, given in the caller's order; the weights come back in it."""
+        """A bias that makes one edge of each receiver win, given in the caller's order; the weights come back
+        in it.
+        """
         graph = listed(self.order, 4, 4)
         bias = torch.tensor([0.0, 0.0, 1000.0, 0.0, 0.0])
         x = torch.zeros(1, 1, 4, 2)
@@ -689,9 +759,13 @@ class TestRows:
         assert (a @ make([(3, 3), (0, 1)], 6, 6).T).dst_offset == 2
 
     @pytest.mark.parametrize("backend", ["dense", "reference"])
-    @pytest.mark.parametrize("make", [lambda: patterns.causal(7), lambda: listed(pairs(patterns.window(7, 4))[::-1], 7, 7)])
+    @pytest.mark.parametrize(
+        "make", [lambda: patterns.causal(7), lambda: listed(pairs(patterns.window(7, 4))[::-1], 7, 7)]
+    )
     def test_score_mods_are_told_absolute_positions(self, backend, make):
-        """Receivers 2 .. 4 alone give what they give within the whole, under a score_mod that reads both positions."""
+        """Receivers 2 .. 4 alone give what they give within the whole, under a score_mod that reads both
+        positions.
+        """
         graph = make()
         torch.manual_seed(0)
         q, k, v = (torch.randn(2, 2, 7, 4, dtype=torch.float64) for _ in range(3))
@@ -710,13 +784,21 @@ class TestRows:
 
         def mod(score, b, h, dst, src):
             seen.update(
-                (int(d), int(s)) for d, s in zip(*(t.flatten().tolist() for t in torch.broadcast_tensors(dst, src)), strict=True)
+                (int(d), int(s))
+                for d, s in zip(
+                    *(t.flatten().tolist() for t in torch.broadcast_tensors(dst, src)), strict=True
+                )
             )
             return score
 
         graph = patterns.full(5).rows(2, 4).T
         ga.attend(
-            torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), graph, score_mod=mod, backend=backend
+            torch.zeros(1, 1, 5, 2),
+            torch.zeros(1, 1, 2, 2),
+            torch.zeros(1, 1, 2, 2),
+            graph,
+            score_mod=mod,
+            backend=backend,
         )
         assert seen == set(product(range(5), (2, 3)))
 
@@ -783,7 +865,11 @@ class TestSurroundings:
             g = patterns.documents([2, 3]) | patterns.tree([-1, 0, 0, 1, -1])
             listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]], device="cpu"), 3)
             for graph in (g, listed, listed @ listed, g**2, listed.rows(1, 3)):
-                assert {graph.edge_index.device.type, graph.mask().device.type, graph.in_degree().device.type} == {"cpu"}
+                assert {
+                    graph.edge_index.device.type,
+                    graph.mask().device.type,
+                    graph.in_degree().device.type,
+                } == {"cpu"}
 
 
 class TestNeverChanges:
@@ -795,21 +881,40 @@ class TestNeverChanges:
             graph.name = "other"
 
     def test_sealed(self):
-        """Nothing of a graph, a copy or a part can be assigned, added or deleted, and it is worked out about all the same."""
+        """Nothing of a graph, a copy or a part can be assigned, added or deleted, and it is worked out about
+        all the same.
+        """
         graph = patterns.causal(3)
-        for one in (graph, copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph.rows(1, 3)):
+        for one in (
+            graph,
+            copy.copy(graph),
+            copy.deepcopy(graph),
+            pickle.loads(pickle.dumps(graph)),
+            graph.rows(1, 3),
+        ):
             for change in (lambda one=one: setattr(one, "other", 1), lambda one=one: delattr(one, "num_dst")):
-                with pytest.raises(dataclasses.FrozenInstanceError, match="a TokenGraph never changes, make another"):
+                with pytest.raises(
+                    dataclasses.FrozenInstanceError, match="a TokenGraph never changes, make another"
+                ):
                     change()
             assert one.num_edges == (one.num_dst == 3) + 5
             assert one._memo
 
     def test_no_two_graphs_share_a_word(self):
-        """A compiled program knows its graph by it: those of copies and of other threads differ, and none travels."""
+        """A compiled program knows its graph by it: those of copies and of other threads differ, and none
+        travels.
+        """
         graph = patterns.causal(3)
         with ThreadPoolExecutor(4) as pool:
             made = list(pool.map(patterns.causal, [3] * 100))
-        graphs = [graph, copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph | graph, *made]
+        graphs = [
+            graph,
+            copy.copy(graph),
+            copy.deepcopy(graph),
+            pickle.loads(pickle.dumps(graph)),
+            graph | graph,
+            *made,
+        ]
         assert len({one._word for one in graphs}) == len(graphs)
         assert graph._word.encode() not in pickle.dumps(graph)
 

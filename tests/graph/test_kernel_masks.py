@@ -1,4 +1,6 @@
-"""Graphs as kernels take them: FlexAttention's lists against its own builder, packings and windows against their meaning."""
+"""Graphs as kernels take them: FlexAttention's lists against its own builder, packings and windows against
+their meaning.
+"""
 
 from itertools import pairwise
 
@@ -38,7 +40,9 @@ class TestBlockMask:
             patterns.documents([64, 100, 92]),
             patterns.dilated(256, 5, 16),
             TokenGraph.from_edges(patterns.window(256, 33).edge_index, 256),
-            TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 256, heads=3),
+            TokenGraph.from_rule(
+                lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 256, heads=3
+            ),
         ],
         ids=lambda graph: graph.name,
     )
@@ -47,11 +51,16 @@ class TestBlockMask:
         ours = convert.to_block_mask(graph, 32)
         theirs = create_block_mask(graph.rule, None, graph.heads, 256, 256, "cpu", BLOCK_SIZE=32)
         for kind in ("kv", "full_kv", "q", "full_q"):
-            pairs = [(getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices")) for mask in (ours, theirs)]
+            pairs = [
+                (getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices"))
+                for mask in (ours, theirs)
+            ]
             assert listed(*pairs[0]) == listed(*pairs[1]), kind
 
     def test_lists_that_would_fill_the_memory_are_refused(self):
-        with pytest.raises(ValueError, match=r"the lists of 976562500 tiles would take 29 GiB .* larger block_size than 32"):
+        with pytest.raises(
+            ValueError, match=r"the lists of 976562500 tiles would take 29 GiB .* larger block_size than 32"
+        ):
             convert.to_block_mask(patterns.causal(1_000_000), 32)
 
     def test_a_hundred_thousand_tokens(self):
@@ -83,7 +92,11 @@ class TestVarlen:
             (patterns.documents([3, 0, 1, 4]), [0, 3, 4, 8], (-1, 0)),
             (patterns.documents([3, 0, 1, 4], causal=False), [0, 3, 4, 8], (-1, -1)),
             (patterns.documents([3, 1, 6]) & patterns.window(10, 3), [0, 3, 4, 10], (2, 0)),
-            (patterns.documents([3, 6], causal=False) & patterns.window(9, 2, causal=False), [0, 3, 9], (1, 1)),
+            (
+                patterns.documents([3, 6], causal=False) & patterns.window(9, 2, causal=False),
+                [0, 3, 9],
+                (1, 1),
+            ),
             (patterns.documents([3, 6], causal=False) & patterns.window(9, 2).T, [0, 3, 9], (0, 1)),
             (TokenGraph.from_edges(patterns.documents([2, 2]).edge_index.flip(1), 4), [0, 2, 4], (-1, 0)),
             (patterns.full(0), [0], (-1, -1)),
@@ -92,7 +105,11 @@ class TestVarlen:
     )
     def test_packings(self, graph, bounds, window):
         packed = convert.to_varlen(graph)
-        assert (packed.cu_seqlens.tolist(), packed.window, packed.cu_seqlens.dtype) == (bounds, window, torch.int32)
+        assert (packed.cu_seqlens.tolist(), packed.window, packed.cu_seqlens.dtype) == (
+            bounds,
+            window,
+            torch.int32,
+        )
         assert packed.max_seqlen == max((b - a for a, b in pairwise(bounds)), default=0)
         assert torch.equal(unpacked(packed.cu_seqlens, packed.window, graph.num_dst), graph.mask())
 
@@ -113,7 +130,9 @@ class TestVarlen:
             patterns.window(8, 2) | patterns.sinks(8, 1),
             patterns.prefix(6, 3),
             patterns.dilated(8, 2, 3),
-            patterns.documents([4, 4]) & patterns.window(8, 2) | patterns.window(8, 1).rows(0, 8) | patterns.documents([2, 6]),
+            patterns.documents([4, 4]) & patterns.window(8, 2)
+            | patterns.window(8, 1).rows(0, 8)
+            | patterns.documents([2, 6]),
             patterns.tree([-1, 0, 0]),
             patterns.causal(4) - patterns.window(4, 1),
             patterns.window(4, 0),
@@ -156,7 +175,8 @@ class TestWindow:
         left, right = (99 if side < 0 else side for side in window)
         shift = graph.num_src - graph.num_dst
         meant = [
-            [dst + shift - left <= src <= dst + shift + right for src in range(graph.num_src)] for dst in range(graph.num_dst)
+            [dst + shift - left <= src <= dst + shift + right for src in range(graph.num_src)]
+            for dst in range(graph.num_dst)
         ]
         assert graph.mask().tolist() == meant
 

@@ -44,7 +44,9 @@ GRAPHS = {
     "rows": TokenGraph.from_rule(stripes_of_rows, 130, 77),
     "columns": TokenGraph.from_rule(stripes_of_columns, 77, 130),
     "odd": TokenGraph.from_rule(odd, 61, 130),
-    "by head": algebra.per_head(patterns.window(130, 3), patterns.strict_causal(130) & patterns.documents([50, 80])),
+    "by head": algebra.per_head(
+        patterns.window(130, 3), patterns.strict_causal(130) & patterns.documents([50, 80])
+    ),
     "by sample": algebra.per_sample(patterns.window(130, 3), patterns.documents([50, 80])),
     "nobody": patterns.window(130, 0),
     "no tokens": patterns.causal(0),
@@ -68,7 +70,10 @@ def test_last_receivers_and_senders(name: str, boxes: bool, monkeypatch: pytest.
 def test_every_kind_of_piece_is_met() -> None:
     """Else the table above proves less than it seems to."""
     kinds = {
-        piece.kind for graph in GRAPHS.values() if graph._listed is None for piece in decompose(graph.rule, root(graph.shape4))
+        piece.kind
+        for graph in GRAPHS.values()
+        if graph._listed is None
+        for piece in decompose(graph.rule, root(graph.shape4))
     }
     assert kinds == {FULL, DST, SRC, DIFFERENCE, CELLS}
 

@@ -76,7 +76,9 @@ def number(depth):
         name, (left, f), (right, g) = parts
         return f"{name}({left}, {right})", lambda d, s: NUMBERS[name](f(d, s), g(d, s))
 
-    return st.one_of(leaf, st.tuples(st.sampled_from(sorted(NUMBERS)), number(depth - 1), number(depth - 1)).map(node))
+    return st.one_of(
+        leaf, st.tuples(st.sampled_from(sorted(NUMBERS)), number(depth - 1), number(depth - 1)).map(node)
+    )
 
 
 def truth(depth):
@@ -94,7 +96,9 @@ def truth(depth):
     return (
         leaf
         if not depth
-        else st.one_of(leaf, st.tuples(st.sampled_from(sorted(LOGIC)), truth(depth - 1), truth(depth - 1)).map(joined))
+        else st.one_of(
+            leaf, st.tuples(st.sampled_from(sorted(LOGIC)), truth(depth - 1), truth(depth - 1)).map(joined)
+        )
     )
 
 
@@ -117,7 +121,9 @@ EVERYWHERE = [
 
 
 BYTES = torch.tensor([0, 3, 5, 250, 255, 7, 130, 200, 1, 1, 90, 100, 254, 2, 128, 127], dtype=torch.uint8)
-FEWER = torch.tensor([2**31 - 1, -(2**31), 5, 0, 7, -1, 2**30, 3, 9, 2**31 - 2, 1, 1, 6, -9, 4, 2], dtype=torch.int32)
+FEWER = torch.tensor(
+    [2**31 - 1, -(2**31), 5, 0, 7, -1, 2**30, 3, 9, 2**31 - 2, 1, 1, 6, -9, 4, 2], dtype=torch.int32
+)
 LARGE = 6364136223846793005
 ENDS = {
     "a product of int64": lambda d, s: d * LARGE > s,
@@ -181,9 +187,13 @@ class TestSound:
 
     @pytest.mark.parametrize("name", ENDS)
     def test_where_numbers_end(self, name):
-        """Integers wrap round in torch, each dtype at its own end; what wraps is not answered by ranges that do not."""
+        """Integers wrap round in torch, each dtype at its own end; what wraps is not answered by ranges that
+        do not.
+        """
         for size in (1, 4, 16):  # boxes evaluated on together are refused together
-            check_answers(name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size])
+            check_answers(
+                name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size]
+            )
 
     @settings(max_examples=60, deadline=None)
     @given(number(3))
@@ -194,7 +204,11 @@ class TestSound:
         expected = function(lines.view(-1, 1), lines).expand(N, N)
         dst, src = arithmetic.token_ranges(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
         found = function(dst, src)
-        inside = torch.ones(N * N, dtype=torch.bool) if "from the end" not in description else found.low == found.high
+        inside = (
+            torch.ones(N * N, dtype=torch.bool)
+            if "from the end" not in description
+            else found.low == found.high
+        )
         assert torch.equal(found.low[inside], expected.flatten()[inside]), description
         assert torch.equal(found.high[inside], expected.flatten()[inside]), description
 
@@ -232,7 +246,9 @@ class TestSharp:
         assert (bool(answer.some), bool(answer.every), int(answer.axes)) == (some, every, axes)
 
     def test_rules_of_transformers(self):
-        """Its ``and_masks`` and ``or_masks``, as FlexAttention's, begin with ``new_ones(())`` and ``new_zeros(())``."""
+        """Its ``and_masks`` and ``or_masks``, as FlexAttention's, begin with ``new_ones(())`` and
+        ``new_zeros(())``.
+        """
         masking = needs("transformers.masking_utils")
         window = masking.sliding_window_causal_mask_function(8)
         assert not bool(asked(window, boxes((32, 39, 0, 7))).some)
@@ -349,6 +365,9 @@ class TestTables:
         table = torch.arange(12).view(3, 4) * torch.tensor([1, -1, 2]).view(3, 1)
         box = boxes((0, 1, 0, 0), (2, 3, 0, 0))
         dst = arithmetic.token_ranges(box)[0]
-        for found in (table[arithmetic.constant(box, 1), dst], table.t().contiguous()[dst, arithmetic.constant(box, 1)]):
+        for found in (
+            table[arithmetic.constant(box, 1), dst],
+            table.t().contiguous()[dst, arithmetic.constant(box, 1)],
+        ):
             assert isinstance(found, Interval)
             assert (found.low.tolist(), found.high.tolist()) == ([-5, -7], [-4, -6])

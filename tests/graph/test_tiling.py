@@ -27,7 +27,9 @@ def check(graph, block):
     table = counted(graph, block)
     assert torch.equal(found.table(), table)
     kinds = {"num_empty": EMPTY, "num_partial": PARTIAL, "num_full": FULL_TILE}
-    assert {name: getattr(found, name) for name in kinds} == {name: int((table == kind).sum()) for name, kind in kinds.items()}
+    assert {name: getattr(found, name) for name in kinds} == {
+        name: int((table == kind).sum()) for name, kind in kinds.items()
+    }
     following = (found.row[1:] == found.row[:-1]) & (found.first[1:] == found.stop[:-1])
     assert not bool((following & (found.full[1:] == found.full[:-1])).any()), "runs are maximal"
     place = found.row * (found.columns + 1) + found.first
@@ -60,8 +62,12 @@ class TestKinds:
             patterns.causal(300).rows(111, 300),
             patterns.cross(128, 300),
             TokenGraph.from_edges(patterns.window(300, 70).edge_index, 300),
-            TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 200, heads=3),
-            TokenGraph.from_rule(lambda b, h, dst, src: (src < 50 * b + 3) | (dst == h), 130, 90, heads=2, batch=2),
+            TokenGraph.from_rule(
+                lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 200, heads=3
+            ),
+            TokenGraph.from_rule(
+                lambda b, h, dst, src: (src < 50 * b + 3) | (dst == h), 130, 90, heads=2, batch=2
+            ),
         ],
         ids=lambda graph: graph.name,
     )
@@ -75,7 +81,11 @@ class TestKinds:
         n, block = 2**20, 128
         rows = n // block
         causal = tiles(patterns.causal(n), block)
-        assert (causal.num_full, causal.num_partial, len(causal.row)) == (rows * (rows - 1) // 2, rows, 2 * rows - 1)
+        assert (causal.num_full, causal.num_partial, len(causal.row)) == (
+            rows * (rows - 1) // 2,
+            rows,
+            2 * rows - 1,
+        )
         window = tiles(patterns.window(n, 4096), block)
         deep = 4096 // block  # a late row of tiles: one partial at each end, deep - 1 full between
         assert window.num_partial == rows + (rows - deep)
@@ -85,7 +95,9 @@ class TestKinds:
         for graph in (patterns.full(0), patterns.cross(0, 5), patterns.cross(5, 0)):
             assert tiles(graph, 4).num_tiles == 0
 
-    @pytest.mark.parametrize(("block", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+    @pytest.mark.parametrize(
+        ("block", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+    )
     def test_refusals(self, block, error):
         with pytest.raises(error, match="block must be"):
             tiles(patterns.causal(4), block)

@@ -1,4 +1,6 @@
-"""Rules made with lists of edges, counted without them: the pairs apart, and all that is counted, against dense masks."""
+"""Rules made with lists of edges, counted without them: the pairs apart, and all that is counted, against
+dense masks.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ def scattered(count=150, num_dst=N, num_src=N, seed=0):
 
 LIST, OTHER, WINDOW, CAUSAL = scattered(), scattered(seed=1), patterns.window(N, 7), patterns.causal(N)
 BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
-BY_BOTH = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2)
+BY_BOTH = TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2
+)
 GRAPHS = {
     "union": WINDOW | LIST,
     "from the left": LIST | WINDOW,
@@ -38,7 +42,9 @@ GRAPHS = {
     "by head": BY_HEAD | LIST,
     "one head": (BY_HEAD | LIST).select(0, 2),
     "by head and sample": BY_BOTH ^ LIST,
-    "a list of more tokens": TokenGraph.from_rule((patterns.window(90, 7) | scattered(400, 90, 90)).rule, 50, 45),
+    "a list of more tokens": TokenGraph.from_rule(
+        (patterns.window(90, 7) | scattered(400, 90, 90)).rule, 50, 45
+    ),
     "no pairs": WINDOW | scattered(0),
     "no list": WINDOW,
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
@@ -66,7 +72,9 @@ def test_elsewhere_the_rule_is_the_same(graph):
         assert graph.name in (WINDOW.name, "is_listed", "rule", GRAPHS["a list of fewer tokens"].name)
         return
     assert (((found.dst * graph.num_src + found.src).diff()) > 0).all()
-    assert ((found.dst < graph.num_dst) & (found.src < graph.num_src) & (found.dst >= 0) & (found.src >= 0)).all()
+    assert (
+        (found.dst < graph.num_dst) & (found.src < graph.num_src) & (found.dst >= 0) & (found.src >= 0)
+    ).all()
     before, after = (table(rule, graph) for rule in (graph.rule, found.rule))
     elsewhere = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool)
     elsewhere[found.dst, found.src] = False
@@ -89,7 +97,9 @@ def test_tiles(graph, block):
     """Counted tile by tile."""
     mask = graph.mask().view(graph.shape4[0] * graph.shape4[1], graph.num_dst, graph.num_src)
     rows, columns = (-(-size // block) for size in (graph.num_dst, graph.num_src))
-    padded = mask.new_zeros(2, len(mask), rows * block, columns * block)  # pad() of no receivers is an error before torch 2.11
+    padded = mask.new_zeros(
+        2, len(mask), rows * block, columns * block
+    )  # pad() of no receivers is an error before torch 2.11
     padded[:, :, : graph.num_dst, : graph.num_src] = torch.stack([mask, torch.ones_like(mask)])
     edges, size = padded.view(2, len(mask), rows, block, columns, block).sum((3, 5))
     kinds = (edges > 0).to(torch.uint8) + (edges == size) * (edges > 0)

@@ -11,4 +11,14 @@ from tests.guarantees.guarantee import Guarantee, Measured
 from tests.guarantees.record import Result, Results
 from tests.guarantees.registry import GUARANTEES
 
-__all__ = ["GUARANTEES", "Draw", "Guarantee", "Measured", "Mismatch", "Result", "Results", "Tally", "equality"]
+__all__ = [
+    "GUARANTEES",
+    "Draw",
+    "Guarantee",
+    "Measured",
+    "Mismatch",
+    "Result",
+    "Results",
+    "Tally",
+    "equality",
+]

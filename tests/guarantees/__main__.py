@@ -1,4 +1,5 @@
-"""``python -m tests.guarantees [NAME ...]``: measure guarantees, print each as it comes, and write their record.
+"""``python -m tests.guarantees [NAME ...]``: measure guarantees, print each as it comes, and write their
+record.
 
 Exit code 0 if every guarantee holds, 1 if one does not, 2 for wrong arguments, 130 after Ctrl-C.
 """
@@ -34,13 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.guarantees", description="Measure what the library promises.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.guarantees", description="Measure what the library promises."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GUARANTEES)} (default: all)")
-    parser.add_argument("--count", type=int, metavar="N", help="cases of each (default: as many as the guarantee states)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="guarantees measured at once (default 1)")
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="cases of each (default: as many as the guarantee states)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="guarantees measured at once (default 1)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the record as it grows")
-    parser.add_argument("--resume", metavar="FILE", help="carry on the record in FILE: what it holds is not measured again")
-    parser.add_argument("--case", type=int, metavar="N", help="repeat random case N of F1 alone, backend by backend")
+    parser.add_argument(
+        "--resume", metavar="FILE", help="carry on the record in FILE: what it holds is not measured again"
+    )
+    parser.add_argument(
+        "--case", type=int, metavar="N", help="repeat random case N of F1 alone, backend by backend"
+    )
     return parser
 
 
@@ -51,7 +62,9 @@ def _measured(args: argparse.Namespace) -> int:
     wanted = [name for name in (args.names or GUARANTEES) if name not in found]
     try:
         with Progress("guarantees", len(wanted)) as shown:
-            for result in runner.run(wanted, args.count, args.jobs, lambda name, text: shown.advance(0, f"{name}: {text}")):
+            for result in runner.run(
+                wanted, args.count, args.jobs, lambda name, text: shown.advance(0, f"{name}: {text}")
+            ):
                 found = found.with_result(result).sorted(GUARANTEES)
                 shown.write(f"{result}\n")
                 shown.advance(1)
@@ -64,7 +77,9 @@ def _measured(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError for a name that is no guarantee, for numbers below 1, and for a folder that does not exist."""
+    """ValueError for a name that is no guarantee, for numbers below 1, and for a folder that does not
+    exist.
+    """
     for name in args.names:
         if name not in GUARANTEES:
             raise ValueError(f"{name!r} is no guarantee; expected one of {', '.join(GUARANTEES)}")
@@ -119,7 +134,9 @@ def _earlier(file: str) -> Results:
     for name in ("platform", *VERSIONS, "commit"):
         if found.environment.get(name) != here.get(name):
             was = f"{found.environment.get(name)!r:.60}, now {here.get(name)!r}"
-            raise ValueError(f"--resume {file}: was measured with another {name}: {was}; begin a new record with --json")
+            raise ValueError(
+                f"--resume {file}: was measured with another {name}: {was}; begin a new record with --json"
+            )
     return found
 
 

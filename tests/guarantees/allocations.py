@@ -17,7 +17,9 @@ LOG = "KINETO_LOG_LEVEL"  # torch's profiler says on stderr that it began, unles
 
 @dataclass(frozen=True, eq=False)
 class Allocated:
-    """The result, or the exception that was raised; the peak of bytes beyond those before; and the largest piece."""
+    """The result, or the exception that was raised; the peak of bytes beyond those before; and the largest
+    piece.
+    """
 
     result: Any
     error: Exception | None
@@ -35,7 +37,9 @@ def allocated(work: Callable[[], Any]) -> Allocated:
     gc.collect()  # what cycles of an earlier call hold would be freed during this one
     os.environ.setdefault(LOG, "99")
     result, error = None, None
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         try:
             result = work()
         except Exception as raised:  # it is the caller's to judge

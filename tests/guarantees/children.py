@@ -1,7 +1,9 @@
-"""Commands in processes of their own, ended by Ctrl-C at a chosen moment: in a fork of one that has loaded all there is.
+"""Commands in processes of their own, ended by Ctrl-C at a chosen moment: in a fork of one that has loaded
+all there is.
 
-A fork starts at once. It leads a process group, as a command does that a shell starts; the whole group is sent the interrupt,
-as by a terminal. ``serve`` is the program that forks, one case for each line of JSON that it reads.
+A fork starts at once. It leads a process group, as a command does that a shell starts; the whole group is
+sent the interrupt, as by a terminal. ``serve`` is the program that forks, one case for each line of JSON that
+it reads.
 """
 
 from __future__ import annotations
@@ -23,15 +25,28 @@ from typing import Any
 
 __all__ = ["PROGRAM", "left_over", "serve", "waited"]
 
-PROGRAM = "from gnn_attention.__main__ import main; from tests.guarantees import children; children.serve(main)"
+PROGRAM = (
+    "from gnn_attention.__main__ import main; from tests.guarantees import children; children.serve(main)"
+)
 PATIENCE = 60.0  # seconds that a command may take, also to end after the interrupt
 GRACE = 5.0  # seconds that its children may live longer
-WRITES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree", "shutil.copymode"}  # of Python's audit events
+WRITES = {
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.remove",
+    "shutil.rmtree",
+    "shutil.copymode",
+}  # of Python's audit events
 
 
 def serve(main: Callable[[list[str]], int]) -> None:
-    """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``, until there are none."""
-    small = Path(sysconfig.get_path("stdlib")) / "email"  # text to learn from: all of the library takes seconds to read
+    """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``, until
+    there are none.
+    """
+    small = (
+        Path(sysconfig.get_path("stdlib")) / "email"
+    )  # text to learn from: all of the library takes seconds to read
     for name in ("gnn_attention.training", "gnn_attention.training.compare"):
         module: Any = importlib.import_module(name)
         module.corpus = functools.partial(module.corpus, small)
@@ -45,7 +60,9 @@ def serve(main: Callable[[list[str]], int]) -> None:
             _become(case)
             os.close(tells)  # only now it has a group, and hears an interrupt
             code = main(case["arguments"])
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # how an interpreter ends is for those that begin, too
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # how an interpreter ends is for those that begin, too
             sys.exit(code)
         os.close(tells)
         os.read(begins, 1)  # until the other end is closed
@@ -67,13 +84,21 @@ def _become(case: dict[str, Any]) -> None:
 
 
 def _interrupting(event: int, folder: str) -> Callable[[str, tuple[Any, ...]], None]:
-    """A hook that interrupts this group just before its ``event``-th change of a file or folder in ``folder``."""
+    """A hook that interrupts this group just before its ``event``-th change of a file or folder in
+    ``folder``.
+    """
     seen = 0
 
     def hook(name: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        writes = name in WRITES or (name == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"))
-        if writes and seen < event and str(Path(os.fsdecode(_path(arguments[0]))).absolute()).startswith(folder):
+        writes = name in WRITES or (
+            name == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        )
+        if (
+            writes
+            and seen < event
+            and str(Path(os.fsdecode(_path(arguments[0]))).absolute()).startswith(folder)
+        ):
             seen += 1
             if seen == event:
                 os.killpg(0, signal.SIGINT)

@@ -1,7 +1,9 @@
-"""Decoding in chunks through the caches, beside all tokens at once by the formula: every family, chunk size and way of decoding.
+"""Decoding in chunks through the caches, beside all tokens at once by the formula: every family, chunk size
+and way of decoding.
 
-The truth is dense attention in float64 along a mask that is read off a definition in plain Python; the rule is that of
-``gnn_attention.verify``. Of rotated and latent heads the projections are their own, of a language model so are all other parts.
+The truth is dense attention in float64 along a mask that is read off a definition in plain Python; the rule
+is that of ``gnn_attention.verify``. Of rotated and latent heads the projections are their own, of a language
+model so are all other parts.
 """
 
 from __future__ import annotations
@@ -33,9 +35,6 @@ CHUNKS = (1, 3, 7)
 Definition = Callable[[int, int, int], bool]  # (head, dst, src) -> is it an edge?
 
 
-# -- who hears whom ---------------------------------------------------------------------------------------------------
-
-
 def _tree(n: int) -> tuple[TokenGraph, Definition]:
     parents = [-1, *((5 * i + 3) % i for i in range(1, n))]
 
@@ -48,7 +47,9 @@ def _tree(n: int) -> tuple[TokenGraph, Definition]:
 
 def _listed(n: int) -> tuple[TokenGraph, Definition]:
     """Edges in no order; receivers 0 and 4 hear nobody."""
-    pairs = [(j, i) for i in range(n) for j in range(i + 1) if (3 * j + 5 * i + j * i) % 4 == 0 and i not in (0, 4)]
+    pairs = [
+        (j, i) for i in range(n) for j in range(i + 1) if (3 * j + 5 * i + j * i) % 4 == 0 and i not in (0, 4)
+    ]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
     known = set(pairs)
     return TokenGraph.from_edges(torch.tensor(pairs).T, n), lambda h, i, j: (j, i) in known
@@ -82,9 +83,6 @@ FAMILIES: dict[str, Callable[[int], tuple[TokenGraph, Definition]]] = {
 }
 
 
-# -- a case -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cell:
     """One way of decoding, one family of graphs, one size of chunks."""
@@ -100,7 +98,9 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A cell with its numbers drawn: the graph, its mask from the definition, and a generator for everything else."""
+    """A cell with its numbers drawn: the graph, its mask from the definition, and a generator for everything
+    else.
+    """
 
     graph: TokenGraph
     mask: Bool[Tensor, "batch heads dst src"]
@@ -109,7 +109,9 @@ class _Case:
 
     @staticmethod
     def of(cell: Cell, seed: int) -> _Case:
-        """Lengths go from 40 to 68 with the seed: a last chunk is short or whole, and senders are forgotten again and again."""
+        """Lengths go from 40 to 68 with the seed: a last chunk is short or whole, and senders are forgotten
+        again and again.
+        """
         n = 40 + seed * 7 % 29
         graph, definition = FAMILIES[cell.family](n)
         cells = [definition(h, i, j) for h in range(HEADS) for i in range(n) for j in range(n)]
@@ -146,9 +148,6 @@ def judged(cell: Cell, seed: int) -> Outcome:
     return judge(found, {}, truth)
 
 
-# -- ways -------------------------------------------------------------------------------------------------------------
-
-
 def _attend(dtype: torch.dtype) -> Way:
     """Keys and values from anywhere: grouped heads, values of another width."""
 
@@ -169,7 +168,11 @@ def _truth_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Truth:
     if q.dtype == torch.float64:
         return Truth(out, {}, {})
     orders = (oracle.Order.draw(i, BATCH, mask.shape[2], mask.shape[3], DIM, "cpu") for i in range(ORDERS))
-    return Truth(out, {}, worst_errors(((oracle.reordered_sdpa(o, q, k, v, mask, DIM**-0.5), {}) for o in orders), out, {}))
+    return Truth(
+        out,
+        {},
+        worst_errors(((oracle.reordered_sdpa(o, q, k, v, mask, DIM**-0.5), {}) for o in orders), out, {}),
+    )
 
 
 def _standard(case: _Case, **options: Any) -> Any:
@@ -191,7 +194,9 @@ def _updated(cache: KeyValueCache, case: _Case, heads: Any, x: Tensor) -> Tensor
 
 
 def _own_projections(make: Callable[[_Case], Any], latent: int | None = None) -> Way:
-    """Heads whose projections know positions: the truth lies between what they receive and what they collect."""
+    """Heads whose projections know positions: the truth lies between what they receive and what they
+    collect.
+    """
 
     def way(case: _Case) -> tuple[Tensor, Truth]:
         heads, x, where = make(case), case.states(), torch.arange(case.graph.num_dst)
@@ -207,7 +212,9 @@ def _rotated(case: _Case) -> Any:
 
 
 def _latent(case: _Case) -> Any:
-    return case.drawn(LatentHeads(WIDTH, HEADS, content_dim=4, rotary_dim=2, latent_dim=VALUE_DIM, query_dim=8, bias=True))
+    return case.drawn(
+        LatentHeads(WIDTH, HEADS, content_dim=4, rotary_dim=2, latent_dim=VALUE_DIM, query_dim=8, bias=True)
+    )
 
 
 def _messages(side: str, keep: str) -> Way:
@@ -225,7 +232,9 @@ def _messages(side: str, keep: str) -> Way:
 
 def _model(case: _Case) -> tuple[Tensor, Truth]:
     """All layers of a language model; the truth is its full pass, edge by edge."""
-    config = Config(VOCABULARY, width=WIDTH, num_layers=2, num_heads=HEADS, head_dim=DIM, mlp_width=16, reach=4)
+    config = Config(
+        VOCABULARY, width=WIDTH, num_layers=2, num_heads=HEADS, head_dim=DIM, mlp_width=16, reach=4
+    )
     model = case.drawn(LanguageModel(config))
     tokens = torch.randint(VOCABULARY, (BATCH, case.graph.num_dst), generator=case.rng)
     cache = KeyValueCache(case.graph, config.num_layers)

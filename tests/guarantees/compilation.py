@@ -1,12 +1,14 @@
-"""F7: programs without a break that are compiled rarely, operators that torch knows well, and exports that serve from disk.
+"""F7: programs without a break that are compiled rarely, operators that torch knows well, and exports that
+serve from disk.
 
 What is promised of ``torch.compile(fullgraph=True)``, values and gradients equal to eager ones:
 
-* a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most two programs, and
-  two more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells beside its numbers is compared too, so
-  that each of its sizes is a program of its own: give ``edge_index.as_tensor()``);
-* a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is compiled once,
-  however often it comes, and serves any number of samples in as many programs.
+* a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most
+  two programs, and two more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells
+  beside its numbers is compared too, so that each of its sizes is a program of its own: give
+  ``edge_index.as_tensor()``);
+* a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is
+  compiled once, however often it comes, and serves any number of samples in as many programs.
 """
 
 from __future__ import annotations
@@ -94,9 +96,6 @@ class Counted:
         return lookup_backend("aot_eager")(program, list(inputs))
 
 
-# -- torch.compile ----------------------------------------------------------------------------------------------------
-
-
 def _lengths(of: str) -> str | None:
     """32 numbers of tokens and edges in a random order, then 0 and 1 token."""
     form, how = of.split(", ")
@@ -147,7 +146,9 @@ def _graphs(of: str) -> str | None:
         told = _differs(partial(_attended, backend="reference"), compiled, (graph, *_qkv(2)), [])
         if told is not None:
             return f"{graph!r}: {told}"
-    return None if counted.programs == len(GRAPHS) else f"{counted.programs} programs for {len(GRAPHS)} graphs"
+    return (
+        None if counted.programs == len(GRAPHS) else f"{counted.programs} programs for {len(GRAPHS)} graphs"
+    )
 
 
 def _differs(
@@ -160,25 +161,30 @@ def _differs(
         return "another output than eager"
     if not wanted.numel():
         return None
-    gradients = [torch.autograd.grad(out.square().sum(), inputs, allow_unused=True) for out in (found, wanted)]
+    gradients = [
+        torch.autograd.grad(out.square().sum(), inputs, allow_unused=True) for out in (found, wanted)
+    ]
     return None if _equal(*gradients) else "other gradients than eager"
 
 
 def _equal(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    """But for 1e-12 of the largest number of all: what float64 is allowed. None is a gradient of 0; NaN equals nothing."""
-    allowed = EXACT * max((float(x.detach().abs().max()) for x in wanted if x is not None and x.numel()), default=0.0)
+    """But for 1e-12 of the largest number of all: what float64 is allowed. None is a gradient of 0; NaN
+    equals nothing.
+    """
+    allowed = EXACT * max(
+        (float(x.detach().abs().max()) for x in wanted if x is not None and x.numel()), default=0.0
+    )
     return all(_off(a, b) <= allowed for a, b in zip(found, wanted, strict=True))
 
 
 def _off(a: Tensor | None, b: Tensor | None) -> float:
     if a is None or b is None:
-        return max((float(x.detach().abs().max()) for x in (a, b) if x is not None and x.numel()), default=0.0)
+        return max(
+            (float(x.detach().abs().max()) for x in (a, b) if x is not None and x.numel()), default=0.0
+        )
     if a.shape != b.shape:
         return math.inf
     return float((a - b).detach().abs().max()) if a.numel() else 0.0
-
-
-# -- operators and exports --------------------------------------------------------------------------------------------
 
 
 def _operator(of: str) -> str | None:
@@ -199,12 +205,14 @@ class _Exported(nn.Module):
         self.run, self.parts = run, nn.ModuleList(parts)
 
     def forward(self, first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
-        """Call it; torch 2.9 exports no ``*given`` whose sizes may change."""
+        """AttentionCall it; torch 2.9 exports no ``*given`` whose sizes may change."""
         return self.run(first, second) if third is None else self.run(first, second, third)
 
 
 def _export(of: str) -> str | None:
-    """A program made for some sizes, saved and loaded, on others: tokens and edges, or the samples of a fixed graph."""
+    """A program made for some sizes, saved and loaded, on others: tokens and edges, or the samples of a fixed
+    graph.
+    """
     any_size = partial(torch.export.Dim, min=2, max=4096)
     if of in FORMS:
         layer = _layer(of)
@@ -226,9 +234,6 @@ def _saved_and_loaded(program: Any) -> Any:
     return torch.export.load(file).module()
 
 
-# -- what they are tried on -------------------------------------------------------------------------------------------
-
-
 def _attended(graph: TokenGraph, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     out: Tensor = attend(q, k, v, graph, **options)
     return out
@@ -244,9 +249,16 @@ def _qkv(samples: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _edges(n: int) -> Tensor:
-    """A list in no order, of two edges or more (for two tokens or more): everybody hears someone, but the last nobody."""
+    """A list in no order, of two edges or more (for two tokens or more): everybody hears someone, but the
+    last nobody.
+    """
     rng = random.Random(n)
-    pairs = [(src, dst) for dst in range(n - 1) for src in range(n) if rng.random() < 0.4 or src == dst or (src, dst) == (1, 0)]
+    pairs = [
+        (src, dst)
+        for dst in range(n - 1)
+        for src in range(n)
+        if rng.random() < 0.4 or src == dst or (src, dst) == (1, 0)
+    ]
     rng.shuffle(pairs)
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
 
@@ -257,8 +269,6 @@ def _layer(form: str) -> MessagePassingAttention:
         parameter.data = _numbers(*parameter.shape).detach() / (number + 1)
     return MessagePassingAttention(FORMS[form](heads))
 
-
-# -- the guarantee -------------------------------------------------------------------------------------------------------
 
 KINDS: dict[str, Callable[[str], str | None]] = {
     "lengths": _lengths,
@@ -296,9 +306,7 @@ def measure(count: int, tell: Tell) -> Measured:
     missing = [kind for kind in KINDS if not any(case.kind == kind for case in chosen)]
     numbers = ", ".join(f"{sum(case.kind == kind for case in chosen)} {kind}" for kind in KINDS)
     away = len(operators.names()) - len(operators.on_this_machine())
-    value = (
-        f"{len(failures)} of {len(chosen)} cases failed ({numbers}); {away} operators launch kernels for CUDA: verify them there"
-    )
+    value = f"{len(failures)} of {len(chosen)} cases failed ({numbers}); {away} operators launch kernels for CUDA: verify them there"
     return Measured(value, (*failures, *(f"nothing of the kind {kind} was measured" for kind in missing)))
 
 

@@ -1,7 +1,8 @@
-"""F9: decoding. Chunks through the caches equal all tokens at once; greedy text of Hugging Face models is that of eager.
+"""F9: decoding. Chunks through the caches equal all tokens at once; greedy text of Hugging Face models is
+that of eager.
 
-A case is its number: which of the cells (way, family and chunk, or architecture, cache and padding) and which seed. As many cases
-as there are cells meet every one of them once; the first few of them meet every kind.
+A case is its number: which of the cells (way, family and chunk, or architecture, cache and padding) and which
+seed. As many cases as there are cells meet every one of them once; the first few of them meet every kind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class _Seen:
         """In words, with the numbers."""
         parts = []
         if self.chunks:
-            parts.append(f"{self.chunks:,} decoded in chunks, largest error {self.share:.2g} of what is allowed")
+            parts.append(
+                f"{self.chunks:,} decoded in chunks, largest error {self.share:.2g} of what is allowed"
+            )
         if self.texts:
             text = f"{self.texts:,} greedy texts, {self.tokens:,} tokens; the two best scores came as near as {self.margin:.2g}"
             parts.append(f"{text}, scores differed by {self.difference:.2g}")
@@ -49,14 +52,19 @@ class _Seen:
         share = found.output / (1.0 if "float64" in cell.way else ALLOWED_OUTPUT)
         self.share = _worse(self.share, share)
         if not found.passed:
-            self.failures.append(f"{name}: error {found.error:.3g}, {found.output:.3g} of the yardstick {found.unit:.3g}")
+            self.failures.append(
+                f"{name}: error {found.error:.3g}, {found.output:.3g} of the yardstick {found.unit:.3g}"
+            )
 
     def text(self, cell: greedy.Cell, seed: int, name: str) -> None:
         """Compare one text."""
         self.texts += 1
         found = greedy.compared(cell, seed)
         self.tokens += found.tokens
-        self.margin, self.difference = min(self.margin, found.margin), _worse(self.difference, found.difference)
+        self.margin, self.difference = (
+            min(self.margin, found.margin),
+            _worse(self.difference, found.difference),
+        )
         if found.differs is not None:
             self.failures.append(f"{name}: {found.differs}")
 
@@ -90,7 +98,9 @@ def measure(count: int, tell: Tell) -> Measured:
         except Exception as error:  # whatever is raised is a failure
             seen.failures.append(f"{name}: {type(error).__name__}: {error}"[:300])
         tell(name)
-    unmeasured = [word for word, many in (("chunk", seen.chunks), ("text", seen.texts or len(seen.skipped))) if not many]
+    unmeasured = [
+        word for word, many in (("chunk", seen.chunks), ("text", seen.texts or len(seen.skipped))) if not many
+    ]
     seen.skipped += [f"no {word} was measured: ask for {len(CELLS)} cases" for word in unmeasured]
     return Measured(seen.value(), tuple(seen.failures), tuple(seen.skipped))
 

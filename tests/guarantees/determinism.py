@@ -1,8 +1,8 @@
-"""F8: the same call gives the same bits. Again and again, whatever lay in memory before; with edges listed in another order; and
-in the backends that promise it on one thread as on two.
+"""F8: the same call gives the same bits. Again and again, whatever lay in memory before; with edges listed in
+another order; and in the backends that promise it on one thread as on two.
 
-What is compared is the output, lse, and every gradient, with torch's deterministic algorithms and without. Calls are large enough
-for torch to share them among threads, of which there are two, whatever else is set.
+What is compared is the output, lse, and every gradient, with torch's deterministic algorithms and without.
+Calls are large enough for torch to share them among threads, of which there are two, whatever else is set.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ def _graphs() -> dict[str, TokenGraph]:
         "causal": patterns.causal(TOKENS),
         "window and sinks": patterns.window(SHORT, 20) | patterns.sinks(SHORT, 3),
         "documents": patterns.documents([SHORT // 3, SHORT - SHORT // 3]),
-        "list": convert.from_edge_index(listed[:, torch.randperm(listed.shape[1], generator=rng)], TOKENS, TOKENS),
+        "list": convert.from_edge_index(
+            listed[:, torch.randperm(listed.shape[1], generator=rng)], TOKENS, TOKENS
+        ),
     }
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call: a graph, a dtype, and what is added to its logits ("plain", "table", "bias", "sinks"); or "walk", a layer's own."""
+    """A call: a graph, a dtype, and what is added to its logits ("plain", "table", "bias", "sinks"); or
+    "walk", a layer's own.
+    """
 
     where: str
     graph: TokenGraph
@@ -71,7 +75,10 @@ class _Call:
         )
         further = {"table": (HEADS, 2 * REACH + 1), "bias": (HEADS, edges), "sinks": (HEADS,)}
         shapes |= {self.added: further[self.added]} if self.added in further else {}
-        return {name: torch.randn(shape, generator=rng, dtype=torch.float64).to(self.dtype) for name, shape in shapes.items()}
+        return {
+            name: torch.randn(shape, generator=rng, dtype=torch.float64).to(self.dtype)
+            for name, shape in shapes.items()
+        }
 
     def bits(self, backend: Backend | None, order: Tensor | None = None) -> Bits:
         """Output, lse and gradients; with the edges in another order, those of a bias in the order given."""
@@ -87,7 +94,9 @@ class _Call:
         q, k, v = (inputs[name] for name in "qkv")
         mod, bias = relative_bias(inputs["table"]) if "table" in inputs else None, inputs.get("bias")
         bias = bias if bias is None or order is None else bias[:, order]
-        out, info = attend(q, k, v, self.graph, None, mod, bias, inputs.get("sinks"), backend=backend, return_info=True)
+        out, info = attend(
+            q, k, v, self.graph, None, mod, bias, inputs.get("sinks"), backend=backend, return_info=True
+        )
         return {"out": out.square(), "lse": info.lse}
 
     def _walked(self, inputs: Mapping[str, Tensor]) -> Bits:
@@ -124,9 +133,6 @@ def _backends(call: _Call) -> dict[str, Backend | None]:
     if call.added == "walk":
         return {"walk": None}
     return {name: b for name, b in BACKENDS.items() if not b.compiled and name not in ONLY_CUDA}
-
-
-# -- what is promised -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -166,7 +172,11 @@ def _in_another_order(call: _Call, backend: Backend | None, count: int) -> Itera
         first = call.bits(backend)
         for number in range(-(-count // FEW)):
             rng = torch.Generator().manual_seed(number)
-            yield f"order {number}", first, call.bits(backend, torch.randperm(call.graph.num_edges, generator=rng))
+            yield (
+                f"order {number}",
+                first,
+                call.bits(backend, torch.randperm(call.graph.num_edges, generator=rng)),
+            )
 
 
 def _on_threads(call: _Call, backend: Backend | None, count: int) -> Iterator[tuple[str, Bits, Bits]]:
@@ -181,7 +191,11 @@ def _on_threads(call: _Call, backend: Backend | None, count: int) -> Iterator[tu
 
 
 Promise = Callable[[_Call, "Backend | None", int], Iterator[tuple[str, Bits, Bits]]]
-PROMISES: dict[str, Promise] = {"repeats": _again, "orders of edges": _in_another_order, "numbers of threads": _on_threads}
+PROMISES: dict[str, Promise] = {
+    "repeats": _again,
+    "orders of edges": _in_another_order,
+    "numbers of threads": _on_threads,
+}
 
 
 def _measure(count: int, tell: Tell) -> Measured:
@@ -201,7 +215,9 @@ def _measure(count: int, tell: Tell) -> Measured:
     return Measured(f"{value} gave the same bits, of outputs, lse and gradients", tuple(failures))
 
 
-def _broken(promise: str, call: _Call, name: str, backend: Backend | None, count: int) -> tuple[list[str], int]:
+def _broken(
+    promise: str, call: _Call, name: str, backend: Backend | None, count: int
+) -> tuple[list[str], int]:
     """Every comparison in which a bit differs, and how many there were."""
     wrong, done = [], 0
     try:
@@ -212,7 +228,10 @@ def _broken(promise: str, call: _Call, name: str, backend: Backend | None, count
     except RefusalError:
         return [], 0
     except Exception as error:  # whatever it raises is a failure
-        return [*wrong, f"F8, {call}, {name}, {promise}: {type(error).__name__}: {str(error)[:200]}"], done + 1
+        return [
+            *wrong,
+            f"F8, {call}, {name}, {promise}: {type(error).__name__}: {str(error)[:200]}",
+        ], done + 1
     return wrong, done
 
 
@@ -226,7 +245,11 @@ def _unseen(seen: set[tuple[str, str]]) -> list[str]:
     usual = [name for name, b in BACKENDS.items() if not b.compiled and name not in ONLY_CUDA]
     wanted = {"repeats": (*usual, "walk"), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
     pairs = ((promise, name) for promise, names in wanted.items() for name in names)
-    return [f"F8: nothing was measured of {name} under {promise}" for promise, name in pairs if (promise, name) not in seen]
+    return [
+        f"F8: nothing was measured of {name} under {promise}"
+        for promise, name in pairs
+        if (promise, name) not in seen
+    ]
 
 
 GUARANTEE = Guarantee(

@@ -1,4 +1,6 @@
-"""What a page or a picture is made of, whatever it shows: its elements with their attributes, and its text."""
+"""What a page or a picture is made of, whatever it shows: its elements with their attributes, and its
+text.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ POLICY = ("default-src 'none'", "base-uri 'none'", "form-action 'none'")
 
 @dataclass
 class Document:
-    """``elements`` with their attributes, ``texts`` as they are shown, and what is ``wrong`` whatever it shows."""
+    """``elements`` with their attributes, ``texts`` as they are shown, and what is ``wrong`` whatever it
+    shows.
+    """
 
     elements: Counter[tuple[str, ...]] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -55,7 +59,9 @@ class _Parser(HTMLParser):
         self.inside = tag
         if tag in ("script", "style"):
             self.scripts.append(({"": tag, **dict(attrs)}, ""))
-        self.document.wrong += [f"<{tag} {name}>" for name, _ in attrs if name in FETCHING or name.startswith("on")]
+        self.document.wrong += [
+            f"<{tag} {name}>" for name, _ in attrs if name in FETCHING or name.startswith("on")
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         """Outside again."""
@@ -81,7 +87,8 @@ class _Parser(HTMLParser):
 
 
 def html_document(text: str) -> Document:
-    """A page of ours: its data are texts; wrong is a request, a comment, and a script or style that its policy does not name.
+    """A page of ours: its data are texts; wrong is a request, a comment, and a script or style that its
+    policy does not name.
 
     >>> found = html_document("<p title='a'>b</p>")
     >>> list(found.elements), found.texts, found.wrong
@@ -94,14 +101,19 @@ def html_document(text: str) -> Document:
     for attributes, content in parser.scripts:
         if attributes.get("type") == "application/json":
             found.texts += _data(found, content)
-    found.wrong += _against_policy(found, [(str(a[""]), content) for a, content in parser.scripts if "type" not in a])
+    found.wrong += _against_policy(
+        found, [(str(a[""]), content) for a, content in parser.scripts if "type" not in a]
+    )
     return found
 
 
 def _against_policy(found: Document, running: list[tuple[str, str]]) -> Iterator[str]:
     """What the policy of a page does not allow, or allows too much."""
     said = [
-        part.removeprefix("content=") for element in found.elements for part in element if part.startswith("content=default-src")
+        part.removeprefix("content=")
+        for element in found.elements
+        for part in element
+        if part.startswith("content=default-src")
     ]
     if len(said) != 1:
         yield "it has no policy" if not said else "it has several policies"
@@ -148,14 +160,20 @@ def svg_document(text: str) -> Document:
         tag = element.tag.rpartition("}")[2]
         names = sorted(name.rpartition("}")[2] for name in element.attrib)
         found.elements[(tag, *names)] += 1
-        found.wrong += [f"<{tag} {name}={value[:40]}>" for name, value in element.attrib.items() if _reaches_out(name, value)]
+        found.wrong += [
+            f"<{tag} {name}={value[:40]}>"
+            for name, value in element.attrib.items()
+            if _reaches_out(name, value)
+        ]
         if tag == "text":
             found.texts.append("".join(element.itertext()))
     return found
 
 
 def _reaches_out(name: str, value: str) -> bool:
-    """True for an attribute that runs or fetches something: a reference stays inside the picture or its own data."""
+    """True for an attribute that runs or fetches something: a reference stays inside the picture or its own
+    data.
+    """
     local = name.rpartition("}")[2]
     if local == "href":
         return not value.startswith(("#", "data:image/png;base64,"))

@@ -1,8 +1,10 @@
-"""Random cases of attention, each made from its number alone: ``Draw(1234)`` is the same everywhere, so a failure is a line.
+"""Random cases of attention, each made from its number alone: ``Draw(1234)`` is the same everywhere, so a
+failure is a line.
 
-A draw is a graph (a family with its definition, two of them joined, a list in no order, a mask, some rows of a longer one),
-tokens (0 to 300, samples, heads, grouped heads, widths, strides), numbers (dtype, size) and what is added to the logits. What
-its edges are is read off the definition pair by pair, never from the library.
+A draw is a graph (a family with its definition, two of them joined, a list in no order, a mask, some rows of
+a longer one), tokens (0 to 300, samples, heads, grouped heads, widths, strides), numbers (dtype, size) and
+what is added to the logits. What its edges are is read off the definition pair by pair, never from the
+library.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from tests.guarantees.families import Definition, any_family, cross_table, mixed
 
 __all__ = ["DTYPES", "Draw", "Numbers"]
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
@@ -30,7 +37,9 @@ FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a draw says beside its graph: through what it goes, sizes, dtype, and what is added to the logits."""
+    """What a draw says beside its graph: through what it goes, sizes, dtype, and what is added to the
+    logits.
+    """
 
     form: str
     batch: int

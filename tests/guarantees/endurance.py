@@ -1,13 +1,14 @@
 """Soak: an hour of everything at once, in one process whose memory stays as it is.
 
-A child process works through rounds of changing graphs: random ones through the backends, forward and backward, algebra,
-layers, decoding with caches, and wrong input that must raise. Its resident memory is sampled all the while, without asking
-Python to collect, but after the C library has given back what nobody uses (``malloc_trim``): what glibc keeps free for later is
-its own affair, here 3 to 35 MB from one moment to the next, while what is in use stays as it is to 0.1 MB. The median of the last
-quarter of the samples may be at most 2 % above that of the second; the first is for what is kept once. The largest problems,
-random cases of the guarantee F1 on all backends, held against the float64 formula, are some that come again and again; all other
-graphs are new in every round, of bounded size. Afterwards every memo of the package is counted, and what is in the temporary
-folder.
+A child process works through rounds of changing graphs: random ones through the backends, forward and
+backward, algebra, layers, decoding with caches, and wrong input that must raise. Its resident memory is
+sampled all the while, without asking Python to collect, but after the C library has given back what nobody
+uses (``malloc_trim``): what glibc keeps free for later is its own affair, here 3 to 35 MB from one moment to
+the next, while what is in use stays as it is to 0.1 MB. The median of the last quarter of the samples may be
+at most 2 % above that of the second; the first is for what is kept once. The largest problems, random cases
+of the guarantee F1 on all backends, held against the float64 formula, are some that come again and again; all
+other graphs are new in every round, of bounded size. Afterwards every memo of the package is counted, and
+what is in the temporary folder.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ Work = Callable[[random.Random], str | None]  # what is wrong, if anything is
 def measure(count: int, tell: Tell) -> Measured:
     """Soak for ``count`` seconds, in a process of its own with a temporary folder of its own."""
     if not Path("/proc/self/statm").exists():
-        return Measured("nothing measured", skipped=("resident memory is read from /proc, which only Linux has",))
+        return Measured(
+            "nothing measured", skipped=("resident memory is read from /proc, which only Linux has",)
+        )
     if count <= 0:
         return Measured("nothing measured", skipped=("0 seconds",))
     with tempfile.TemporaryDirectory() as folder:
@@ -95,16 +98,24 @@ def _in_a_child(seconds: float, folder: str, tell: Tell) -> dict[str, Any]:
     paths = os.pathsep.join(str(Path(path or ".").absolute()) for path in sys.path)
     variables = {**os.environ, "TMPDIR": folder, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-W", "ignore", "-c", program]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+    )
     assert child.stdout is not None
     assert child.stderr is not None
     with child:
         found: dict[str, Any] = {}
         for line in child.stdout:
             found = json.loads(line)
-            tell(f"{found['seconds']:.0f} s, {found['operations']:,} operations, {found['memory'][-1]:.0f} MB")
+            tell(
+                f"{found['seconds']:.0f} s, {found['operations']:,} operations, {found['memory'][-1]:.0f} MB"
+            )
         error = child.stderr.read().strip().splitlines()[-1:] or ["no word of it"]
-    return found if found.get("ended") and child.returncode == 0 else {"error": f"exit code {child.returncode}, {error[0]}"}
+    return (
+        found
+        if found.get("ended") and child.returncode == 0
+        else {"error": f"exit code {child.returncode}, {error[0]}"}
+    )
 
 
 def child(seconds: float) -> None:
@@ -117,13 +128,21 @@ def child(seconds: float) -> None:
 
 
 def soak(seconds: float, works: dict[str, Work] | None = None) -> Iterator[dict[str, Any]]:
-    """Rounds of all works until the time is over and there are the FEWEST samples, with what is known after each.
+    """Rounds of all works until the time is over and there are the FEWEST samples, with what is known after
+    each.
 
     Everything is loaded and run once before.
     """
     draws = _draws(min(LARGEST_POOL, int(seconds) // 10 + 2))
     works = {"equality": partial(_equality, draws), **WORKS} if works is None else works
-    state: dict[str, Any] = {"operations": 0, "judged": 0, "memory": [], "wrong": [], "ended": False, "seconds": 0.0}
+    state: dict[str, Any] = {
+        "operations": 0,
+        "judged": 0,
+        "memory": [],
+        "wrong": [],
+        "ended": False,
+        "seconds": 0.0,
+    }
     number = 0
     for number in range(WARM + 2 * len(draws)):
         _round(works, number, state)
@@ -163,9 +182,6 @@ def _resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-# -- the works --------------------------------------------------------------------------------------------------------
-
-
 def _graph(rng: random.Random, most: int = 200) -> Any:
     while True:
         graph = any_family(rng, rng.randint(2, most), 0, HEADS)[0]
@@ -184,7 +200,10 @@ def _finite(*found: Tensor | None) -> str | None:
 def _draws(count: int) -> list[int]:
     """The first cases of F1 that are of a moderate size."""
     sizes = ((number, Draw(number).graph) for number in itertools.count())
-    return [number for number, graph in itertools.islice(((n, g) for n, g in sizes if 0 < g.num_dst <= MODERATE), count)]
+    return [
+        number
+        for number, graph in itertools.islice(((n, g) for n, g in sizes if 0 < g.num_dst <= MODERATE), count)
+    ]
 
 
 def _equality(draws: list[int], rng: random.Random) -> str | None:
@@ -197,7 +216,9 @@ def _attention(rng: random.Random) -> str | None:
     graph = _graph(rng)
     q = _normal(rng, 1, HEADS, graph.num_dst, 8).requires_grad_()
     k, v = (_normal(rng, 1, 2, graph.num_src, 8).requires_grad_() for _ in range(2))
-    out, info = attend(q, k, v, graph, backend=rng.choice(["auto", "tiles", "rows", "dense", "mixed"]), return_info=True)
+    out, info = attend(
+        q, k, v, graph, backend=rng.choice(["auto", "tiles", "rows", "dense", "mixed"]), return_info=True
+    )
     return _finite(out, info.weights(), *torch.autograd.grad(out.sum(), [q, k, v], allow_unused=True))
 
 
@@ -208,11 +229,16 @@ def _algebra(rng: random.Random) -> str | None:
     if joined != one:
         return "((a | b) - b) ^ (a & b) is not a"
     part = algebra.restrict(one, range(rng.randint(1, one.num_dst)))
-    return None if (one @ other).num_edges >= 0 and part.num_edges <= one.num_edges else "a part has more edges"
+    return (
+        None if (one @ other).num_edges >= 0 and part.num_edges <= one.num_edges else "a part has more edges"
+    )
 
 
 def _layer(rng: random.Random) -> str | None:
-    graph, layer = _graph(rng, 80), MessagePassingAttention(StandardHeads(16, HEADS), backend=rng.choice([None, "auto"]))
+    graph, layer = (
+        _graph(rng, 80),
+        MessagePassingAttention(StandardHeads(16, HEADS), backend=rng.choice([None, "auto"])),
+    )
     x = _normal(rng, graph.num_src, 16).requires_grad_()
     out = layer(x, graph if rng.random() < 0.7 else graph.edge_index)
     return _finite(*torch.autograd.grad(out.sum(), [x, *layer.parameters()]))
@@ -227,7 +253,10 @@ def _decoding(rng: random.Random) -> str | None:
         found = generate(model, tokens, n - 4, 0.0, cache=KeyValueCache(graph, model.config.num_layers))
         whole = model(found[None], graph)[0]
     chosen = whole[3:-1].gather(1, found[4:, None])[:, 0]
-    behind, allowed = float((whole[3:-1].amax(1) - chosen).max()), 2 * EXACT * float(whole.abs().max())  # both passes are off
+    behind, allowed = (
+        float((whole[3:-1].amax(1) - chosen).max()),
+        2 * EXACT * float(whole.abs().max()),
+    )  # both passes are off
     return None if behind <= allowed else "decoding differs from the full pass"
 
 

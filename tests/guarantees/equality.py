@@ -1,8 +1,10 @@
-"""F1: random cases through every backend that holds them against the float64 formula, output and every gradient.
+"""F1: random cases through every backend that holds them against the float64 formula, output and every
+gradient.
 
-The rule is that of ``gnn_attention.verify``: at most twice the error of torch's SDPA in the same dtype (gradients three times),
-in float64 1e-12 of the largest number; where SDPA's error is luck, that of a single rounding (``roundings``) stands beside it.
-A NaN where the truth has a number fails; so does whatever a backend raises, but for a named refusal.
+The rule is that of ``gnn_attention.verify``: at most twice the error of torch's SDPA in the same dtype
+(gradients three times), in float64 1e-12 of the largest number; where SDPA's error is luck, that of a single
+rounding (``roundings``) stands beside it. A NaN where the truth has a number fails; so does whatever a
+backend raises, but for a named refusal.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = ["GUARANTEE", "Mismatch", "Tally", "case", "run"]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A backend that is not equal to the formula on a draw: ``gnn-attention verify --case NUMBER`` repeats it."""
+    """A backend that is not equal to the formula on a draw: ``gnn-attention verify --case NUMBER`` repeats
+    it.
+    """
 
     number: int
     backend: str
@@ -31,7 +35,9 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Tally:
-    """What came of some draws: how many calls were judged, how many were refused by name, and every mismatch."""
+    """What came of some draws: how many calls were judged, how many were refused by name, and every
+    mismatch.
+    """
 
     cases: int
     judged: int
@@ -40,7 +46,11 @@ class Tally:
     mismatches: tuple[Mismatch, ...]
 
 
-def run(numbers: Iterable[int], backends: Sequence[Backend] | None = None, tell: Callable[[int], None] | None = None) -> Tally:
+def run(
+    numbers: Iterable[int],
+    backends: Sequence[Backend] | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> Tally:
     """Judge these draws; ``tell(number)`` is called after each."""
     cases = judged = refused = 0
     worst, mismatches = 0.0, []
@@ -61,10 +71,15 @@ def run(numbers: Iterable[int], backends: Sequence[Backend] | None = None, tell:
 def _share(number: int, found: Outcome) -> float:
     """The larger of both errors as a share of what is allowed."""
     strict = Draw(number).numbers.dtype == "float64"
-    return max(found.output / (1.0 if strict else ALLOWED_OUTPUT), found.gradient / (1.0 if strict else ALLOWED_GRADIENT))
+    return max(
+        found.output / (1.0 if strict else ALLOWED_OUTPUT),
+        found.gradient / (1.0 if strict else ALLOWED_GRADIENT),
+    )
 
 
-def case(number: int, backends: Sequence[Backend] | None = None) -> Iterator[tuple[str, Outcome | Mismatch | None]]:
+def case(
+    number: int, backends: Sequence[Backend] | None = None
+) -> Iterator[tuple[str, Outcome | Mismatch | None]]:
     """For each backend what came of the draw: its errors, a mismatch, or None where it refuses by name."""
     draw = Draw(number)
     problem = problem_of(draw)
@@ -95,7 +110,9 @@ def _measure(count: int, tell: Tell) -> Measured:
         f"{len(tally.mismatches)} mismatches in {tally.cases:,} cases: {tally.judged:,} calls judged, {tally.refused:,} refused "
         f"by name, worst error {tally.worst:.2f} of what is allowed"
     )
-    failures = [f"case {wrong.number} [{wrong.backend}] {wrong.message} ({wrong.case})" for wrong in tally.mismatches]
+    failures = [
+        f"case {wrong.number} [{wrong.backend}] {wrong.message} ({wrong.case})" for wrong in tally.mismatches
+    ]
     if tally.judged < 4 * tally.cases:
         failures.append(f"only {tally.judged} calls were judged in {tally.cases} cases")
     return Measured(value, tuple(failures))

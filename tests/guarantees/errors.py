@@ -1,9 +1,11 @@
-"""F2 and F3: how far outputs and gradients are from the float64 formula, beside what torch's SDPA makes of the same numbers.
+"""F2 and F3: how far outputs and gradients are from the float64 formula, beside what torch's SDPA makes of
+the same numbers.
 
-In float64 nothing may be further from it than 1e-12 of the largest number. In float32, bfloat16 and float16 the largest error and
-the mean error are shares of SDPA's in the same dtype, for inputs of size 1 and of size 5, at which cancellation shows. The
-largest is judged by the rule of F1, its floors too; a mean is taken over all samples of a case, and SDPA's over a few orders of
-them, with the mean of one rounding of such numbers as its floor. A mean of few numbers is luck, and is not judged.
+In float64 nothing may be further from it than 1e-12 of the largest number. In float32, bfloat16 and float16
+the largest error and the mean error are shares of SDPA's in the same dtype, for inputs of size 1 and of size
+5, at which cancellation shows. The largest is judged by the rule of F1, its floors too; a mean is taken over
+all samples of a case, and SDPA's over a few orders of them, with the mean of one rounding of such numbers as
+its floor. A mean of few numbers is luck, and is not judged.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from tests.guarantees.problems import Attempt, AttendProblem, LayerProblem, Prob
 __all__ = ["GUARANTEES", "DoubleDraw", "ScaledDraw"]
 
 ALLOWED = {"max": (ALLOWED_OUTPUT, ALLOWED_GRADIENT), "mean": (1.5, 2.0)}  # of the output, and of gradients
-FEWEST_NUMBERS, FEWEST_ROWS = 1000, 256  # of which a mean is judged; rows are softmaxes over two edges or more
+FEWEST_NUMBERS, FEWEST_ROWS = (
+    1000,
+    256,
+)  # of which a mean is judged; rows are softmaxes over two edges or more
 VANISHED = 1e-9  # of the largest gradient: what is 0 in theory, whose errors are a share of nothing
 ONLY_CUDA = ("varlen",)  # refuses every call here
 LENGTHS = (33, 47, 65, 97, 113, 129)  # off the sizes of tiles
 GROUPS = ((4, 1), (2, 2), (1, 4), (2, 3))  # heads of k and v, query heads for each
 WIDTHS = (8, 17, 24, 33, 64)
 SETTINGS = tuple((dtype, size) for dtype in ("float32", "bfloat16", "float16") for size in (1.0, 5.0))
-
-
-# -- float64 ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,19 @@ def _measure_double(count: int, tell: Tell) -> Measured:
         problem = problem_of(DoubleDraw(number))
         for name, found in _attempts(problem):
             judged[name] += found is not None
-            share, what = (math.inf, found) if isinstance(found, str) else (0.0, "") if found is None else _share(problem, found)
+            share, what = (
+                (math.inf, found)
+                if isinstance(found, str)
+                else (0.0, "")
+                if found is None
+                else _share(problem, found)
+            )
             if not share <= 1.0:
                 failures.append(f"F2, case {problem.draw}, {name}: {what}")
             worst = max(worst, share)
-    failures += [f"F2: nothing was measured of {name} in {count} cases" for name, times in judged.items() if not times]
+    failures += [
+        f"F2: nothing was measured of {name} in {count} cases" for name, times in judged.items() if not times
+    ]
     value = f"largest error {worst * 1e-12:.2g} of the largest number, {sum(judged.values()):,} results of {count:,} cases"
     return Measured(value, tuple(failures))
 
@@ -75,11 +85,16 @@ def _share(problem: Problem, found: Attempt) -> tuple[float, str]:
     """The larger error of output and gradients in units of 1e-12 of the largest number, and in words."""
     outcome = judge(*found, problem.truth)
     larger = max(outcome.output, outcome.gradient, key=lambda share: math.inf if math.isnan(share) else share)
-    return larger, f"output {outcome.output * 1e-12:.3g}, gradients {outcome.gradient * 1e-12:.3g} of the largest number"
+    return (
+        larger,
+        f"output {outcome.output * 1e-12:.3g}, gradients {outcome.gradient * 1e-12:.3g} of the largest number",
+    )
 
 
 def _attempts(problem: Problem) -> Iterator[tuple[str, Attempt | str | None]]:
-    """What each backend, and for a layer the walk, makes of a problem; what it raises, in words, or None where it refuses."""
+    """What each backend, and for a layer the walk, makes of a problem; what it raises, in words, or None
+    where it refuses.
+    """
     for name, backend in _usual().items():
         yield name, _attempt(problem, backend)
     if isinstance(problem, LayerProblem) and problem.draw.edges is not None:
@@ -97,15 +112,15 @@ def _attempt(problem: Problem, backend: Backend | None) -> Attempt | str | None:
 
 def _usual() -> dict[str, Backend]:
     """The backends that need neither a compiler nor another device."""
-    return {name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA}
-
-
-# -- float32 and halves -----------------------------------------------------------------------------------------------
+    return {
+        name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA
+    }
 
 
 @dataclass(frozen=True)
 class ScaledDraw(Draw):
-    """Case ``number`` of F3: every six of them hold each dtype in both sizes once, beside whatever else is drawn.
+    """Case ``number`` of F3: every six of them hold each dtype in both sizes once, beside whatever else is
+    drawn.
 
     >>> sorted((ScaledDraw(n).numbers.dtype, ScaledDraw(n).numbers.size) for n in range(6, 12)) == sorted(SETTINGS)
     True
@@ -113,7 +128,9 @@ class ScaledDraw(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Four samples, so that means are of many numbers; every other six calls are plain, as every backend holds them."""
+        """Four samples, so that means are of many numbers; every other six calls are plain, as every backend
+        holds them.
+        """
         rng = random.Random(f"numbers {self.number}")
         shuffled = random.Random(f"settings {self.number // len(SETTINGS)}").sample(SETTINGS, len(SETTINGS))
         dtype, size = shuffled[self.number % len(SETTINGS)]
@@ -186,29 +203,44 @@ def _ratios(problem: AttendProblem, name: str, found: Attempt) -> Iterator[_Rati
     largest = max((_largest(true) for true in truth.gradients.values()), default=0.0)
     for what, true in [("out", truth.out), *truth.gradients.items()]:
         x = found[0] if what == "out" else found[1][what]
-        if enough and true.numel() >= FEWEST_NUMBERS and (what == "out" or _largest(true) > VANISHED * largest):
-            yield _Ratio(problem.draw, name, what, "mean", _mean_share(x, true, _sticks(problem, backend, what)))
+        if (
+            enough
+            and true.numel() >= FEWEST_NUMBERS
+            and (what == "out" or _largest(true) > VANISHED * largest)
+        ):
+            yield _Ratio(
+                problem.draw, name, what, "mean", _mean_share(x, true, _sticks(problem, backend, what))
+            )
 
 
 def _sticks(problem: AttendProblem, backend: Backend, what: str) -> list[list[Tensor]]:
-    """What SDPA made of it, in a list, and where a backend computes weights again what its fused kernel made, in another."""
+    """What SDPA made of it, in a list, and where a backend computes weights again what its fused kernel made,
+    in another.
+    """
     plain, fused = problem.attempts
     groups = [plain, fused] if backend.recomputes and what in fused[0][1] else [plain]
     return [[out if what == "out" else gradients[what] for out, gradients in group] for group in groups]
 
 
 def _mean_share(x: Tensor, true: Tensor, sticks: Sequence[Sequence[Tensor]]) -> float:
-    """The mean error as a share of SDPA's, over its orders together, or of one rounding's where that is more."""
+    """The mean error as a share of SDPA's, over its orders together, or of one rounding's where that is
+    more.
+    """
     own = _mean(x, true)
-    unit = max(_rounding(true, x.dtype), *(sum(_mean(other, true) for other in group) / len(group) for group in sticks))
+    unit = max(
+        _rounding(true, x.dtype),
+        *(sum(_mean(other, true) for other in group) / len(group) for group in sticks),
+    )
     return 0.0 if own == 0.0 else own / unit if unit > 0 else math.inf
 
 
 def _rounding(true: Tensor, dtype: torch.dtype) -> float:
-    """The mean error of one rounding of such numbers. They may be in the dtype by luck, as where everyone hears one token: those
-    that are rounded are up to twice as large.
+    """The mean error of one rounding of such numbers. They may be in the dtype by luck, as where everyone
+    hears one token: those that are rounded are up to twice as large.
     """
-    near = true.detach() * (1 + torch.rand(true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    near = true.detach() * (
+        1 + torch.rand(true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
     return _mean(near.to(dtype), near) / 1.5
 
 

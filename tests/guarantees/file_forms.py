@@ -1,4 +1,6 @@
-"""Every kind of file that the library reads: a whole one, its reader, and what must hold of whatever is read."""
+"""Every kind of file that the library reads: a whole one, its reader, and what must hold of whatever is
+read.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ __all__ = ["FORMS", "Form"]
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of file: ``make(folder)`` writes a whole one, ``read`` reads it, ``check`` complains of what was read, or does not.
+    """A kind of file: ``make(folder)`` writes a whole one, ``read`` reads it, ``check`` complains of what was
+    read, or does not.
 
     ``named``: what a refusal must name; the file's name unless given.
     """
@@ -50,23 +53,24 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
-# -- models, expressions ----------------------------------------------------------------------------------------------
-
-
 def _model(folder: Path) -> Path:
     vocabulary = BytePair(((b"a", b"b"), (b"ab", b"c")))
-    sizes = language_model.Config(len(vocabulary), 4, num_layers=1, num_heads=2, head_dim=2, mlp_width=4, reach=2)
-    language_model.save(folder / "model.safetensors", language_model.LanguageModel(sizes), vocabulary, {"steps": 3})
+    sizes = language_model.Config(
+        len(vocabulary), 4, num_layers=1, num_heads=2, head_dim=2, mlp_width=4, reach=2
+    )
+    language_model.save(
+        folder / "model.safetensors", language_model.LanguageModel(sizes), vocabulary, {"steps": 3}
+    )
     return folder / "model.safetensors"
 
 
 def _expression(folder: Path) -> Path:
     path = folder / "expression.txt"
-    path.write_text("window(12, 3) | sinks(12, 2) & ~causal(12).T - full(12).rows(0, 12) ^ causal(12) ** 2", encoding="utf-8")
+    path.write_text(
+        "window(12, 3) | sinks(12, 2) & ~causal(12).T - full(12).rows(0, 12) ^ causal(12) ** 2",
+        encoding="utf-8",
+    )
     return path
-
-
-# -- graphs -----------------------------------------------------------------------------------------------------------
 
 
 def _graph(ending: str) -> Callable[[Path], Path]:
@@ -82,7 +86,9 @@ def _check_graph(edges: Callable[[str], set[tuple[int, int]]]) -> Callable[[byte
 
     def check(content: bytes, found: TokenGraph) -> str | None:
         read = {(src, dst) for src, dst in found.edge_index.t().tolist()}
-        return None if read == edges(content.decode("utf-8-sig")) else "other edges than in the file were read"
+        return (
+            None if read == edges(content.decode("utf-8-sig")) else "other edges than in the file were read"
+        )
 
     return check
 
@@ -106,13 +112,28 @@ def _linked(text: str) -> set[tuple[int, int]]:
     return edges if graph.get("edgedefault") == "directed" else edges | {(dst, src) for src, dst in edges}
 
 
-# -- records ----------------------------------------------------------------------------------------------------------
-
-
 def _report(folder: Path) -> Path:
     results = (
-        Result("attend", "dense", "float64", "causal, plain", passed=True, output=0.25, gradient=0.5, error=1e-16, unit=1e-12),
-        Result("attend", "rows", "float32", "window", passed=False, output=float("nan"), message="a number is NaN"),
+        Result(
+            "attend",
+            "dense",
+            "float64",
+            "causal, plain",
+            passed=True,
+            output=0.25,
+            gradient=0.5,
+            error=1e-16,
+            unit=1e-12,
+        ),
+        Result(
+            "attend",
+            "rows",
+            "float32",
+            "window",
+            passed=False,
+            output=float("nan"),
+            message="a number is NaN",
+        ),
         Result("layer", "flex", "float16", "tree", passed=False, skipped="needs a GPU"),
     )
     path = folder / "verify.json"
@@ -123,7 +144,11 @@ def _report(folder: Path) -> Path:
 def _check_report(content: bytes, found: Report) -> str | None:
     """It can be shown, and written as it is."""
     str(found)
-    return None if Report.from_json(found.to_json()).to_json() == found.to_json() else "it is written otherwise than it was read"
+    return (
+        None
+        if Report.from_json(found.to_json()).to_json() == found.to_json()
+        else "it is written otherwise than it was read"
+    )
 
 
 _PLAN = {"recipe": {"steps": 4, "rate": 0.003}, "corpus": "0123abcd", "version": 1}
@@ -159,9 +184,6 @@ def _devices(folder: Path) -> Path:
     return path
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -172,7 +194,12 @@ def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
 
 def _checkpoint(file: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        told = {"recipe": {"steps": 4}, "losses": [1.5, 1.25], "history": [{"step": 2, "training_loss": 1.5}], "seconds": 2.0}
+        told = {
+            "recipe": {"steps": 4},
+            "losses": [1.5, 1.25],
+            "history": [{"step": 2, "training_loss": 1.5}],
+            "seconds": 2.0,
+        }
         Checkpoints(folder).save(2, *_training(), told)
         return next((folder / "step-00000002").glob(file))
 
@@ -188,9 +215,15 @@ FORMS = (
     Form("language model", _model, language_model.load, (*mutations.ANY, *mutations.SAFETENSORS)),
     Form("edge list", _graph(".edges"), files.read, mutations.ANY, _check_graph(_listed)),
     Form("adjacency list", _graph(".adjlist"), files.read, mutations.ANY, _check_graph(_adjacent)),
-    Form("GraphML", _graph(".graphml"), files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)),
     Form(
-        "expression", _expression, lambda path: expressions.parse(_text(path)), (*mutations.ANY, *mutations.WORDS * 5), named=""
+        "GraphML", _graph(".graphml"), files.read, (*mutations.ANY, *mutations.XML * 3), _check_graph(_linked)
+    ),
+    Form(
+        "expression",
+        _expression,
+        lambda path: expressions.parse(_text(path)),
+        (*mutations.ANY, *mutations.WORDS * 5),
+        named="",
     ),
     Form("record of verify", _report, Report.from_file, _JSON, _check_report),
     Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),

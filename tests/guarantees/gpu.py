@@ -1,8 +1,9 @@
-"""``python -m tests.guarantees.gpu``: ``gnn-attention verify`` with the checks that only a GPU and a checkout can do.
+"""``python -m tests.guarantees.gpu``: ``gnn-attention verify`` with the checks that only a GPU and a checkout
+can do.
 
-They are larger graphs, the same bits in every run, bounds on memory, and operators that compilers may rely on. Options are
-those of ``gnn-attention verify``; the exit code is 0 if every check holds, 1 if one does not, 2 for wrong arguments, 130 after
-Ctrl-C.
+They are larger graphs, the same bits in every run, bounds on memory, and operators that compilers may rely
+on. Options are those of ``gnn-attention verify``; the exit code is 0 if every check holds, 1 if one does not,
+2 for wrong arguments, 130 after Ctrl-C.
 ``--markdown`` prints what the newest record in tests/records says, as a page of the documentation shows it.
 """
 
@@ -25,9 +26,13 @@ MORE = (large_checks, gpu_checks)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.guarantees.gpu", description="Check everything on a GPU.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.guarantees.gpu", description="Check everything on a GPU."
+    )
     add_options(parser)
-    parser.add_argument("--markdown", action="store_true", help="run nothing: print the newest record as a table")
+    parser.add_argument(
+        "--markdown", action="store_true", help="run nothing: print the newest record as a table"
+    )
     args = parser.parse_args(arguments)
     if args.markdown:
         print(markdown())
@@ -55,7 +60,15 @@ def table(report: Report) -> str:
     for result in report.results:
         groups[result.backend, result.dtype].append(result)
     rows = [[*key, *_cells(results)] for key, results in sorted(groups.items())]
-    head = ["backend", "dtype", "checks", "failed", "skipped", "output (allowed: 2, float64: 1)", "gradient (3, float64: 1)"]
+    head = [
+        "backend",
+        "dtype",
+        "checks",
+        "failed",
+        "skipped",
+        "output (allowed: 2, float64: 1)",
+        "gradient (3, float64: 1)",
+    ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 

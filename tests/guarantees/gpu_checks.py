@@ -1,4 +1,6 @@
-"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators that compilers may rely on."""
+"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators that compilers may
+rely on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import OWN
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
@@ -29,7 +31,9 @@ OPERATOR_GRAPHS = ("window", "listed")
 
 
 def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Repeatability of our own kernels on larger graphs in every dtype; their memory; the operators they are called through."""
+    """Repeatability of our own kernels on larger graphs in every dtype; their memory; the operators they are
+    called through.
+    """
     own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
     for dtype in settings.dtypes:
         for large in LARGE.values():
@@ -41,7 +45,13 @@ def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
         for hubs in (False, True):
             for backend in own:
                 name = f"{'hubs' if hubs else 'in-degree 32'}, {MEMORY_TOKENS} tokens: its graph, results and 64 MiB"
-                yield Check("memory", backend.name, dtype, name, partial(_memory, settings, DTYPES[dtype], hubs, backend))
+                yield Check(
+                    "memory",
+                    backend.name,
+                    dtype,
+                    name,
+                    partial(_memory, settings, DTYPES[dtype], hubs, backend),
+                )
     for dtype in [name for name in settings.dtypes if name in ("float64", "float32")]:
         for graph in [name for name in OPERATOR_GRAPHS if name in settings.graphs]:
             for backend in own:
@@ -50,9 +60,6 @@ def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
                 yield Check("operators", backend.name, dtype, f"opcheck on {graph}", run)
                 run = partial(_compiled, *given, GRAPHS[graph], backend)
                 yield Check("operators", backend.name, dtype, f"compiled as one graph on {graph}", run)
-
-
-# -- the same bits ----------------------------------------------------------------------------------------------------
 
 
 def _repeats(case: LargeCase, backend: Backend) -> Mapping[str, Any]:
@@ -71,25 +78,34 @@ def _results(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
     return {"output": out.detach(), "lse": info.lse.detach(), **gradients_of(out, case.direction, inputs)}
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
 def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend) -> Mapping[str, Any]:
-    """Forward: outputs and lse. Backward: gradients, and some numbers by receiver and head. Cached: what the graph needs."""
+    """Forward: outputs and lse. Backward: gradients, and some numbers by receiver and head. Cached: what the
+    graph needs.
+    """
     graph = _random_graph(MEMORY_TOKENS, hubs)
     q, k, v, direction = _random_inputs(settings, dtype)
-    call = Call.checked(q, k, v, graph)
+    call = AttentionCall.checked(q, k, v, graph)
     outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
     storage = backend.bytes_needed(call) if backend.bytes_needed is not None else 0
-    allowed = {"graph": storage + WORKSPACE // 16, "forward": outputs + WORKSPACE, "backward": 4 * outputs + WORKSPACE}
+    allowed = {
+        "graph": storage + WORKSPACE // 16,
+        "forward": outputs + WORKSPACE,
+        "backward": 4 * outputs + WORKSPACE,
+    }
     used = _used(settings.device, partial(attend, q, k, v, graph, backend=backend), [q, k, v], direction)
     over = [name for name in allowed if used[name] > allowed[name]]
-    found = ", ".join(f"{name} {used[name] / 2**20:.0f} of {allowed[name] / 2**20:.0f} MiB" for name in allowed)
+    found = ", ".join(
+        f"{name} {used[name] / 2**20:.0f} of {allowed[name] / 2**20:.0f} MiB" for name in allowed
+    )
     return {"passed": not over, "message": found}
 
 
-def _used(device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor) -> dict[str, int]:
-    """What a first call leaves on the device, and the most that a later one allocates beyond what there was before each pass."""
+def _used(
+    device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor
+) -> dict[str, int]:
+    """What a first call leaves on the device, and the most that a later one allocates beyond what there was
+    before each pass.
+    """
     before = _allocated(device)
     torch.autograd.grad(run(), list(leaves), direction)
     graph = _allocated(device) - before
@@ -123,11 +139,10 @@ def _random_graph(n: int, hubs: bool) -> TokenGraph:
 
 def _random_inputs(settings: Settings, dtype: torch.dtype) -> list[Tensor]:
     rng = torch.Generator().manual_seed(settings.seed + 6)
-    drawn = [torch.randn(1, MEMORY_HEADS, MEMORY_TOKENS, MEMORY_DIM, generator=rng).to(dtype) for _ in range(4)]
+    drawn = [
+        torch.randn(1, MEMORY_HEADS, MEMORY_TOKENS, MEMORY_DIM, generator=rng).to(dtype) for _ in range(4)
+    ]
     return [x.to(settings.device).requires_grad_(number < 3) for number, x in enumerate(drawn)]
-
-
-# -- operators --------------------------------------------------------------------------------------------------------
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -147,12 +162,16 @@ def _small_inputs(settings: Settings, dtype: torch.dtype, graph: TokenGraph) -> 
     rng = torch.Generator().manual_seed(settings.seed + 7)
     dst, src = graph.num_dst, graph.num_src
     shapes = {"q": (HEADS, dst, DIM), "k": (KV_HEADS, src, DIM), "v": (KV_HEADS, src, VALUE_DIM)}
-    drawn = {name: torch.randn(BATCH, *shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()}
+    drawn = {
+        name: torch.randn(BATCH, *shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()
+    }
     drawn["bias"] = torch.randn(HEADS, graph.num_edges, generator=rng, dtype=torch.float64)
     return {name: x.to(settings.device, dtype).requires_grad_() for name, x in drawn.items()}
 
 
-def _opcheck(settings: Settings, dtype: torch.dtype, graph: TokenGraph, backend: Backend) -> Mapping[str, Any]:
+def _opcheck(
+    settings: Settings, dtype: torch.dtype, graph: TokenGraph, backend: Backend
+) -> Mapping[str, Any]:
     """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
     inputs = _small_inputs(settings, dtype, graph)
     with Recorder() as recorder:
@@ -168,7 +187,9 @@ def _opcheck(settings: Settings, dtype: torch.dtype, graph: TokenGraph, backend:
 
 
 def leaf_like(x: Any, differentiable: bool) -> Any:
-    """A copy of an argument that begins a graph of its own; of what is no float tensor the argument itself."""
+    """A copy of an argument that begins a graph of its own; of what is no float tensor the argument
+    itself.
+    """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     leaf: Tensor = x.detach().clone()

@@ -1,7 +1,9 @@
-"""Graphs of some thousand tokens against the float64 formula, receivers in chunks: hubs, windows, random and packed ones.
+"""Graphs of some thousand tokens against the float64 formula, receivers in chunks: hubs, windows, random and
+packed ones.
 
-The small graphs of the other checks meet every option; these meet what only size brings: many tiles, long rows in chunks, ragged
-ends. Everything is computed on the device, the truth too: in float64, by masks that are written out or listed.
+The small graphs of the other checks meet every option; these meet what only size brings: many tiles, long
+rows in chunks, ragged ends. Everything is computed on the device, the truth too: in float64, by masks that
+are written out or listed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ CHUNK = 512  # receivers of the truth at a time
 
 @dataclass(frozen=True, eq=False)
 class LargeGraph:
-    """A graph of ``n`` tokens and its mask ``[dst, src]``, from a formula or a list; ``listed`` ones have a per-edge bias."""
+    """A graph of ``n`` tokens and its mask ``[dst, src]``, from a formula or a list; ``listed`` ones have a
+    per-edge bias.
+    """
 
     name: str
     graph: Callable[[int], TokenGraph]
@@ -107,7 +111,9 @@ LARGE = {
 
 @dataclass(frozen=True, eq=False)
 class LargeCase:
-    """One problem, shared by all backends: one sample, grouped heads; with a bias for each edge and sinks, or plain."""
+    """One problem, shared by all backends: one sample, grouped heads; with a bias for each edge and sinks, or
+    plain.
+    """
 
     settings: Settings
     large: LargeGraph
@@ -128,13 +134,21 @@ class LargeCase:
         rng = torch.Generator().manual_seed(self.settings.seed + 5)
         heads = {"q": LARGE_HEADS, "k": LARGE_KV_HEADS, "v": LARGE_KV_HEADS, "direction": LARGE_HEADS}
         shapes = {name: (1, count, self.tokens, LARGE_DIM) for name, count in heads.items()}
-        extra = {"bias": (1, LARGE_HEADS, self.graph.num_edges), "sink_logits": (LARGE_HEADS,)} if self.full else {}
+        extra = (
+            {"bias": (1, LARGE_HEADS, self.graph.num_edges), "sink_logits": (LARGE_HEADS,)}
+            if self.full
+            else {}
+        )
         drawn = {name: torch.randn(*shape, generator=rng) for name, shape in {**shapes, **extra}.items()}
         return {name: x.to(self.settings.device, self.dtype) for name, x in drawn.items()}
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Fresh leaves holding the rounded inputs."""
-        return {name: x.to(dtype, copy=True).requires_grad_() for name, x in self._drawn.items() if name != "direction"}
+        return {
+            name: x.to(dtype, copy=True).requires_grad_()
+            for name, x in self._drawn.items()
+            if name != "direction"
+        }
 
     @property
     def direction(self) -> Tensor:
@@ -158,7 +172,8 @@ class LargeCase:
         if self.dtype == torch.float64:
             return Truth(out, gradients, {})
         plain, fused = (
-            worst_errors((self._yardstick(n, widened) for n in range(LARGE_ORDERS)), out, gradients) for widened in (False, True)
+            worst_errors((self._yardstick(n, widened) for n in range(LARGE_ORDERS)), out, gradients)
+            for widened in (False, True)
         )
         return Truth(out, gradients, plain, fused)
 
@@ -170,7 +185,9 @@ class LargeCase:
         own = ((dst >= first) & (dst < stop)).nonzero().squeeze(1)
         table = inputs["bias"].new_zeros(1, LARGE_HEADS, stop - first, self.tokens)
         heads = torch.arange(LARGE_HEADS, device=own.device).view(-1, 1)
-        return table.index_put((torch.zeros_like(heads), heads, dst[own] - first, src[own]), inputs["bias"][0][:, own])
+        return table.index_put(
+            (torch.zeros_like(heads), heads, dst[own] - first, src[own]), inputs["bias"][0][:, own]
+        )
 
     def _oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
         inputs = self.inputs(torch.float64)
@@ -188,11 +205,15 @@ class LargeCase:
         q, mask = inputs["q"][:, :, first:stop], self.mask[first:stop].expand(1, 1, -1, -1)
         added = self._added(inputs, first, stop)
         modify = None if added is None else lambda logits: logits + added
-        return oracle.attention(q, inputs["k"], inputs["v"], mask, LARGE_DIM**-0.5, modify, inputs.get("sink_logits"))
+        return oracle.attention(
+            q, inputs["k"], inputs["v"], mask, LARGE_DIM**-0.5, modify, inputs.get("sink_logits")
+        )
 
     def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
         inputs = self.inputs(self.dtype)
-        order = oracle.Order.draw(number, 1, self.tokens, self.tokens, LARGE_DIM, self.settings.device, widened)
+        order = oracle.Order.draw(
+            number, 1, self.tokens, self.tokens, LARGE_DIM, self.settings.device, widened
+        )
         added, mask = self._added(inputs, 0, self.tokens), self.mask.expand(1, 1, -1, -1)
         q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
         out = oracle.reordered_sdpa(order, q, k, v, mask, LARGE_DIM**-0.5, added, sinks)
@@ -201,11 +222,15 @@ class LargeCase:
 
 
 def large_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Graphs x dtypes x backends, forward and every gradient; the listed graphs also with a bias for each edge and sinks."""
+    """Graphs x dtypes x backends, forward and every gradient; the listed graphs also with a bias for each
+    edge and sinks.
+    """
     for dtype in settings.dtypes:
         for large in LARGE.values():
             for full in (False, True) if large.listed else (False,):
                 case = LargeCase(settings, large, DTYPES[dtype], tokens, full)
                 name = f"{large.name}, {tokens} tokens{', bias and sinks' if full else ''}"
                 for backend in settings.backends:
-                    yield Check("large", backend.name, dtype, name, partial(case.run, backend), with_gradients=True)
+                    yield Check(
+                        "large", backend.name, dtype, name, partial(case.run, backend), with_gradients=True
+                    )

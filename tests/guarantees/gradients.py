@@ -1,8 +1,10 @@
-"""F6: numerical derivatives of every input and every parameter, and of the gradients, against those of every backend, in float64.
+"""F6: numerical derivatives of every input and every parameter, and of the gradients, against those of every
+backend, in float64.
 
-A case is a family of graphs, a form (a call of ``attend``, or a layer with standard, factored or merged weights) and a backend,
-on a few tokens, with options drawn from its number. ``torch.autograd.gradcheck`` moves each number by 1e-6. Second derivatives
-are promised by ``dense``, ``reference`` and the walk; another backend may refuse them by name, never give wrong ones.
+A case is a family of graphs, a form (a call of ``attend``, or a layer with standard, factored or merged
+weights) and a backend, on a few tokens, with options drawn from its number. ``torch.autograd.gradcheck``
+moves each number by 1e-6. Second derivatives are promised by ``dense``, ``reference`` and the walk; another
+backend may refuse them by name, never give wrong ones.
 """
 
 from __future__ import annotations
@@ -31,7 +33,18 @@ from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
 __all__ = ["GUARANTEE", "GradientCase"]
 
-USUAL = ("causal", "full", "window", "band", "dilated", "window and sinks", "prefix", "documents", "tree", "globals")
+USUAL = (
+    "causal",
+    "full",
+    "window",
+    "band",
+    "dilated",
+    "window and sinks",
+    "prefix",
+    "documents",
+    "tree",
+    "globals",
+)
 KINDS = (*USUAL, "by head", "list")  # twelve; of the list, in no order, some receivers hear nobody
 FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
     "attend": None,
@@ -39,12 +52,20 @@ FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
     "factored": FactoredHeads.of,
     "merged": MergedHeads.of,
 }
-MEASURED = ("dense", "tiles", "rows", "mixed", "split", "reference", "walk")  # hold float64 on a CPU, if not every option
+MEASURED = (
+    "dense",
+    "tiles",
+    "rows",
+    "mixed",
+    "split",
+    "reference",
+    "walk",
+)  # hold float64 on a CPU, if not every option
 TWICE = ("dense", "reference", "walk")
 TRIPLES = [case for case in product((*BACKENDS, "walk"), FORMS, KINDS) if case[:2] != ("walk", "attend")]
 STEP = 397  # prime to the number of triples, about 0.6 of it: a few cases are spread over all of them
 WIDTH, REACH = 3, 1
-Call = Callable[..., Tensor]
+AttentionCall = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,7 @@ class GradientCase:
             return shuffled_list(self._rng, n, batch, heads)[0]
         return FAMILIES[family](self._rng, n, batch, heads)[0]
 
-    def problem(self) -> tuple[Call, Sequence[Tensor]]:
+    def problem(self) -> tuple[AttentionCall, Sequence[Tensor]]:
         """A function and the leaves whose numbers are moved."""
         form = FORMS[self.triple[1]]
         return self._attend() if form is None else self._layer(form)
@@ -109,7 +130,7 @@ class GradientCase:
             return {}
         return {"bias": self._leaf(*(self._rng.choice([1, size]) for size in lead), graph.num_edges)}
 
-    def _attend(self) -> tuple[Call, Sequence[Tensor]]:
+    def _attend(self) -> tuple[AttentionCall, Sequence[Tensor]]:
         batch, kv_heads, group = self._sizes()
         heads, dim, value_dim = kv_heads * group, self._rng.randint(1, 2), self._rng.randint(1, 2)
         graph, (mod, learned) = self.graph(batch, heads), self._modified(heads)
@@ -129,16 +150,21 @@ class GradientCase:
 
         return call, (q, k, v, *options.values(), *learned)
 
-    def _layer(self, form: Callable[[StandardHeads], Any]) -> tuple[Call, Sequence[Tensor]]:
+    def _layer(self, form: Callable[[StandardHeads], Any]) -> tuple[AttentionCall, Sequence[Tensor]]:
         batch, kv_heads, group = self._sizes()
         heads, dim, value_dim = kv_heads * group, self._rng.randint(1, 2), self._rng.randint(1, 2)
         graph, (mod, learned) = self.graph(batch, heads), self._modified(heads)
-        standard = StandardHeads(WIDTH, heads, dim, value_dim, kv_heads, bias=self._rng.random() < 0.5).double()
+        standard = StandardHeads(
+            WIDTH, heads, dim, value_dim, kv_heads, bias=self._rng.random() < 0.5
+        ).double()
         for parameter in standard.parameters():
             parameter.data = self._leaf(*parameter.shape).data
         backend = None if self.triple[0] == "walk" else self.triple[0]
         layer = MessagePassingAttention(form(standard), mod["score_mod"], backend=backend)
-        x, weights = (self._leaf(batch, n, WIDTH) for n in (graph.num_src, graph.num_dst)), dict(layer.named_parameters())
+        x, weights = (
+            (self._leaf(batch, n, WIDTH) for n in (graph.num_src, graph.num_dst)),
+            dict(layer.named_parameters()),
+        )
         options = self._bias(graph, batch, heads)
 
         def call(x_src: Tensor, x_dst: Tensor, *rest: Tensor) -> Any:
@@ -149,8 +175,10 @@ class GradientCase:
         return call, (*x, *weights.values(), *options.values(), *learned)
 
 
-def _first(call: Call, leaves: Sequence[Tensor]) -> str:
-    """Whether the gradients were checked, or the call refused by name; whatever else is raised fails the case."""
+def _first(call: AttentionCall, leaves: Sequence[Tensor]) -> str:
+    """Whether the gradients were checked, or the call refused by name; whatever else is raised fails the
+    case.
+    """
     try:
         call(*leaves)
     except NotImplementedError:
@@ -159,7 +187,7 @@ def _first(call: Call, leaves: Sequence[Tensor]) -> str:
     return "checked"
 
 
-def _second(call: Call, leaves: Sequence[Tensor], promised: bool) -> str:
+def _second(call: AttentionCall, leaves: Sequence[Tensor], promised: bool) -> str:
     try:
         gradgradcheck(call, leaves, nondet_tol=0.0)
     except NotImplementedError:
@@ -188,7 +216,9 @@ def measure(count: int, tell: Tell) -> Measured:
         tell(str(case))
         try:
             seen.update((case.triple[0], outcome) for outcome in _judged(case))
-        except Exception as error:  # whatever it raises is a failure: gradcheck tells a wrong derivative so, too
+        except (
+            Exception
+        ) as error:  # whatever it raises is a failure: gradcheck tells a wrong derivative so, too
             failures.append(f"case {case}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     wanted = [(name, "checked") for name in MEASURED] + [(name, "checked twice") for name in TWICE]
     failures += [f"nothing of {name} was {outcome}" for name, outcome in wanted if not seen[name, outcome]]

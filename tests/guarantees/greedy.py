@@ -1,11 +1,13 @@
-"""Greedy text of small Hugging Face models: token by token that of eager attention, with every cache and padding.
+"""Greedy text of small Hugging Face models: token by token that of eager attention, with every cache and
+padding.
 
-The models are random and tiny, with weights large enough that attention decides: grouped heads with rotations, learned positions,
-a softcap beside windows, windows alone, sinks beside windows. A token that differs fails, however close the two best scores were;
-how close they come, and how far the scores are apart, is told.
+The models are random and tiny, with weights large enough that attention decides: grouped heads with
+rotations, learned positions, a softcap beside windows, windows alone, sinks beside windows. A token that
+differs fails, however close the two best scores were; how close they come, and how far the scores are apart,
+is told.
 
-No prompt ends in as many pads as a window is wide: who hears nobody gets exactly 0 here, in eager attention the mean of what it
-was forbidden to hear.
+No prompt ends in as many pads as a window is wide: who hears nobody gets exactly 0 here, in eager attention
+the mean of what it was forbidden to hear.
 """
 
 from __future__ import annotations
@@ -78,7 +80,11 @@ CACHES: dict[str, Mapping[str, Any]] = {
     "static cache": {"cache_implementation": "static"},
     "no cache": {"use_cache": False},
 }
-HOLES = ((1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1), (0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1), (0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+HOLES = (
+    (1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1),
+    (0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1),
+    (0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0),
+)
 PADDINGS: dict[str, Sequence[Sequence[int]] | None] = {
     "no padding": None,
     "padding on the left": [[int(i >= PROMPT - length) for i in range(PROMPT)] for length in (PROMPT, 8, 5)],
@@ -102,7 +108,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Compared:
-    """What differs (None: nothing); how close the two best scores ever came; the largest difference of scores; tokens seen."""
+    """What differs (None: nothing); how close the two best scores ever came; the largest difference of
+    scores; tokens seen.
+    """
 
     differs: str | None
     margin: float
@@ -132,7 +140,10 @@ def compared(cell: Cell, seed: int) -> Compared:
         runs.append(_generated(model, given, CACHES[cell.cache]))
     (wanted, scores), (found, found_scores) = runs
     best = scores.topk(2, dim=-1).values
-    margin, difference = float((best[..., 0] - best[..., 1]).min()), float((found_scores - scores).abs().max())
+    margin, difference = (
+        float((best[..., 0] - best[..., 1]).min()),
+        float((found_scores - scores).abs().max()),
+    )
     return Compared(_difference(found, wanted, best, found_scores), margin, difference, wanted.numel())
 
 
@@ -155,7 +166,9 @@ def _model(architecture: str, seed: int) -> Any:
     config, kind, sizes = ARCHITECTURES[architecture]
     with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
-        return getattr(transformers, kind)(getattr(transformers, config)(**sizes, attn_implementation="eager")).eval()
+        return getattr(transformers, kind)(
+            getattr(transformers, config)(**sizes, attn_implementation="eager")
+        ).eval()
 
 
 def _prompts(padding: str, seed: int) -> dict[str, Tensor]:

@@ -12,11 +12,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a guarantee: ``value`` in words with its numbers, whether the bar holds, and every case that fails."""
+    """What came of a guarantee: ``value`` in words with its numbers, whether the bar holds, and every case
+    that fails.
+    """
 
     value: str
     failures: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()  # cases that could not be run here, each with its reason: the bar does not hold on them
+    skipped: tuple[
+        str, ...
+    ] = ()  # cases that could not be run here, each with its reason: the bar does not hold on them
 
     @property
     def holds(self) -> bool:
@@ -32,8 +36,9 @@ class Measured:
 class Guarantee:
     """A promise that ``python -m tests.guarantees`` measures.
 
-    ``measure(count, tell)`` runs ``count`` cases and calls ``tell(text)`` now and then, with what it is at; it never raises for a
-    failing case. ``quick`` cases are those of the ordinary tests, ``full`` those of the guarantee.
+    ``measure(count, tell)`` runs ``count`` cases and calls ``tell(text)`` now and then, with what it is at;
+    it never raises for a failing case. ``quick`` cases are those of the ordinary tests, ``full`` those of the
+    guarantee.
     """
 
     name: str

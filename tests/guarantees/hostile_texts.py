@@ -1,4 +1,6 @@
-"""Texts that pages and pictures have stumbled over: markup, mathematics, control characters, scripts that join their letters."""
+"""Texts that pages and pictures have stumbled over: markup, mathematics, control characters, scripts that
+join their letters.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
 """F4: a non-edge carries nothing. One token is poisoned, and whoever has no way to it must not change.
 
-The poison is 1e4, NaN or an infinity in one channel of a token's q, k or v, in one head of one sample. A receiver that does not
-hear it keeps its output, its lse, and the gradients of its query and of a bias on its in-edges; a sender none of whose receivers
-hears it keeps those of its key and value. A poisoned query spoils its own row, and the gradients of those whom it hears. Who is
-who is read off the definition of the graph. A control sees to it that the poison is felt: a NaN is held by all who hear it, and
-what is not finite in the reference is so everywhere.
+The poison is 1e4, NaN or an infinity in one channel of a token's q, k or v, in one head of one sample. A
+receiver that does not hear it keeps its output, its lse, and the gradients of its query and of a bias on its
+in-edges; a sender none of whose receivers hears it keeps those of its key and value. A poisoned query spoils
+its own row, and the gradients of those whom it hears. Who is who is read off the definition of the graph. A
+control sees to it that the poison is felt: a NaN is held by all who hear it, and what is not finite in the
+reference is so everywhere.
 
-In the reference not a bit may change. Elsewhere the same summands may be summed in another order, by another kernel. A sum of n
-numbers is off by less than ``6 sqrt(n) eps / 2`` of the sum of absolute values, but for once in 10^7 (Higham and Mary, SIAM J.
-Sci. Comput. 41, 2019, theorem 2.4: ``lambda sqrt(n) u`` but for ``2 exp(-lambda^2 / 2)``), so that two of them differ by less
-than ``6 sqrt(n) eps``, here of the largest number, which is stricter; eps is that of float32 or float64, in which sums are. A
-half is rounded once more, by up to its own eps.
+In the reference not a bit may change. Elsewhere the same summands may be summed in another order, by another
+kernel. A sum of n numbers is off by less than ``6 sqrt(n) eps / 2`` of the sum of absolute values, but for
+once in 10^7 (Higham and Mary, SIAM J. Sci. Comput. 41, 2019, theorem 2.4: ``lambda sqrt(n) u`` but for
+``2 exp(-lambda^2 / 2)``), so that two of them differ by less than ``6 sqrt(n) eps``, here of the largest
+number, which is stricter; eps is that of float32 or float64, in which sums are. A half is rounded once more,
+by up to its own eps.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ POISONS = tuple((where, poison) for where in "qkv" for poison in (1e4, math.nan,
 
 @dataclass(frozen=True)
 class Poisoned(Draw):
-    """Case ``number`` of F1 as a call of ``attend``, with a token to poison; twelve in a row hold each poison once.
+    """Case ``number`` of F1 as a call of ``attend``, with a token to poison; twelve in a row hold each poison
+    once.
 
     >>> len({str(Poisoned(number).poison) for number in range(24, 36)})
     12
@@ -49,7 +52,8 @@ class Poisoned(Draw):
     def numbers(self) -> Numbers:
         """As drawn, with a sample at least, and each in memory of its own.
 
-        Where samples share theirs, products are summed in another order than once they are copied, as cleaned ones are.
+        Where samples share theirs, products are summed in another order than once they are copied, as cleaned
+        ones are.
         """
         drawn = Numbers.drawn(random.Random(self.number))
         layout = "as made" if drawn.layout == "one sample for all" else drawn.layout
@@ -67,7 +71,9 @@ class Poisoned(Draw):
         return random.Random(f"lse {self.number}").random() < 0.5
 
     def spot(self, x: Tensor) -> tuple[int, int, int, int] | None:
-        """Sample, head, token and channel of ``x`` to poison: a token with edges to some, not all, if there is one."""
+        """Sample, head, token and channel of ``x`` to poison: a token with edges to some, not all, if there
+        is one.
+        """
         rng, axis = random.Random(f"spot {self.number}"), -1 if self.poison[0] == "q" else -2
         if not x.numel():
             return None
@@ -79,7 +85,9 @@ class Poisoned(Draw):
 
 @dataclass(frozen=True)
 class _Finding:
-    """One backend on one case: how much changed of what must not, as a share of what sums may, and in words what was wrong."""
+    """One backend on one case: how much changed of what must not, as a share of what sums may, and in words
+    what was wrong.
+    """
 
     backend: str
     difference: float
@@ -103,7 +111,9 @@ class _Case:
         spot, spoiled = self.draw.spot(clean[where]), dict(clean)
         if spot is not None:
             spoiled[where] = (
-                clean[where].detach().index_put(tuple(map(torch.tensor, spot)), torch.tensor(poison).to(clean[where]))
+                clean[where]
+                .detach()
+                .index_put(tuple(map(torch.tensor, spot)), torch.tensor(poison).to(clean[where]))
             )
             spoiled[where].requires_grad_()
         return clean, spoiled
@@ -131,10 +141,14 @@ class _Case:
         out, lse = self.problem.attended(inputs, (q, k, v), backend, self.draw.wants_lse)
         found, along = {"out": out} | ({} if lse is None else {"lse": lse}), [self.problem.direction]
         along += [] if lse is None else [torch.ones_like(lse)]
-        learners = {"q": q, "k": k, "v": v} | ({"bias": inputs["bias"]} if self._bias_is_whole(inputs) else {})
+        learners = {"q": q, "k": k, "v": v} | (
+            {"bias": inputs["bias"]} if self._bias_is_whole(inputs) else {}
+        )
         grads = torch.autograd.grad(list(found.values()), list(learners.values()), along, allow_unused=True)
         named = zip(learners.items(), grads, strict=True)
-        return found | {f"gradient of {name}": torch.zeros_like(x) if g is None else g for (name, x), g in named}
+        return found | {
+            f"gradient of {name}": torch.zeros_like(x) if g is None else g for (name, x), g in named
+        }
 
     def _bias_is_whole(self, inputs: Mapping[str, Tensor]) -> bool:
         """True if each number of the bias belongs to one sample and head."""
@@ -167,8 +181,8 @@ class _Case:
     def allowed(self) -> float:
         """By how much two orders of the same sums may differ, as a share of the largest number.
 
-        The longest chain of sums: the channels of a logit and of ``grad_out . v``, the softmax and its row over all senders, and
-        the gradient of a key over all receivers of its group.
+        The longest chain of sums: the channels of a logit and of ``grad_out . v``, the softmax and its row
+        over all senders, and the gradient of a key over all receivers of its group.
         """
         numbers, graph = self.draw.numbers, self.draw.graph
         dtype = DTYPES[numbers.dtype]
@@ -182,11 +196,15 @@ class _Case:
 
     @cached_property
     def holders(self) -> Bool[Tensor, "batch heads dst"]:
-        """Whose output cannot be finite: all who hear a NaN, and of an infinity those for whom it is not in the reference."""
+        """Whose output cannot be finite: all who hear a NaN, and of an infinity those for whom it is not in
+        the reference.
+        """
         if math.isnan(self.draw.poison[1]):
             return self.receivers
         with torch.no_grad():
-            out, _ = self.problem.attended(self.inputs[1], self.problem.laid_out(self.inputs[1]), BACKENDS["reference"])
+            out, _ = self.problem.attended(
+                self.inputs[1], self.problem.laid_out(self.inputs[1]), BACKENDS["reference"]
+            )
         return ~out.isfinite().all(-1)
 
 
@@ -200,7 +218,9 @@ def _change(before: Tensor, after: Tensor, kept: Bool[Tensor, "..."]) -> float:
 
 def _usual() -> dict[str, Backend]:
     """The backends that need neither a compiler nor another device."""
-    return {name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA}
+    return {
+        name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA
+    }
 
 
 def _measure(count: int, tell: Tell) -> Measured:
@@ -211,12 +231,18 @@ def _measure(count: int, tell: Tell) -> Measured:
     for number in range(count):
         tell(f"graph {number} of {count}")
         case = _Case(Poisoned(number))
-        wrong = [f"F4, {_said(case.draw)}, {found.backend}: {found.wrong}" for found in _findings(case, worst) if found.wrong]
+        wrong = [
+            f"F4, {_said(case.draw)}, {found.backend}: {found.wrong}"
+            for found in _findings(case, worst)
+            if found.wrong
+        ]
         failures += wrong
         changed += bool(wrong)
         if case.receivers.any() and not case.receivers.all() and not case.senders.all():
             seen.add((case.draw.poison[0], str(case.draw.poison[1])))
-    failures += [f"F4: no {x} in {where} had hearers and strangers" for where, x in _wanted() if (where, x) not in seen]
+    failures += [
+        f"F4: no {x} in {where} had hearers and strangers" for where, x in _wanted() if (where, x) not in seen
+    ]
     failures += [f"F4: nothing was measured of {name}" for name, change in worst.items() if change < 0]
     exact = [name for name, change in worst.items() if change == 0]
     share = f"largest change {max(worst.values()):.2g} of what another order of sums may make"

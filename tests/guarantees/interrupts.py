@@ -1,9 +1,9 @@
 """Interrupts: whoever is ended by Ctrl-C ends at once with one line, leaves every file whole, and can go on.
 
-A case is a command and a moment: some seconds after its start, or just before the n-th time that it changes a file or folder (a
-checkpoint being saved). Afterwards the exit code is 130, stderr holds one
-line and no traceback, no process and no temporary file is left, and the same command, given once more, comes to what the same
-command comes to that nobody interrupted.
+A case is a command and a moment: some seconds after its start, or just before the n-th time that it changes a
+file or folder (a checkpoint being saved). Afterwards the exit code is 130, stderr holds one
+line and no traceback, no process and no temporary file is left, and the same command, given once more, comes
+to what the same command comes to that nobody interrupted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["COMMANDS", "GUARANTEE", "Command", "Forks", "measure"]
 class Command:
     """``arguments`` as in a shell, in an empty folder; ``span`` seconds and ``events`` of it may be hit.
 
-    ``outcome(folder)`` is what it came to (ValueError, KeyError or OSError where a file is not whole); ``again`` goes on from
-    what was left, if that is another command.
+    ``outcome(folder)`` is what it came to (ValueError, KeyError or OSError where a file is not whole);
+    ``again`` goes on from what was left, if that is another command.
     """
 
     arguments: tuple[str, ...]
@@ -74,7 +74,18 @@ def _goes_on(folder: Path) -> tuple[str, ...]:
 
 
 SMALL = ("--batch", "2", "--length", "32", "--pieces", "260")
-TRAIN = ("train", "--steps", "10", *SMALL, "--out", "weights.safetensors", "--checkpoints", "checkpoints", "--every", "2")
+TRAIN = (
+    "train",
+    "--steps",
+    "10",
+    *SMALL,
+    "--out",
+    "weights.safetensors",
+    "--checkpoints",
+    "checkpoints",
+    "--every",
+    "2",
+)
 COMPARE = (
     "compare",
     "--graphs",
@@ -95,7 +106,10 @@ BENCH = ("bench", "--tokens", "64", "--no-peers", "--json", "record.json")
 COMMANDS: dict[str, Command] = {
     "train": Command(TRAIN, 1.5, _trained, events=70),
     "generate": Command(
-        ("generate", "def f(", "--tokens", "60", "--json", "said.json"), 0.5, _json("said.json", "text"), events=3
+        ("generate", "def f(", "--tokens", "60", "--json", "said.json"),
+        0.5,
+        _json("said.json", "text"),
+        events=3,
     ),
     "verify": Command(VERIFY, 1.0, _checked, events=3, again=_goes_on),
     "compare": Command(COMPARE, 1.5, _compared, events=12),
@@ -107,7 +121,10 @@ COMMANDS: dict[str, Command] = {
 def measure(count: int, tell: Tell) -> Measured:
     """Run the cases ``0 .. count - 1``: commands in turn, the slow ones rarely."""
     if not hasattr(os, "fork"):
-        return Measured("nothing measured", skipped=("commands are interrupted in forks, which this system does not have",))
+        return Measured(
+            "nothing measured",
+            skipped=("commands are interrupted in forks, which this system does not have",),
+        )
     hit = late = 0
     failures: list[str] = []
     with Forks() as forks:
@@ -120,7 +137,9 @@ def measure(count: int, tell: Tell) -> Measured:
             hit += not ended
             names |= set() if ended else {case.name}
             failures += [f"{case}: {line}" for line in wrong]
-    missing = [f"no interrupt of {name} was in time" for name, command in COMMANDS.items() if name not in names]
+    missing = [
+        f"no interrupt of {name} was in time" for name, command in COMMANDS.items() if name not in names
+    ]
     value = f"{len(failures)} faults after {hit:,} interrupts of {len(names)} commands; {late:,} came after the end"
     return Measured(value, tuple(failures), tuple(missing))
 
@@ -171,8 +190,12 @@ class Forks:
         self._folder = tempfile.TemporaryDirectory()
         self.root = Path(self._folder.name).resolve()
         command = [sys.executable, "-W", "ignore", "-c", children.PROGRAM]
-        alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a fork has none of the threads of OpenMP, and would wait for them
-        self._program = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        alone = os.environ | {
+            "OMP_NUM_THREADS": "1"
+        }  # a fork has none of the threads of OpenMP, and would wait for them
+        self._program = subprocess.Popen(
+            command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -212,9 +235,15 @@ class Forks:
     def _told(self, arguments: tuple[str, ...], folder: Path, **moment: float | None) -> dict[str, Any]:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        print(json.dumps({"arguments": arguments, "folder": str(folder), **moment}), file=self._program.stdin, flush=True)
+        print(
+            json.dumps({"arguments": arguments, "folder": str(folder), **moment}),
+            file=self._program.stdin,
+            flush=True,
+        )
         line = self._program.stdout.readline()
-        found: dict[str, Any] = json.loads(line or '{"code": null, "left": ["the program that forks has died"]}')
+        found: dict[str, Any] = json.loads(
+            line or '{"code": null, "left": ["the program that forks has died"]}'
+        )
         return found
 
     def _new(self, name: str) -> Path:
@@ -236,7 +265,9 @@ def _after(told: dict[str, Any], folder: Path) -> list[str]:
             wrong.append(f"{len(lines)} lines, expected one: {lines[:1] + lines[-2:]}"[:500])
     files = [path for place in (folder, folder.with_suffix(".tmp")) for path in sorted(place.rglob("*"))]
     wrong += [
-        f"left: {path.name}" for path in files if path.name.endswith(".part") or path.is_relative_to(folder.with_suffix(".tmp"))
+        f"left: {path.name}"
+        for path in files
+        if path.name.endswith(".part") or path.is_relative_to(folder.with_suffix(".tmp"))
     ]
     return wrong
 

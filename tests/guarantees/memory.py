@@ -1,8 +1,9 @@
-"""F12: memory. A call takes what its edges and tokens are worth, and what would exhaust memory is refused before it begins.
+"""F12: memory. A call takes what its edges and tokens are worth, and what would exhaust memory is refused
+before it begins.
 
-Three kinds of cases: one call of a backend, both passes (``peaks``); what is refused with an estimate or a limit, and what is
-answered although a careless way would need terabytes (``refusals``). The first few cases meet all kinds, as many as there are
-cells meet every one.
+Three kinds of cases: one call of a backend, both passes (``peaks``); what is refused with an estimate or a
+limit, and what is answered although a careless way would need terabytes (``refusals``). The first few cases
+meet all kinds, as many as there are cells meet every one.
 """
 
 from __future__ import annotations

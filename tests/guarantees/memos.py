@@ -1,7 +1,8 @@
 """What the package keeps between calls: every memo of its modules, and whether it is bounded.
 
-``functools`` caches must have a size, or as few entries as there are devices, machines and numbers of threads. Dictionaries in
-modules that are filled while the package works must be weak: what they know of a tensor, a module or a graph goes with it.
+``functools`` caches must have a size, or as few entries as there are devices, machines and numbers of
+threads. Dictionaries in modules that are filled while the package works must be weak: what they know of a
+tensor, a module or a graph goes with it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def memos() -> Iterator[tuple[str, Any]]:
 
 
 def counted(alive: int = 1024) -> tuple[int, list[str]]:
-    """How many memos there are, and in words which of them is not bounded, once everything unused is collected.
+    """How many memos there are, and in words which of them is not bounded, once everything unused is
+    collected.
 
     A weak one may hold as many entries as ``alive``: graphs and modules that somebody else holds.
 

@@ -1,7 +1,8 @@
 """F10: files that were damaged, or made by somebody hostile, in every format that the library reads.
 
-Each is read, or refused in one short sentence that names it; nothing in it is run, no other file is touched, and it takes at
-most two seconds of the processor and 256 MB. A file is damaged by ``mutations``, and read in a ``sandbox``.
+Each is read, or refused in one short sentence that names it; nothing in it is run, no other file is touched,
+and it takes at most two seconds of the processor and 256 MB. A file is damaged by ``mutations``, and read in
+a ``sandbox``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def mutated(form: Form, content: bytes, number: int) -> bytes:
     """
     rng = random.Random(f"{form.name}: {number}")
     found = form.mutations[number % len(form.mutations)](content, rng)
-    return form.mutations[rng.randrange(len(form.mutations[:4]))](found, rng) if rng.random() < 0.1 else found  # both
+    return (
+        form.mutations[rng.randrange(len(form.mutations[:4]))](found, rng) if rng.random() < 0.1 else found
+    )  # both
 
 
 def judged(form: Form, path: Path, content: bytes) -> str | None:

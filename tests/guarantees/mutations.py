@@ -1,6 +1,7 @@
 """How files are damaged: bytes of any format, values of JSON, parts of XML, and whole files of another kind.
 
-A mutation is a function of what the file was and of a random generator; the same number always gives the same file.
+A mutation is a function of what the file was and of a random generator; the same number always gives the same
+file.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ Mutation = Callable[[bytes, random.Random], bytes]
 LARGEST = 2**20  # bytes of a mutated file, about
 MARK = "gnn_attention_was_run"  # a file that a mutated file makes, if it is run
 SECRET = "the secret of another file"  # what a mutated file may not make us say
-
-
-# -- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def _flipped(content: bytes, rng: random.Random) -> bytes:
@@ -69,7 +67,9 @@ def _extreme(content: bytes, rng: random.Random) -> bytes:
     """1 to 8 bytes of all zeros or all ones: lengths, offsets and shapes blown up."""
     width = rng.choice([1, 2, 4, 8])
     place = rng.choice([0, rng.randint(0, len(content))])
-    number = rng.choice([b"\0" * width, b"\xff" * width, b"\xff" * (width - 1) + b"\x7f", b"\0" * (width - 1) + b"\x80"])
+    number = rng.choice(
+        [b"\0" * width, b"\xff" * width, b"\xff" * (width - 1) + b"\x7f", b"\0" * (width - 1) + b"\x80"]
+    )
     return content[:place] + number + content[place + width :]
 
 
@@ -79,14 +79,29 @@ def _digits(content: bytes, rng: random.Random) -> bytes:
     if not places:
         return _flipped(content, rng)
     place = rng.choice(places)
-    other = rng.choice([b"-1", b"1e999", b"NaN", b"9" * 20, b"1" * 100_000, b"18446744073709551616", b"0x10", b"1_0", b"01"])
+    other = rng.choice(
+        [b"-1", b"1e999", b"NaN", b"9" * 20, b"1" * 100_000, b"18446744073709551616", b"0x10", b"1_0", b"01"]
+    )
     return content[:place] + other + content[place + 1 :]
 
 
 def _spliced(content: bytes, rng: random.Random) -> bytes:
-    """Bytes that readers stumble over: no UTF-8, a NUL, a mark of byte order, half a character, an escape of a terminal."""
+    """Bytes that readers stumble over: no UTF-8, a NUL, a mark of byte order, half a character, an escape of
+    a terminal.
+    """
     place = rng.choice([0, rng.randint(0, len(content))])
-    other = rng.choice([b"\xff\xfe", b"\0", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x1b[2J", b"\xc0\x80", b"\r", b"\xe2\x80\xa8"])
+    other = rng.choice(
+        [
+            b"\xff\xfe",
+            b"\0",
+            b"\xef\xbb\xbf",
+            b"\xed\xa0\x80",
+            b"\x1b[2J",
+            b"\xc0\x80",
+            b"\r",
+            b"\xe2\x80\xa8",
+        ]
+    )
     return content[:place] + other * rng.choice([1, 1, 1000]) + content[place:]
 
 
@@ -117,8 +132,22 @@ def _others() -> Iterator[bytes]:
     yield _zipped("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", run))
     yield _zipped("a.npy", _npy(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**15},), }}"))
     yield from (_zipped("bomb", zeros), gzip.compress(zeros), zlib.compress(zeros))
-    yield from (b"[" * 100_000, b'{"a":' * 100_000, b"(" * 100_000, b"<a>" * 100_000, b"9" * 100_000, b"[]," * 300_000)
-    yield from (b"\x7fELF" + b"\0" * 64, b"#!/bin/sh\ntouch " + MARK.encode(), "\ufeff".encode() * 3, b"null", b"[]", b"{}")
+    yield from (
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"(" * 100_000,
+        b"<a>" * 100_000,
+        b"9" * 100_000,
+        b"[]," * 300_000,
+    )
+    yield from (
+        b"\x7fELF" + b"\0" * 64,
+        b"#!/bin/sh\ntouch " + MARK.encode(),
+        "\ufeff".encode() * 3,
+        b"null",
+        b"[]",
+        b"{}",
+    )
 
 
 _OTHERS = tuple(_others())
@@ -131,13 +160,42 @@ def _other(content: bytes, rng: random.Random) -> bytes:
 ANY: tuple[Mutation, ...] = (_flipped, _cut, _removed, _repeated, _moved, _extreme, _digits, _spliced, _other)
 
 
-# -- JSON -------------------------------------------------------------------------------------------------------------
-
 _NESTED = "[" * 100_000 + "]" * 100_000
 _HOSTILE = (
-    *("1e999", "-1e999", "NaN", "-Infinity", "1" * 100_000, "1" + "0" * 400, "-1", "0", "18446744073709551616", "0.5", "1e-320"),
-    *("true", "null", '""', '"1"', "[]", "{}", '[["a"]]', '{"a": {"a": 1}}', _NESTED, '"\\ud800"', '"\\u0000"', '"\\u001b[2J"'),
-    *(json.dumps("x" * 300_000), json.dumps("../../../../etc/passwd"), json.dumps("/dev/zero"), '{"a": 1, "a": 2}', "[1, 1.5]"),
+    *(
+        "1e999",
+        "-1e999",
+        "NaN",
+        "-Infinity",
+        "1" * 100_000,
+        "1" + "0" * 400,
+        "-1",
+        "0",
+        "18446744073709551616",
+        "0.5",
+        "1e-320",
+    ),
+    *(
+        "true",
+        "null",
+        '""',
+        '"1"',
+        "[]",
+        "{}",
+        '[["a"]]',
+        '{"a": {"a": 1}}',
+        _NESTED,
+        '"\\ud800"',
+        '"\\u0000"',
+        '"\\u001b[2J"',
+    ),
+    *(
+        json.dumps("x" * 300_000),
+        json.dumps("../../../../etc/passwd"),
+        json.dumps("/dev/zero"),
+        '{"a": 1, "a": 2}',
+        "[1, 1.5]",
+    ),
 )
 
 
@@ -171,7 +229,10 @@ def _name(content: bytes, rng: random.Random) -> bytes:
     if not objects:
         return _value(content, rng)
     path = rng.choice(objects)
-    inside, other = dict(_at(found, path)), rng.choice(["x" * 300_000, "__class__", "", "\ud800", *map(str, _at(found, path))])
+    inside, other = (
+        dict(_at(found, path)),
+        rng.choice(["x" * 300_000, "__class__", "", "\ud800", *map(str, _at(found, path))]),
+    )
     value = inside.pop(rng.choice(list(inside))) if rng.random() < 0.7 else None
     text = json.dumps(_with(found, path, inside | {marker: value} if rng.random() < 0.8 else inside))
     return text.replace(json.dumps(marker), json.dumps(other)).encode()
@@ -210,10 +271,13 @@ def _in_metadata(content: bytes, rng: random.Random) -> bytes:
     return len(other).to_bytes(8, "little") + other + content[8 + int.from_bytes(content[:8], "little") :]
 
 
-SAFETENSORS: tuple[Mutation, ...] = (_in_header(_value), _in_header(_name), _in_header(_flipped), _in_metadata)
+SAFETENSORS: tuple[Mutation, ...] = (
+    _in_header(_value),
+    _in_header(_name),
+    _in_header(_flipped),
+    _in_metadata,
+)
 
-
-# -- XML and words ----------------------------------------------------------------------------------------------------
 
 _LAUGHS = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 12))
 _PROLOGUES = (
@@ -226,9 +290,28 @@ _PROLOGUES = (
     '<?xml-stylesheet href="http://127.0.0.1:9/a.xsl"?>',
 )
 _PARTS = (
-    *('<node id="&a11;"/>', '<node id="01"/>', '<node id="-1"/>', '<node id="1e3"/>', '<node id=" 1"/>', '<node id="٣"/>'),
-    *('<node id="99999999999999999999"/>', "<node/>", '<edge source="0"/>', '<edge source="0" target="7"/>', "<hyperedge/>"),
-    *('<graph edgedefault="directed"/>', '<port name="a"/>', '<data key="nobody">1</data>', "<![CDATA[<node/>]]>", "<!--"),
+    *(
+        '<node id="&a11;"/>',
+        '<node id="01"/>',
+        '<node id="-1"/>',
+        '<node id="1e3"/>',
+        '<node id=" 1"/>',
+        '<node id="٣"/>',
+    ),
+    *(
+        '<node id="99999999999999999999"/>',
+        "<node/>",
+        '<edge source="0"/>',
+        '<edge source="0" target="7"/>',
+        "<hyperedge/>",
+    ),
+    *(
+        '<graph edgedefault="directed"/>',
+        '<port name="a"/>',
+        '<data key="nobody">1</data>',
+        "<![CDATA[<node/>]]>",
+        "<!--",
+    ),
     *(
         '<node id="&#0;"/>',
         '<node id="&#xD800;"/>',
@@ -252,15 +335,33 @@ def _part(content: bytes, rng: random.Random) -> bytes:
     """Another element between two, or in the place of one."""
     pieces = content.split(b">")
     place = rng.randrange(len(pieces))
-    pieces[place] = rng.choice([b"", pieces[place]]) + b">" + rng.choice(_PARTS).encode("utf-8", "replace")[:-1]
+    pieces[place] = (
+        rng.choice([b"", pieces[place]]) + b">" + rng.choice(_PARTS).encode("utf-8", "replace")[:-1]
+    )
     return b">".join(pieces)
 
 
 XML: tuple[Mutation, ...] = (_prologue, _part)
 
 _STRANGE = (
-    *("__import__('os').mkdir('x')", "eval('1')", "().__class__.__mro__", "lambda: 0", "open('x','w')", "causal.__globals__"),
-    *("(" * 5000, "~" * 9000, "1+" * 4000 + "1", "9" * 9000, "causal(9**9**9)", "full(10**9)", "causal(4)**99", "[0]*10**9"),
+    *(
+        "__import__('os').mkdir('x')",
+        "eval('1')",
+        "().__class__.__mro__",
+        "lambda: 0",
+        "open('x','w')",
+        "causal.__globals__",
+    ),
+    *(
+        "(" * 5000,
+        "~" * 9000,
+        "1+" * 4000 + "1",
+        "9" * 9000,
+        "causal(9**9**9)",
+        "full(10**9)",
+        "causal(4)**99",
+        "[0]*10**9",
+    ),
     *(
         "'\\ud800'",
         "\x00",
@@ -271,7 +372,19 @@ _STRANGE = (
         "causal(True)",
         "tensor([[[[]]]])",
     ),
-    *("window(8,", "n", "*", "\x1b[2J", "1e308", "-1", "float('nan')", "causal(n=4,n=4)", "'x'*10**9", "{1:2}", "x:=1"),
+    *(
+        "window(8,",
+        "n",
+        "*",
+        "\x1b[2J",
+        "1e308",
+        "-1",
+        "float('nan')",
+        "causal(n=4,n=4)",
+        "'x'*10**9",
+        "{1:2}",
+        "x:=1",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
-"""The operators that this package registers, each with the arguments that real calls give it, under ``torch.library.opcheck``.
+"""The operators that this package registers, each with the arguments that real calls give it, under
+``torch.library.opcheck``.
 
-Which there are is asked of torch, so that a new one that no call here reaches is a failure, not a gap; the arguments are recorded
-while public functions run, so that they cannot be out of date.
+Which there are is asked of torch, so that a new one that no call here reaches is a failure, not a gap; the
+arguments are recorded while public functions run, so that they cannot be out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from tests.guarantees.gpu_checks import Recorder, leaf_like
 __all__ = ["checks", "names", "on_this_machine", "recorded"]
 
 NAMESPACE = "gnn_attention::"
-OF_CUDA = ("flash_", "triton_")  # operators that launch kernels for CUDA: `gnn-attention verify --device cuda` checks them there
+OF_CUDA = (
+    "flash_",
+    "triton_",
+)  # operators that launch kernels for CUDA: `gnn-attention verify --device cuda` checks them there
 Checked = dict[str, str]
 
 
@@ -34,7 +38,9 @@ def names() -> list[str]:
     True
     """
     known = torch._C._dispatch_get_all_op_names()
-    return sorted({name.removeprefix(NAMESPACE).split(".")[0] for name in known if name.startswith(NAMESPACE)})
+    return sorted(
+        {name.removeprefix(NAMESPACE).split(".")[0] for name in known if name.startswith(NAMESPACE)}
+    )
 
 
 def on_this_machine() -> list[str]:
@@ -54,7 +60,9 @@ def recorded() -> dict[str, list[tuple[Any, ...]]]:
 
 
 def checks(name: str, calls: list[tuple[Any, ...]]) -> Checked:
-    """The outcome of each of the four tests on each call, failures in the words of ``opcheck``; the first that fails counts."""
+    """The outcome of each of the four tests on each call, failures in the words of ``opcheck``; the first
+    that fails counts.
+    """
     operator = getattr(torch.ops.gnn_attention, name).default
     outcomes: Checked = {}
     for arguments in calls:
@@ -71,9 +79,16 @@ def _calls() -> Iterator[Callable[[], Any]]:
     for backend in ("tiles", "rows", "mixed", "split"):
         yield partial(_with_gradients, graph, {"backend": backend})
         yield partial(_with_gradients, graph, {"backend": backend, "sink_logits": _numbers(2)})
-    for options in ({"bias": _numbers(graph.num_edges)}, {"score_mod": score_mods.softcap(2.0), "sink_logits": _numbers(2)}):
+    for options in (
+        {"bias": _numbers(graph.num_edges)},
+        {"score_mod": score_mods.softcap(2.0), "sink_logits": _numbers(2)},
+    ):
         yield partial(_with_gradients, graph, {"backend": "rows", **options}, twice=True)
-    yield partial(_with_gradients, graph, {"backend": "reference", "score_mod": score_mods.relative_bias(_numbers(2, 5))})
+    yield partial(
+        _with_gradients,
+        graph,
+        {"backend": "reference", "score_mod": score_mods.relative_bias(_numbers(2, 5))},
+    )
     yield _walk_over_listed_edges
     yield partial(torch.ops.gnn_attention.apart, _numbers(3, 4).mT)
 

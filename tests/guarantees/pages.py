@@ -1,8 +1,9 @@
 """F11: hostile texts in every place of every page and picture that shows a text.
 
-A page with such a text has the elements and the attributes of the same page with harmless words, runs and fetches nothing else,
-and shows the text as it is: what it holds beside letters cannot be told from them. Pictures are written twice, with texts as
-texts, which are compared, and as matplotlib usually writes them, as shapes.
+A page with such a text has the elements and the attributes of the same page with harmless words, runs and
+fetches nothing else, and shows the text as it is: what it holds beside letters cannot be told from them.
+Pictures are written twice, with texts as texts, which are compared, and as matplotlib usually writes them, as
+shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def complaints(surface: Surface, text: str) -> list[str]:
         found = _documents(surface, given)
     except Exception as error:
         return [f"raised {type(error).__name__}: {str(error)[:200]}"]
-    new = [more for one, other in zip(found, _harmless(surface), strict=True) for more in _new(surface, one, other)]
+    new = [
+        more
+        for one, other in zip(found, _harmless(surface), strict=True)
+        for more in _new(surface, one, other)
+    ]
     lost = [] if _is_shown(surface, given, found[0].texts) else ["the text is not shown as it is"]
     return [*new, *(wrong for one in found for wrong in one.wrong), *lost]
 
@@ -53,7 +58,9 @@ def _documents(surface: Surface, text: str) -> list[Document]:
 
 
 def _new(surface: Surface, found: Document, harmless: Document) -> list[str]:
-    """Elements that the harmless one does not have; of a picture kinds of them, since each line and letter is an element."""
+    """Elements that the harmless one does not have; of a picture kinds of them, since each line and letter is
+    an element.
+    """
     known = {*harmless.elements, *_LETTERS} if surface.kind == "svg" else set()
     more = [element for element in found.elements - harmless.elements if element not in known]
     return [f"new element <{' '.join(element)[:200]}>" for element in more]
@@ -88,14 +95,18 @@ def _framed(text: str) -> Document:
     parser.feed(text)
     found = html_document(parser.attributes.pop("srcdoc", None) or "")
     found.texts.append(parser.attributes.pop("title", None) or "")
-    found.elements += Counter([("frame", *(f"{name}={value}" for name, value in sorted(parser.attributes.items())))])
+    found.elements += Counter(
+        [("frame", *(f"{name}={value}" for name, value in sorted(parser.attributes.items())))]
+    )
     if parser.count != 1:
         found.wrong.append(f"{parser.count} elements around the page")
     return found
 
 
 def _is_shown(surface: Surface, text: str, texts: list[str]) -> bool:
-    """True if the text is there: in a page's data exactly, else as what can be printed of it, where lines were broken or not."""
+    """True if the text is there: in a page's data exactly, else as what can be printed of it, where lines
+    were broken or not.
+    """
     if surface.kind == "html" and text in texts:
         return True
     wanted = _letters(printable(text)[: surface.longest or MOST_LINES])
@@ -109,13 +120,18 @@ def _letters(text: str) -> str:
 def measure(count: int, tell: Tell) -> Measured:
     """``count`` pairs of a place and a text, at first every place with another text."""
     most = len(SURFACES) * len(TEXTS)
-    pairs = [(k * SPREAD % len(SURFACES), (k // len(SURFACES) + k % len(SURFACES)) % len(TEXTS)) for k in range(min(count, most))]
+    pairs = [
+        (k * SPREAD % len(SURFACES), (k // len(SURFACES) + k % len(SURFACES)) % len(TEXTS))
+        for k in range(min(count, most))
+    ]
     failures: list[str] = []
     for number, (place, which) in enumerate(pairs):
         if number % 100 == 0:
             tell(f"{number} of {len(pairs)} pages and pictures, {len(failures)} failures so far")
         if found := complaints(SURFACES[place], TEXTS[which]):
-            failures.append(f"{SURFACES[place].name}, text {which} {TEXTS[which][:40]!a}: {'; '.join(found)[:400]}")
+            failures.append(
+                f"{SURFACES[place].name}, text {which} {TEXTS[which][:40]!a}: {'; '.join(found)[:400]}"
+            )
     value = f"{len(failures)} of {len(pairs):,} pages and pictures had an element, an attribute or a request more, or a text less"
     return Measured(value, tuple(failures), () if pairs else ("every page: none was asked for",))
 

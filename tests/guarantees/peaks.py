@@ -1,9 +1,11 @@
 """The memory of one call, forward and backward, on every backend: what torch allocates, beside what it may.
 
-Allowed beyond inputs is ``6 (E H + N H C) itemsize`` for every sample, in numbers as wide as they are summed (float32 or better),
-or, where that is more, what the backend states (``Backend.bytes_needed``) beside its results: a workspace of some size that does
-not grow. ``E`` counts what a backend says it visits: edges; all pairs for ``dense``, and for ``tiles`` on edges drawn at random,
-which lie in all its tiles. No piece is as large as ``E H C`` numbers, but in ``reference``, which keeps to what it states.
+Allowed beyond inputs is ``6 (E H + N H C) itemsize`` for every sample, in numbers as wide as they are summed
+(float32 or better), or, where that is more, what the backend states (``Backend.bytes_needed``) beside its
+results: a workspace of some size that does not grow. ``E`` counts what a backend says it visits: edges; all
+    pairs for ``dense``, and for ``tiles`` on edges drawn at random,
+which lie in all its tiles. No piece is as large as ``E H C`` numbers, but in ``reference``, which keeps to
+what it states.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gnn_attention import edges, patterns, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
 from tests.guarantees.allocations import Allocated, allocated
@@ -35,7 +37,9 @@ REFERENCE = "reference"
 def _listed(n: int) -> TokenGraph:
     """64 random senders for everyone, duplicates dropped."""
     src = torch.randint(n, (64 * n,), generator=torch.Generator().manual_seed(n))
-    return TokenGraph.from_edges(torch.stack([src, torch.arange(n).repeat_interleave(64)]), n, coalesce=True, name="listed")
+    return TokenGraph.from_edges(
+        torch.stack([src, torch.arange(n).repeat_interleave(64)]), n, coalesce=True, name="listed"
+    )
 
 
 def _by_head(n: int) -> TokenGraph:
@@ -54,7 +58,10 @@ GRAPHS: Mapping[str, Callable[[int], TokenGraph]] = {
 }
 OPTIONS: Mapping[str, Callable[[TokenGraph, torch.dtype], dict[str, Any]]] = {
     "plain": lambda graph, dtype: {},
-    "lse and sinks": lambda graph, dtype: {"sink_logits": torch.zeros(HEADS, dtype=dtype), "return_info": True},
+    "lse and sinks": lambda graph, dtype: {
+        "sink_logits": torch.zeros(HEADS, dtype=dtype),
+        "return_info": True,
+    },
     "score_mod": lambda graph, dtype: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(HEADS))},
     "bias": lambda graph, dtype: {"bias": torch.zeros(HEADS, graph.num_edges, dtype=dtype)},
     "dropout": lambda graph, dtype: {"dropout": 0.1},
@@ -76,7 +83,9 @@ class Cell:
         if self.backend == REFERENCE:
             return self.option == "plain" and self.graph == "window"
         written_out = self.option in ("score_mod", "bias", "dropout")
-        return not (self.backend == "mixed" and written_out) and not (self.graph == "by head" and self.option == "bias")
+        return not (self.backend == "mixed" and written_out) and not (
+            self.graph == "by head" and self.option == "bias"
+        )
 
     @property
     def visits_pairs(self) -> bool:
@@ -88,12 +97,16 @@ class Cell:
         return f"{self.backend}, {self.graph}, {self.option}"
 
 
-CELLS: Sequence[Cell] = [cell for cell in (Cell(*each) for each in product(WAYS, GRAPHS, OPTIONS)) if cell.held]
+CELLS: Sequence[Cell] = [
+    cell for cell in (Cell(*each) for each in product(WAYS, GRAPHS, OPTIONS)) if cell.held
+]
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What both passes took at most, as a share of what is allowed; the largest piece as a share of ``E H C`` numbers."""
+    """What both passes took at most, as a share of what is allowed; the largest piece as a share of ``E H C``
+    numbers.
+    """
 
     forward: float
     backward: float
@@ -107,7 +120,9 @@ def measured(cell: Cell, seed: int) -> Peak:
     graph, rng = GRAPHS[cell.graph](n), torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, HEADS, n, DIM, generator=rng, dtype=dtype).requires_grad_() for _ in range(3))
     given = OPTIONS[cell.option](graph, dtype)
-    call = Call.checked(q, k, v, graph, **{key: value for key, value in given.items() if key != "return_info"})
+    call = AttentionCall.checked(
+        q, k, v, graph, **{key: value for key, value in given.items() if key != "return_info"}
+    )
     backend = choose(call) if cell.backend == "auto" else BACKENDS[cell.backend]
 
     def run() -> Tensor:
@@ -130,7 +145,13 @@ def _result(found: Allocated) -> Allocated:
     return found
 
 
-def _judged(cell: Cell, call: Call, stated: Callable[[Call], int] | None, forward: Allocated, backward: Allocated) -> Peak:
+def _judged(
+    cell: Cell,
+    call: AttentionCall,
+    stated: Callable[[AttentionCall], int] | None,
+    forward: Allocated,
+    backward: Allocated,
+) -> Peak:
     wide = edges.accumulation_dtype(call.q.dtype).itemsize
     of_edges, of_nodes = _visited(cell, call.graph), call.q[..., 0].numel() * DIM
     formula = FACTOR * (of_edges + of_nodes) * wide
@@ -142,7 +163,12 @@ def _judged(cell: Cell, call: Call, stated: Callable[[Call], int] | None, forwar
     sizes = f"{call.graph.num_dst} tokens, {str(call.q.dtype).removeprefix('torch.')}, formula {formula / 2**20:.0f} MiB"
     told = f"{sizes}, forward {forward.peak / 2**20:.0f} of {allowed[0] / 2**20:.0f} MiB"
     told += f", backward {backward.peak / 2**20:.0f} of {allowed[1] / 2**20:.0f} MiB"
-    return Peak(forward.peak / allowed[0], backward.peak / allowed[1], 0.0 if cell.backend == REFERENCE else piece, told)
+    return Peak(
+        forward.peak / allowed[0],
+        backward.peak / allowed[1],
+        0.0 if cell.backend == REFERENCE else piece,
+        told,
+    )
 
 
 def _visited(cell: Cell, graph: TokenGraph) -> int:

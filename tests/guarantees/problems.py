@@ -1,7 +1,7 @@
 """A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights.
 
-The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype and of its neighbours, and
-what a single rounding does to it (``roundings``).
+The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype and of
+its neighbours, and what a single rounding does to it (``roundings``).
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
 }
 
 
-# -- the verb ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class AttendProblem:
-    """A draw as a call of ``attend``; or, numbered from 1, a neighbour of it, whose inputs are some roundings away."""
+    """A draw as a call of ``attend``; or, numbered from 1, a neighbour of it, whose inputs are some roundings
+    away.
+    """
 
     draw: Draw
     neighbour: int = 0
@@ -62,12 +61,21 @@ class AttendProblem:
             "k": (samples, numbers.kv_heads, graph.num_src, numbers.dim),
             "v": (samples, numbers.kv_heads, graph.num_src, numbers.value_dim),
         }
-        drawn = {name: torch.randn(*shape, generator=rng, dtype=torch.float64) * numbers.size for name, shape in shapes.items()}
+        drawn = {
+            name: torch.randn(*shape, generator=rng, dtype=torch.float64) * numbers.size
+            for name, shape in shapes.items()
+        }
         if "relative" in numbers.mod:
             drawn["table"] = torch.randn(numbers.heads, 2 * REACH + 1, generator=rng, dtype=torch.float64)
         if numbers.bias != "none" and self.draw.edges is not None:
-            lead = {"one for all": (), "by head": (numbers.heads,), "by sample and head": (numbers.batch, numbers.heads)}
-            drawn["bias"] = torch.randn(*lead[numbers.bias], len(self.draw.edges), generator=rng, dtype=torch.float64)
+            lead = {
+                "one for all": (),
+                "by head": (numbers.heads,),
+                "by sample and head": (numbers.batch, numbers.heads),
+            }
+            drawn["bias"] = torch.randn(
+                *lead[numbers.bias], len(self.draw.edges), generator=rng, dtype=torch.float64
+            )
         if numbers.sinks:
             drawn["sink_logits"] = torch.randn(numbers.heads, generator=rng, dtype=torch.float64)
         return {name: nearby(x.to(DTYPES[numbers.dtype]), self.neighbour) for name, x in drawn.items()}
@@ -106,7 +114,9 @@ class AttendProblem:
     def attended(
         self, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, with_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their logits."""
+        """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their
+        logits.
+        """
         q, k, v = qkv
         added = self._score_mod(inputs), inputs.get("bias"), inputs.get("sink_logits")
         scale = self.draw.numbers.scale
@@ -122,7 +132,9 @@ class AttendProblem:
         return tuple(self._laid_out(inputs[name]) for name in "qkv")
 
     def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
-        wanted = [self._named_mod(name, inputs) for name in self.draw.numbers.mod.split(", ") if name != "none"]
+        wanted = [
+            self._named_mod(name, inputs) for name in self.draw.numbers.mod.split(", ") if name != "none"
+        ]
         return None if not wanted else wanted[0] if len(wanted) == 1 else score_mods.chain(*wanted)
 
     def _named_mod(self, name: str, inputs: Mapping[str, Tensor]) -> ScoreMod:
@@ -161,7 +173,9 @@ class AttendProblem:
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
-        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders of the same input."""
+        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders of the same
+        input.
+        """
         with torch.enable_grad():
             plain = [self._yardstick(n, widened=False) for n in range(ORDERS)]
             return plain, [self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)]
@@ -181,7 +195,9 @@ class AttendProblem:
     def _yardstick(self, number: int, widened: bool) -> Attempt:
         numbers, graph, mask = self.draw.numbers, self.draw.graph, self.draw.mask
         inputs = self._inputs(DTYPES[numbers.dtype])
-        order = oracle.Order.draw(number, numbers.batch, graph.num_dst, graph.num_src, numbers.dim, "cpu", widened)
+        order = oracle.Order.draw(
+            number, numbers.batch, graph.num_dst, graph.num_src, numbers.dim, "cpu", widened
+        )
         q, k, v = (inputs[name].expand(numbers.batch, -1, -1, -1) for name in "qkv")
         sinks, modify = inputs.get("sink_logits"), partial(self._modified, inputs)
         if "softcap" in numbers.mod:
@@ -195,7 +211,12 @@ class AttendProblem:
     def _modified(self, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
         """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
         numbers, graph = self.draw.numbers, self.draw.graph
-        far = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset - torch.arange(graph.num_src) - graph.src_offset
+        far = (
+            torch.arange(graph.num_dst).unsqueeze(1)
+            + graph.dst_offset
+            - torch.arange(graph.num_src)
+            - graph.src_offset
+        )
         if "alibi" in numbers.mod:
             slopes = torch.tensor(score_mods.alibi_slopes(numbers.heads), dtype=logits.dtype)
             logits = logits - slopes.view(-1, 1, 1) * far.abs()
@@ -213,9 +234,6 @@ class AttendProblem:
         return logits
 
 
-# -- a layer ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class LayerProblem:
     """A draw as a layer in one form of its weights; or, numbered from 1, a neighbour of it."""
@@ -227,7 +245,12 @@ class LayerProblem:
     def _heads(self) -> Any:
         numbers, rng = self.draw.numbers, torch.Generator().manual_seed(self.draw.number)
         heads = StandardHeads(
-            WIDTH, numbers.heads, numbers.dim, numbers.value_dim, numbers.kv_heads, bias=numbers.bias != "none"
+            WIDTH,
+            numbers.heads,
+            numbers.dim,
+            numbers.value_dim,
+            numbers.kv_heads,
+            bias=numbers.bias != "none",
         ).double()
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
@@ -255,7 +278,9 @@ class LayerProblem:
         if self.draw.numbers.dtype == "float64":
             return self._alone
         x_src, x_dst, direction = self._drawn
-        leaves = {"x_src": x_src, "x_dst": x_dst} | {name: p.detach() for name, p in plain_names(self._heads).items()}
+        leaves = {"x_src": x_src, "x_dst": x_dst} | {
+            name: p.detach() for name, p in plain_names(self._heads).items()
+        }
         with torch.enable_grad():
             truth = rounded(self._alone, self._dense_with_lse, leaves, direction)
         return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
@@ -292,7 +317,7 @@ class _Part(nn.Module):
         self.heads, self.method = heads, method
 
     def forward(self, x: Tensor) -> Any:
-        """Call it."""
+        """AttentionCall it."""
         return getattr(self.heads, self.method)(x)
 
 

@@ -1,4 +1,6 @@
-"""What came of measuring guarantees: one result each, a table to read at a glance, JSON, and the rows that the README shows."""
+"""What came of measuring guarantees: one result each, a table to read at a glance, JSON, and the rows that
+the README shows.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ LONGEST_CELL = 400  # characters, in the README
 
 @dataclass(frozen=True)
 class Result:
-    """One guarantee as it was measured: its promise and bar, how many cases, when, for how long, and what came of them.
+    """One guarantee as it was measured: its promise and bar, how many cases, when, for how long, and what
+    came of them.
 
-    ``full`` is true if as many cases ran as the guarantee states. A skipped case could not run: the guarantee does not hold.
+    ``full`` is true if as many cases ran as the guarantee states. A skipped case could not run: the guarantee
+    does not hold.
     """
 
     name: str
@@ -39,10 +43,16 @@ class Result:
     date: str = ""
 
     def __str__(self) -> str:
-        """Whether it holds, its name, promise and bar, what was measured, and the cases that failed or were skipped."""
+        """Whether it holds, its name, promise and bar, what was measured, and the cases that failed or were
+        skipped.
+        """
         word = "holds" if self.holds else "FAILS"
         part = "" if self.full else f" (in part: {self.count:,} cases)"
-        lines = [f"{word}  {self.name}: {self.promise}{part}", f"       bar: {self.bar}", f"       {self.value}"]
+        lines = [
+            f"{word}  {self.name}: {self.promise}{part}",
+            f"       bar: {self.bar}",
+            f"       {self.value}",
+        ]
         for what, cases in (("failed", self.failures), ("skipped", self.skipped)):
             lines += [f"       {what}: {case}" for case in cases[:SHOWN]]
             lines += [f"       ... and {len(cases) - SHOWN} more {what}"] if len(cases) > SHOWN else []
@@ -73,19 +83,28 @@ class Results:
     def sorted(self, names: Iterable[str]) -> Results:
         """In the order of these names."""
         order = {name: number for number, name in enumerate(names)}
-        return dataclasses.replace(self, results=tuple(sorted(self.results, key=lambda r: order.get(r.name, len(order)))))
+        return dataclasses.replace(
+            self, results=tuple(sorted(self.results, key=lambda r: order.get(r.name, len(order))))
+        )
 
     def __str__(self) -> str:
         """Every guarantee, then one sentence with the versions."""
         failed = sum(not result.holds for result in self.results)
         said = "nothing was measured" if not self.results else f"{failed} FAILED" if failed else "all hold"
-        where = ", ".join(f"{name} {self.environment[name]}" for name in VERSIONS if self.environment.get(name))
-        tail = f"{len(self.results)} guarantees, {said} ({str(self.environment.get('date', ''))[:10]}; {where})"
+        where = ", ".join(
+            f"{name} {self.environment[name]}" for name in VERSIONS if self.environment.get(name)
+        )
+        tail = (
+            f"{len(self.results)} guarantees, {said} ({str(self.environment.get('date', ''))[:10]}; {where})"
+        )
         return "\n\n".join([*map(str, self.results), tail])
 
     def to_json(self) -> str:
         """Everything, as JSON."""
-        record = {"environment": dict(self.environment), "guarantees": [asdict(result) for result in self.results]}
+        record = {
+            "environment": dict(self.environment),
+            "guarantees": [asdict(result) for result in self.results],
+        }
         return json.dumps(record, indent=1, ensure_ascii=False)
 
     @classmethod
@@ -104,11 +123,15 @@ class Results:
             ]
             return cls(tuple(results), dict(found["environment"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"expected a record of guarantees: {type(error).__name__}: {error!s:.200}") from None
+            raise ValueError(
+                f"expected a record of guarantees: {type(error).__name__}: {error!s:.200}"
+            ) from None
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Results:
-        """The guarantees in a file. ValueError that names it where it holds none, OSError where it cannot be read."""
+        """The guarantees in a file. ValueError that names it where it holds none, OSError where it cannot be
+        read.
+        """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -130,7 +153,9 @@ def readme(folder: Path) -> str:
     found = newest(folder)
     if found is None:
         return "Not measured yet."
-    rows = [(r.name, r.promise, r.bar, r.value if r.holds else f"**fails**: {r.value}") for r in found[1].results]
+    rows = [
+        (r.name, r.promise, r.bar, r.value if r.holds else f"**fails**: {r.value}") for r in found[1].results
+    ]
     head = ["| guarantee | promise | bar | measured |", "|---|---|---|---|"]
     return "\n".join([*head, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 

@@ -1,4 +1,6 @@
-"""What would exhaust memory, and is refused by name before anything of it is taken: a sentence with the estimate or the limit."""
+"""What would exhaust memory, and is refused by name before anything of it is taken: a sentence with the
+estimate or the limit.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _unstructured(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 REFUSED: Mapping[str, Callable[[], Any]] = {
     "the mask of a million tokens": lambda: patterns.causal(MILLION).mask(),
     "the mask of a rule of a million tokens": lambda: TokenGraph.from_rule(_unstructured, MILLION).mask(),
-    "the mask of two heads of a million tokens": lambda: TokenGraph.from_rule(_unstructured, MILLION, heads=2).mask(),
+    "the mask of two heads of a million tokens": lambda: TokenGraph.from_rule(
+        _unstructured, MILLION, heads=2
+    ).mask(),
     "the list of half a trillion edges": lambda: patterns.causal(MILLION).edge_index,
     "the in-degrees of a trillion tokens": lambda: patterns.causal(TRILLION).in_degree(),
     "two hops between all of a million tokens": _everyone_through_a_hub,

@@ -1,4 +1,6 @@
-"""All guarantees, by name, in the order in which they are printed; each is loaded when it is asked for, with what it needs."""
+"""All guarantees, by name, in the order in which they are printed; each is loaded when it is asked for, with
+what it needs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ MODULES = {
 
 
 class _Guarantees(Mapping[str, Guarantee]):
-    """Guarantees by name; names alone load nothing (transformers, networkx and matplotlib would come with them).
+    """Guarantees by name; names alone load nothing (transformers, networkx and matplotlib would come with
+    them).
 
     >>> GUARANTEES["F1"].bar
     '0 mismatches in 10,000 cases'

@@ -1,19 +1,23 @@
-"""What roundings do to a problem: the least error that anybody who computes in a dtype can promise, and what SDPA's usually is.
+"""What roundings do to a problem: the least error that anybody who computes in a dtype can promise, and what
+SDPA's usually is.
 
-SDPA's error on a problem of a few numbers is luck: the largest of eight errors of a number is now and then half of what it mostly
-is, and 8 orders of few tokens are few roundings (with a softcap tokens stay in place, and all 8 are one). So SDPA computes some
-neighbours too, whose inputs are a few roundings away: each has a truth of its own, and other roundings of the same size.
+SDPA's error on a problem of a few numbers is luck: the largest of eight errors of a number is now and then
+half of what it mostly is, and 8 orders of few tokens are few roundings (with a softcap tokens stay in place,
+and all 8 are one). So SDPA computes some neighbours too, whose inputs are a few roundings away: each has a
+truth of its own, and other roundings of the same size.
 
 SDPA's error may be exactly 0, on neighbours as well. Beside it stands what happens to the truth, in float64,
 
 * when every input is moved by up to a rounding of float32, in which everyone sums (its conditioning);
-* and to the gradients, when ``delta = sum(grad_out * out)`` is: that is subtracted from ``grad_out . v``, which may be nearly the
-  same number. A kernel that computes weights again takes delta from the output as it stored it, so that for those it is a
-  rounding of the dtype. A change of delta by e is a gradient of -e for lse;
-* and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e makes all weights
-  of a row ``exp(-e)`` times as large, and so what comes back through it.
+* and to the gradients, when ``delta = sum(grad_out * out)`` is: that is subtracted from ``grad_out . v``,
+  which may be nearly the same number. A kernel that computes weights again takes delta from the output as it
+  stored it, so that for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for
+  lse;
+* and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e
+  makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it.
 
-Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was stored.
+Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was
+    stored.
 """
 
 from __future__ import annotations
@@ -32,11 +36,15 @@ __all__ = ["NEIGHBOURS", "lse_of", "rounded", "with_neighbours"]
 MOVES = 4
 NEIGHBOURS = 3
 FEW = 1000  # numbers, of which the largest error is luck
-Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]]  # inputs -> output, what the heads heard, lse
+Formula = Callable[
+    [Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]
+]  # inputs -> output, what the heads heard, lse
 
 
 def with_neighbours(truth: Truth, neighbours: Iterable[Truth]) -> Truth:
-    """``truth`` with the largest yardsticks of it and of its neighbours, where one of its results has few numbers."""
+    """``truth`` with the largest yardsticks of it and of its neighbours, where one of its results has few
+    numbers.
+    """
     if min(x.numel() for x in (truth.out, *truth.gradients.values())) >= FEW:
         return truth
     for other in neighbours:
@@ -47,7 +55,9 @@ def with_neighbours(truth: Truth, neighbours: Iterable[Truth]) -> Truth:
 
 
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
-    """``truth`` with yardsticks no smaller than what roundings of float32, and for fused kernels of the dtype, do to it."""
+    """``truth`` with yardsticks no smaller than what roundings of float32, and for fused kernels of the
+    dtype, do to it.
+    """
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
 
     def worst(delta: float, lse: float) -> dict[str, float]:
@@ -61,19 +71,31 @@ def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direct
 
 
 def _moved(
-    formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor, number: int = 0, delta: float = 0.0, lse: float = 0.0
+    formula: Formula,
+    leaves: Mapping[str, Tensor],
+    direction: Tensor,
+    number: int = 0,
+    delta: float = 0.0,
+    lse: float = 0.0,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by so much; of 0 as they are."""
+    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by so much;
+    of 0 as they are.
+    """
     rng = torch.Generator().manual_seed(number)
     single = torch.finfo(torch.float32).eps if number else 0.0
-    inputs = {name: (x.double() * (1 + single * _signs(x, rng))).requires_grad_() for name, x in leaves.items()}
+    inputs = {
+        name: (x.double() * (1 + single * _signs(x, rng))).requires_grad_() for name, x in leaves.items()
+    }
     out, heard, mass = formula(inputs)
     (grad_heard,) = torch.autograd.grad(out, heard, direction.double(), retain_graph=True)
     by_delta = (grad_heard.abs() * heard.detach().abs()).sum(-1) * _signs(mass, rng) * delta
     by_lse = grad_heard * (mass.detach().abs() * _signs(mass, rng) * lse).unsqueeze(-1)
     told = (direction.double(), by_lse, by_delta)
     found = torch.autograd.grad((out, heard, mass), list(inputs.values()), told, allow_unused=True)
-    gradients = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(inputs.items(), found, strict=True)}
+    gradients = {
+        name: torch.zeros_like(x) if g is None else g
+        for (name, x), g in zip(inputs.items(), found, strict=True)
+    }
     return out.detach(), gradients
 
 
@@ -90,7 +112,9 @@ def lse_of(
     modify: Callable[[Tensor], Tensor] | None = None,
     sink_logits: Tensor | None = None,
 ) -> Float[Tensor, "batch heads dst"]:
-    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for a receiver without in-edges."""
+    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for a receiver without
+    in-edges.
+    """
     logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * scale
     logits = logits if modify is None else modify(logits)
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)

@@ -1,4 +1,6 @@
-"""Guarantees are measured each in a process of its own: what one leaves in memory, or dies of, does not reach another."""
+"""Guarantees are measured each in a process of its own: what one leaves in memory, or dies of, does not reach
+another.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ Say = Callable[[str, str], None]
 FIRST = ("soak",)  # an hour on any machine: all others are measured beside it
 
 
-def run(names: Sequence[str], count: int | None = None, jobs: int = 1, say: Say | None = None) -> Iterator[Result]:
+def run(
+    names: Sequence[str], count: int | None = None, jobs: int = 1, say: Say | None = None
+) -> Iterator[Result]:
     """Measure the guarantees of these names and yield each result as it comes.
 
-    ``count`` cases each, None for as many as the guarantee states; ``jobs`` processes at once; ``say(name, text)`` reports
-    progress. A process that dies is a failure of its guarantee. A caller that stops early (Ctrl-C too) ends the processes.
+    ``count`` cases each, None for as many as the guarantee states; ``jobs`` processes at once;
+    ``say(name, text)`` reports progress. A process that dies is a failure of its guarantee. A caller that
+    stops early (Ctrl-C too) ends the processes.
     """
     processes: list[multiprocessing.process.BaseProcess] = []
     pool = ThreadPoolExecutor(jobs)
@@ -88,7 +93,9 @@ def _alone(name: str, count: int, jobs: int, say: Say | None, processes: list[An
     except EOFError:
         pass
     process.join()
-    return found or Measured("not measured", (f"the process that measured it ended with exit code {process.exitcode}",))
+    return found or Measured(
+        "not measured", (f"the process that measured it ended with exit code {process.exitcode}",)
+    )
 
 
 def _measure(name: str, count: int, threads: int, out: Connection) -> None:

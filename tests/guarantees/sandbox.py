@@ -1,7 +1,8 @@
-"""Work on files of strangers in a process of its own: its death, its hunger and its detours are seen, and end nothing else.
+"""Work on files of strangers in a process of its own: its death, its hunger and its detours are seen, and end
+nothing else.
 
-The process is a fork, which has every module at once. It may take so much more memory than it had, and it may neither start
-programs, nor reach a network, nor change a file.
+The process is a fork, which has every module at once. It may take so much more memory than it had, and it may
+neither start programs, nor reach a network, nor change a file.
 """
 
 from __future__ import annotations
@@ -34,8 +35,25 @@ FORBIDDEN = (
         "subprocess.Popen",
         "pty.spawn",
     ),
-    *("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request", "webbrowser.open", "ctypes.dlopen"),
-    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate", "shutil.rmtree"),
+    *(
+        "socket.connect",
+        "socket.bind",
+        "socket.getaddrinfo",
+        "urllib.Request",
+        "webbrowser.open",
+        "ctypes.dlopen",
+    ),
+    *(
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.mkdir",
+        "os.link",
+        "os.symlink",
+        "os.chmod",
+        "os.truncate",
+        "shutil.rmtree",
+    ),
 )
 Make = Callable[[int], Callable[[], str | None]]
 LONGEST_WAIT = 120.0  # seconds without a word, after which a process is taken to hang
@@ -66,10 +84,12 @@ def available() -> str | None:
 
 
 def seen(make: Make, numbers: Sequence[int], memory: int, wait: float = LONGEST_WAIT) -> Iterator[Seen]:
-    """Each case in turn, in as many processes as it takes; ``make(number)`` prepares what then gives a complaint, or None.
+    """Each case in turn, in as many processes as it takes; ``make(number)`` prepares what then gives a
+    complaint, or None.
 
-    ``memory``: bytes that a process may have beyond those that it begins with. A case that kills its process, takes longer than
-    ``wait`` seconds or raises is a complaint itself. Only what ``make`` returns is timed, and watched.
+    ``memory``: bytes that a process may have beyond those that it begins with. A case that kills its process,
+    takes longer than ``wait`` seconds or raises is a complaint itself. Only what ``make`` returns is timed,
+    and watched.
     """
     done = 0
     while done < len(numbers):
@@ -115,10 +135,11 @@ def _ended(child: int) -> str:
     found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     status = 0 if found is None else found.si_status
     killed = found is not None and found.si_code != os.CLD_EXITED
-    return f"its process was killed by {signal.Signals(status).name}" if killed else f"its process ended with code {status}"
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
+    return (
+        f"its process was killed by {signal.Signals(status).name}"
+        if killed
+        else f"its process ended with code {status}"
+    )
 
 
 def _inside(make: Make, numbers: Sequence[int], memory: int, writing: int) -> None:
@@ -179,5 +200,7 @@ def _limit(memory: int) -> None:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + memory
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

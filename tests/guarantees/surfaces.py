@@ -1,4 +1,6 @@
-"""Every place of a page or a picture that shows a text of somebody's: titles, labels, names of graphs, methods and models."""
+"""Every place of a page or a picture that shows a text of somebody's: titles, labels, names of graphs,
+methods and models.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ __all__ = ["SURFACES", "Surface", "written"]
 
 @dataclass(frozen=True)
 class Surface:
-    """``make(text)`` is a page, a notebook's frame around one, or a picture that shows the text: ``kind`` html, frame or svg.
+    """``make(text)`` is a page, a notebook's frame around one, or a picture that shows the text: ``kind``
+    html, frame or svg.
 
-    ``accepted``: what of a text can be given there at all; a file's name has no slash. ``longest``: of it is shown, if not all.
+    ``accepted``: what of a text can be given there at all; a file's name has no slash. ``longest``: of it is
+    shown, if not all.
     """
 
     name: str
@@ -37,9 +41,6 @@ class Surface:
     make: Callable[[str], str]
     accepted: Callable[[str], str] = str
     longest: int | None = None
-
-
-# -- pages ------------------------------------------------------------------------------------------------------------
 
 
 def _whole(text: str) -> str:
@@ -84,7 +85,9 @@ def _framed(text: str) -> str:
 
 def _tokens(text: str) -> str:
     vocabulary = _spelling(text)
-    return _page([len(vocabulary) - 1 if vocabulary.merges else vocabulary.encode(text)[0]], vocabulary, title="a").html
+    return _page(
+        [len(vocabulary) - 1 if vocabulary.merges else vocabulary.encode(text)[0]], vocabulary, title="a"
+    ).html
 
 
 def _read(text: str) -> str:
@@ -120,7 +123,13 @@ def _foreign() -> Any:
     """A tiny Hugging Face model, from no file."""
     transformers = importlib.import_module("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     return transformers.LlamaModel(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).eval()
 
 
@@ -132,11 +141,10 @@ def _foreign_text(text: str) -> str:
     return explorer.page(text or "a", (_foreign(), _Tokenizer(text)), masks=[]).html
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
-
-
 def written(make: Callable[[str], Any], text: str) -> tuple[str, str]:
-    """A picture with its texts as texts, and as it is usually written: as shapes, beside which they stand as remarks."""
+    """A picture with its texts as texts, and as it is usually written: as shapes, beside which they stand as
+    remarks.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
         made = make(text)
@@ -182,7 +190,10 @@ def _large(text: str) -> Any:
 
 def _compared(text: str) -> Any:
     mean = Mean(1.0, 0.1)
-    found = [Row("causal", 4.0, mean, None, None, mean, mean, 4), Row(text, 2.0, mean, mean, None, mean, mean, 4)]
+    found = [
+        Row("causal", 4.0, mean, None, None, mean, mean, 4),
+        Row(text, 2.0, mean, mean, None, mean, mean, 4),
+    ]
     return plot(found, "a title", "facts")
 
 
@@ -204,7 +215,14 @@ def _crossover(text: str) -> Any:
 
 
 def _measured(title: str, method: str) -> Any:
-    case = {"workload": "a", "method": method, "pass": "forward", "status": "measured", "seconds": 0.1, "share": 0.5}
+    case = {
+        "workload": "a",
+        "method": method,
+        "pass": "forward",
+        "status": "measured",
+        "seconds": 0.1,
+        "share": 0.5,
+    }
     return gpu_plots.times({"workloads": [{"workload": "a", "title": title}], "cases": [case]})
 
 
@@ -239,8 +257,15 @@ _KINDS: dict[str, Callable[..., Any]] = {
 }
 _PICTURES: dict[str, Callable[[str], Any]] = {
     **{f"{name}: name of the graph": partial(_named, picture) for name, picture in _KINDS.items()},
-    **{f"{name}: title": partial(_under, picture) for name, picture in _KINDS.items() if name != "side by side"},
-    **{f"{name}: labels": partial(_labelled, _KINDS[name]) for name in ("mask", "graph", "arcs", "side by side")},
+    **{
+        f"{name}: title": partial(_under, picture)
+        for name, picture in _KINDS.items()
+        if name != "side by side"
+    },
+    **{
+        f"{name}: labels": partial(_labelled, _KINDS[name])
+        for name in ("mask", "graph", "arcs", "side by side")
+    },
     "mask of each head: name of the graph": _by_head,
     "mask: labels of senders": _senders,
     "graph: labels of both columns": _columns,

@@ -33,7 +33,8 @@ def test_a_record_is_read_back_and_says_what_failed():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"guarantees": [{}], "environment": {}}', '{"guarantees": 3, "environment": {}}']
+    "text",
+    ["", "[]", "{}", '{"guarantees": [{}], "environment": {}}', '{"guarantees": 3, "environment": {}}'],
 )
 def test_another_file_is_refused(text):
     with pytest.raises(ValueError, match="expected a record of guarantees"):
@@ -79,7 +80,10 @@ class InThisProcess:
 @pytest.fixture
 def planted(monkeypatch):
     """Two guarantees of this file, measured in this process: one holds, one raises."""
-    found = {name: Guarantee(name, "p", "b", 1, 5, measure) for name, measure in (("X0", count_cases), ("X1", fail))}
+    found = {
+        name: Guarantee(name, "p", "b", 1, 5, measure)
+        for name, measure in (("X0", count_cases), ("X1", fail))
+    }
     monkeypatch.setattr(runner, "GUARANTEES", found)
     monkeypatch.setattr(__main__, "GUARANTEES", found)
     monkeypatch.setattr("multiprocessing.context.SpawnContext.Process", InThisProcess)
@@ -88,7 +92,10 @@ def planted(monkeypatch):
 
 def test_what_a_guarantee_raises_is_its_failure(planted):
     said = []
-    found = {result.name: result for result in runner.run(["X0", "X1"], None, 1, lambda name, text: said.append((name, text)))}
+    found = {
+        result.name: result
+        for result in runner.run(["X0", "X1"], None, 1, lambda name, text: said.append((name, text)))
+    }
     assert found["X1"].failures == ("ValueError: planted",)
     assert (found["X0"].holds, found["X0"].full, found["X0"].value) == (True, True, "5 cases")
     assert said == [("X0", f"case {number}") for number in range(5)]

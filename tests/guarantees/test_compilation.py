@@ -1,4 +1,6 @@
-"""F7: a case of each kind holds; a break, a program too many, a wrong gradient, a new operator and a wrong export are seen."""
+"""F7: a case of each kind holds; a break, a program too many, a wrong gradient, a new operator and a wrong
+export are seen.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from tests.guarantees import compilation, operators
 from tests.guarantees.compilation import GUARANTEE, KINDS, CompilationCase, cases, measure
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 
 def silent(text):
@@ -57,9 +62,6 @@ def test_nothing_measured_does_not_hold():
     assert len(found.failures) == len(KINDS)
 
 
-# -- operators --------------------------------------------------------------------------------------------------------
-
-
 def test_every_operator_that_runs_here_has_calls():
     """Recorded from public functions, so that they are never out of date."""
     calls = operators.recorded()
@@ -99,9 +101,6 @@ def test_a_copy_between_kernels_passes_its_gradient_on():
     assert torch.equal(apart(x), x)
     assert torch.autograd.gradcheck(apart, x.mT)
     assert torch.autograd.gradgradcheck(apart, x)
-
-
-# -- compiled programs ------------------------------------------------------------------------------------------------
 
 
 def with_dense(monkeypatch, run):
@@ -146,7 +145,10 @@ def test_another_output_or_gradient_than_eager_is_seen(monkeypatch):
     assert "another output than eager" in CompilationCase("graphs", "dense").problem()
     assert "sizes [9, 2, 3, 17, 60]" in CompilationCase("export", "dense").problem()
     x = torch.ones(2, requires_grad=True)
-    assert compilation._differs(lambda x: x.sin(), lambda x: x.detach().sin() + 0 * x, (x,), []) == "other gradients than eager"
+    assert (
+        compilation._differs(lambda x: x.sin(), lambda x: x.detach().sin() + 0 * x, (x,), [])
+        == "other gradients than eager"
+    )
     assert compilation._differs(lambda x: x, lambda x: x * torch.nan, (x,), []) == "another output than eager"
 
 
@@ -157,7 +159,9 @@ def test_a_call_with_options_is_not_compiled_for_each_number_of_samples(name):
     torch.compiler.reset()
     counted, graph = compilation.Counted(), patterns.window(9, 3)
     mod = ga.score_mods.softcap(2.0)
-    compiled = torch.compile(lambda x: ga.attend(x, x, x, graph, score_mod=mod, backend=name), fullgraph=True, backend=counted)
+    compiled = torch.compile(
+        lambda x: ga.attend(x, x, x, graph, score_mod=mod, backend=name), fullgraph=True, backend=counted
+    )
     for samples in (5, 4, 7, 3):
         x = torch.randn(samples, 2, 9, 4, dtype=torch.float64)
         assert_exact(compiled(x), ga.attend(x, x, x, graph, score_mod=mod, backend=name))

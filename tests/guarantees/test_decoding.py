@@ -34,15 +34,18 @@ def fails(cells, seeds=(0, 1)):
 
 def in_chunks(**wanted):
     """The cells of chunks with these words in them."""
-    return [cell for cell in chunked.CELLS if all(value in str(getattr(cell, key)) for key, value in wanted.items())]
+    return [
+        cell
+        for cell in chunked.CELLS
+        if all(value in str(getattr(cell, key)) for key, value in wanted.items())
+    ]
 
 
 def texts(**wanted):
     """The cells of greedy text that are exactly these."""
-    return [cell for cell in greedy.CELLS if all(value == getattr(cell, key) for key, value in wanted.items())]
-
-
-# -- it holds ---------------------------------------------------------------------------------------------------------
+    return [
+        cell for cell in greedy.CELLS if all(value == getattr(cell, key) for key, value in wanted.items())
+    ]
 
 
 def test_it_holds_in_the_quick_cases():
@@ -104,7 +107,9 @@ def test_definitions_and_graphs_agree():
     for family, made in chunked.FAMILIES.items():
         for n in (40, 53, 68):
             graph, definition = made(n)
-            table = [[[definition(h, i, j) for j in range(n)] for i in range(n)] for h in range(chunked.HEADS)]
+            table = [
+                [[definition(h, i, j) for j in range(n)] for i in range(n)] for h in range(chunked.HEADS)
+            ]
             assert torch.equal(graph.mask().expand(chunked.HEADS, n, n), torch.tensor(table)), (family, n)
 
 
@@ -114,9 +119,6 @@ def test_texts_are_no_repetition():
     for name in greedy.ARCHITECTURES:
         found, _ = greedy._generated(greedy._model(name, 0), greedy._prompts("no padding", 0), {})
         assert len(set(found.flatten().tolist())) > found.numel() / 3, name
-
-
-# -- planted faults in the caches -------------------------------------------------------------------------------------
 
 
 def test_a_raised_error_is_a_failure_and_names_the_case(monkeypatch):
@@ -139,7 +141,9 @@ def test_nan_for_a_number_is_a_failure(monkeypatch):
 def test_keys_out_of_order_are_seen(monkeypatch):
     """A chunk is kept backwards: chunks of one token cannot show it."""
     true = caches.KeyValueCache.append
-    monkeypatch.setattr(caches.KeyValueCache, "append", lambda self, k, v, layer=0: true(self, k.flip(2), v, layer))
+    monkeypatch.setattr(
+        caches.KeyValueCache, "append", lambda self, k, v, layer=0: true(self, k.flip(2), v, layer)
+    )
     assert fails(in_chunks(way="attend, float64", chunk="3"), seeds=(0,)) == 8
     assert fails(in_chunks(way="attend, float32", chunk="3"), seeds=(0,)) == 8
     assert fails(in_chunks(way="attend, float64", chunk="1"), seeds=(0,)) == 0
@@ -148,22 +152,23 @@ def test_keys_out_of_order_are_seen(monkeypatch):
 def test_positions_that_begin_anew_with_each_chunk_are_seen(monkeypatch):
     """Rotations would not notice in a whole pass; in chunks they do."""
     true = caches.KeyValueCache._positions_of
-    monkeypatch.setattr(caches.KeyValueCache, "_positions_of", lambda self, x, layer: true(self, x, layer) - self.length)
+    monkeypatch.setattr(
+        caches.KeyValueCache, "_positions_of", lambda self, x, layer: true(self, x, layer) - self.length
+    )
     assert fails(in_chunks(way="rotated", family="causal")) == 3
     assert fails(in_chunks(way="latent", family="causal")) == 3
 
 
 def test_a_sender_forgotten_too_early_is_seen(monkeypatch):
-    """Whom somebody will hear once more is dropped already; nobody ever is where the last token hears everyone."""
+    """Whom somebody will hear once more is dropped already; nobody ever is where the last token hears
+    everyone.
+    """
     monkeypatch.setattr(
         ResidentSenders,
         "needed",
         property(lambda held: (last_receivers(held.graph)[held.positions] > held.start).nonzero().flatten()),
     )
     assert fails(in_chunks(way="attend, float64", chunk="1")) == 6
-
-
-# -- planted faults in what models ask of their attention --------------------------------------------------------------
 
 
 def forgetful(monkeypatch, **changed):
@@ -221,4 +226,6 @@ def test_scores_that_are_no_numbers_are_failures():
     tokens, best = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3, 2, 2)
     assert greedy._difference(tokens, tokens, best, torch.zeros(3, 2, 9)) is None
     assert greedy._difference(tokens, tokens, best, torch.full((3, 2, 9), torch.nan)) == "a score is NaN"
-    assert greedy._difference(tokens[:, :2], tokens, best, torch.zeros(3, 2, 9)) == "[2, 2] tokens, eager [2, 3]"
+    assert (
+        greedy._difference(tokens[:, :2], tokens, best, torch.zeros(3, 2, 9)) == "[2, 2] tokens, eager [2, 3]"
+    )

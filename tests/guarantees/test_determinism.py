@@ -1,4 +1,6 @@
-"""F8: the same call gives the same bits; a race, an order that matters and a number of threads that does are seen."""
+"""F8: the same call gives the same bits; a race, an order that matters and a number of threads that does are
+seen.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -75,7 +77,10 @@ def test_an_order_that_matters_is_seen(monkeypatch):
 
 def test_a_number_of_threads_that_matters_is_seen(monkeypatch):
     wrong = changed(monkeypatch, "rows", lambda call, out: out + torch.get_num_threads() * 1e-6)
-    assert "one thread and two" in determinism._broken("numbers of threads", call_of("table"), "rows", wrong, 1)[0][0]
+    assert (
+        "one thread and two"
+        in determinism._broken("numbers of threads", call_of("table"), "rows", wrong, 1)[0][0]
+    )
 
 
 def test_an_exception_is_a_failure(monkeypatch):
@@ -85,13 +90,15 @@ def test_an_exception_is_a_failure(monkeypatch):
 
 def test_the_reference_gives_the_same_bits_for_any_order_of_edges():
     """In float64, where no rounding to float32 hides the order of a sum."""
-    edges = torch.ones(30, 30).nonzero().t()[:, torch.randperm(900, generator=torch.Generator().manual_seed(0))]
+    edges = (
+        torch.ones(30, 30).nonzero().t()[:, torch.randperm(900, generator=torch.Generator().manual_seed(0))]
+    )
     q = torch.randn(1, 2, 30, 8, dtype=torch.float64)
-    outs = [ga.attend(q, q, q, convert.from_edge_index(e, 30, 30), backend="reference") for e in (edges, edges.flip(1))]
+    outs = [
+        ga.attend(q, q, q, convert.from_edge_index(e, 30, 30), backend="reference")
+        for e in (edges, edges.flip(1))
+    ]
     assert torch.equal(*outs)
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_gradient_of_a_table_is_summed_in_float64():
@@ -128,7 +135,9 @@ def test_a_signature_is_asked_once(monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("mod", [lambda score: score, torch.nn.Linear(2, 2), partial(score_mods.softcap(1.0), 1)])
+@pytest.mark.parametrize(
+    "mod", [lambda score: score, torch.nn.Linear(2, 2), partial(score_mods.softcap(1.0), 1)]
+)
 def test_a_score_mod_of_another_signature_is_refused(mod):
     x = torch.ones(1, 1, 3, 2)
     with pytest.raises(TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a \w+ of \("):
@@ -137,5 +146,9 @@ def test_a_score_mod_of_another_signature_is_refused(mod):
 
 def test_a_function_of_another_signature_is_refused_by_a_compiler_too():
     x = torch.ones(1, 1, 3, 2)
-    with pytest.raises(TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a function of \(score\)"):
-        torch.compile(ga.attend, backend="eager")(x, x, x, ga.patterns.causal(3), score_mod=lambda score: score)
+    with pytest.raises(
+        TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a function of \(score\)"
+    ):
+        torch.compile(ga.attend, backend="eager")(
+            x, x, x, ga.patterns.causal(3), score_mod=lambda score: score
+        )

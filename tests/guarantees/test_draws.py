@@ -1,4 +1,6 @@
-"""Random draws: the same from their number alone, right by two definitions, equal on every backend, and able to find faults."""
+"""Random draws: the same from their number alone, right by two definitions, equal on every backend, and able
+to find faults.
+"""
 
 from functools import lru_cache
 
@@ -34,7 +36,9 @@ def test_draws_cover_what_there_is():
     draws = [Draw(number) for number in range(400)]
     assert {draw.kind for draw in draws} == {"family", "mixed", "rows", "list", "table"}
     assert {draw.numbers.dtype for draw in draws} == set(DTYPES)
-    assert {(draw.graph.num_dst == 0, draw.graph.num_src == 0, draw.numbers.batch == 0) for draw in draws} >= {
+    assert {
+        (draw.graph.num_dst == 0, draw.graph.num_src == 0, draw.numbers.batch == 0) for draw in draws
+    } >= {
         (True, True, False),
         (True, False, False),
         (False, False, True),
@@ -105,11 +109,19 @@ def test_every_backend_is_equal_to_the_formula_on_a_thousand_draws(first):
 def test_planted_faults_are_found(fault):
     """Within 80 draws; the backend without a fault passes them all."""
     wrong = Backend(fault, WRONG_BACKENDS[fault])
-    assert any(isinstance(found, equality.Mismatch) for number in range(80) for _, found in equality.case(number, [wrong]))
+    assert any(
+        isinstance(found, equality.Mismatch)
+        for number in range(80)
+        for _, found in equality.case(number, [wrong])
+    )
 
 
 def test_a_nan_is_a_mismatch():
-    number = next(n for n in range(100) if Draw(n).graph.num_edges and Draw(n).numbers.form == "attend" and Draw(n).numbers.batch)
+    number = next(
+        n
+        for n in range(100)
+        if Draw(n).graph.num_edges and Draw(n).numbers.form == "attend" and Draw(n).numbers.batch
+    )
     problem = problem_of(Draw(number))
     out, gradients = problem.run(BACKENDS["dense"])
     assert judge(out, gradients, problem.truth).passed
@@ -122,5 +134,7 @@ def test_what_a_backend_raises_is_a_mismatch_and_a_refusal_is_none():
 
     ((_, found),) = equality.case(5, [Backend("broken", broken)])
     assert "RuntimeError: no such luck" in found.message
-    ((_, refused),) = equality.case(5, [Backend("refuses", broken, refusal=lambda call: "not today")])
+    ((_, refused),) = equality.case(
+        5, [Backend("refuses", broken, unsupported_reason=lambda call: "not today")]
+    )
     assert refused is None

@@ -57,7 +57,9 @@ def test_every_work_gives_nothing_wrong_and_can_fail(monkeypatch):
     assert endurance._equality(endurance._draws(2), random.Random(0)) is None
     monkeypatch.setattr(endurance, "attend", lambda *arguments, **options: None)
     assert "nothing was raised" in {endurance._errors(random.Random(seed)) for seed in range(20)}
-    monkeypatch.setattr(endurance, "generate", lambda model, tokens, count, *rest, **more: tokens.repeat(count)[: count + 4])
+    monkeypatch.setattr(
+        endurance, "generate", lambda model, tokens, count, *rest, **more: tokens.repeat(count)[: count + 4]
+    )
     assert endurance._decoding(random.Random(0)) == "decoding differs from the full pass"
 
 
@@ -70,7 +72,15 @@ def test_every_work_gives_nothing_wrong_and_can_fail(monkeypatch):
     ],
 )
 def test_a_process_that_dies_or_leaves_files_is_reported(monkeypatch, program, expected):
-    state = {"operations": 1, "judged": 0, "memory": [1.0] * 8, "wrong": [], "ended": True, "seconds": 1.0, "memos": 3}
+    state = {
+        "operations": 1,
+        "judged": 0,
+        "memory": [1.0] * 8,
+        "wrong": [],
+        "ended": True,
+        "seconds": 1.0,
+        "memos": 3,
+    }
     popen = endurance.subprocess.Popen
     command = [sys.executable, "-c", program.replace("LINE", repr(json.dumps(state)))]
     monkeypatch.setattr(endurance.subprocess, "Popen", lambda _, **options: popen(command, **options))

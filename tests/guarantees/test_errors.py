@@ -40,7 +40,9 @@ def broken(monkeypatch, name, change):
         return change(out), lse
 
     monkeypatch.setitem(BACKENDS, name, replace(sound, run=run))
-    monkeypatch.setattr(errors, "_usual", lambda: {key: one for key, one in BACKENDS.items() if one is not SOUND[key]})
+    monkeypatch.setattr(
+        errors, "_usual", lambda: {key: one for key, one in BACKENDS.items() if one is not SOUND[key]}
+    )
 
 
 @pytest.mark.parametrize("guarantee", errors.GUARANTEES, ids=lambda guarantee: guarantee.name)
@@ -101,7 +103,8 @@ def test_every_dtype_is_drawn_in_every_size_whatever_the_graph():
 def unrounded(graph, dtype, backend, **options):
     """The mean error of a result in units of the mean error of one rounding.
 
-    A mean of 24,960 such errors is known to 0.4 % (a uniform number's deviation is 0.58 of its mean): 1.1 is one rounding.
+    A mean of 24,960 such errors is known to 0.4 % (a uniform number's deviation is 0.58 of its mean): 1.1 is
+    one rounding.
     """
     rng = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 130, 24, generator=rng).to(dtype) for _ in range(3))

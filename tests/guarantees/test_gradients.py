@@ -1,4 +1,6 @@
-"""F6: the cases cover everything, hold, and a wrong derivative, a wrong second one and a silent refusal are seen."""
+"""F6: the cases cover everything, hold, and a wrong derivative, a wrong second one and a silent refusal are
+seen.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,10 @@ class LostSecond(torch.autograd.Function):
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [(HalfGradient.apply, "GradcheckError: Jacobian mismatch"), (LostSecond.apply, "GradcheckError: Jacobian mismatch")],
+    [
+        (HalfGradient.apply, "GradcheckError: Jacobian mismatch"),
+        (LostSecond.apply, "GradcheckError: Jacobian mismatch"),
+    ],
 )
 def test_a_wrong_derivative_is_seen(monkeypatch, change, told):
     """Of the first kind and of the second; the line names the case."""
@@ -122,7 +127,10 @@ def test_a_raw_error_and_a_refusal_where_none_is_promised_are_seen(monkeypatch):
             return grad.clone()
 
     right = BACKENDS["dense"].run
-    assert all("RefusalError" in line for line in faulty(monkeypatch, lambda call: (NoSecond.apply(right(call)[0]), None)))
+    assert all(
+        "RefusalError" in line
+        for line in faulty(monkeypatch, lambda call: (NoSecond.apply(right(call)[0]), None))
+    )
 
     def raw(call):
         raise RuntimeError("from below")

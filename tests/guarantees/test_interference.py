@@ -36,7 +36,9 @@ def test_nothing_measured_does_not_hold():
 def masked_sdpa(call):
     """What a dense kernel makes of hidden tokens: 0 times NaN."""
     mask = call.graph.mask().expand(*call.q.shape[:3], call.k.shape[2])
-    out = functional.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale, enable_gqa=True)
+    out = functional.scaled_dot_product_attention(
+        call.q, call.k, call.v, mask, scale=call.scale, enable_gqa=True
+    )
     return out, BACKENDS["rows"].run(call)[1]
 
 
@@ -53,7 +55,9 @@ def failures_of(monkeypatch, name, run, count):
     return GUARANTEE.measure(count, silent).failures
 
 
-@pytest.mark.parametrize(("fault", "word"), [(masked_sdpa, "it reached strangers"), (cleaned, "do not hold it")])
+@pytest.mark.parametrize(
+    ("fault", "word"), [(masked_sdpa, "it reached strangers"), (cleaned, "do not hold it")]
+)
 def test_planted_faults_are_seen(fault, word, monkeypatch):
     failures = failures_of(monkeypatch, "tiles", fault, 24)
     assert any("F4, case" in line and "tiles: " in line and word in line for line in failures), failures[:5]
@@ -78,7 +82,9 @@ def test_one_bit_in_the_reference_is_seen(monkeypatch):
         return out + 1e-12 * call.v.detach().abs().sum().to(out.dtype).nan_to_num(9.0), lse
 
     sound = BACKENDS["reference"]
-    assert any("reference: it reached strangers" in line for line in failures_of(monkeypatch, "reference", run, 36))
+    assert any(
+        "reference: it reached strangers" in line for line in failures_of(monkeypatch, "reference", run, 36)
+    )
 
 
 def test_a_draw_says_where_its_poison_is():
@@ -90,7 +96,9 @@ def test_a_draw_says_where_its_poison_is():
 @pytest.mark.parametrize("which", [0, 1], ids=["q", "k"])
 @pytest.mark.parametrize("backend", ["tiles", "mixed", "rows", "dense", "split"])
 def test_a_logit_of_plus_infinity_stays_with_those_who_have_it(backend, which, dtype):
-    """Its lse is +inf: the gradients of senders whom they do not hear were NaN, and in halves their own output was a number."""
+    """Its lse is +inf: the gradients of senders whom they do not hear were NaN, and in halves their own
+    output was a number.
+    """
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randn(1, 1, 100, 16, generator=rng).to(dtype).abs() for _ in range(3)]
     tokens[which][0, 0, 60, 0] = torch.inf
@@ -105,7 +113,9 @@ def test_a_logit_of_plus_infinity_stays_with_those_who_have_it(backend, which, d
     assert grads[2][0, 0, strangers].isfinite().all()
 
 
-@pytest.mark.parametrize("backend", [name for name, backend in BACKENDS.items() if not backend.compiled and name != "varlen"])
+@pytest.mark.parametrize(
+    "backend", [name for name, backend in BACKENDS.items() if not backend.compiled and name != "varlen"]
+)
 @pytest.mark.parametrize("bias", [None, torch.zeros(0)], ids=["plain", "bias"])
 def test_lse_over_no_edges_has_a_gradient(backend, bias):
     """It was cut off in tiles with a bias and in split: a backward pass raised torch's own error."""

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of te
 def test_cases_cover_the_commands_and_the_moments():
     cases = [Case.drawn(number) for number in range(interrupts.GUARANTEE.full)]
     assert {case.name for case in cases} == set(COMMANDS)
-    assert {case.name for case in cases if case.event} == {name for name, command in COMMANDS.items() if command.events}
+    assert {case.name for case in cases if case.event} == {
+        name for name, command in COMMANDS.items() if command.events
+    }
     assert str(Case.drawn(7)) == str(Case.drawn(7))
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
@@ -48,7 +50,12 @@ def test_the_quick_count_holds():
 
 
 TOLD = {
-    "a traceback": ({"code": 1, "left": []}, "Traceback (most recent call last):\nKeyboardInterrupt\n", None, "exit code 1"),
+    "a traceback": (
+        {"code": 1, "left": []},
+        "Traceback (most recent call last):\nKeyboardInterrupt\n",
+        None,
+        "exit code 1",
+    ),
     "two lines": ({"code": 130, "left": []}, "interrupted\nand more\n", None, "2 lines"),
     "no line": ({"code": 130, "left": []}, "", None, "0 lines"),
     "no end": ({"code": None, "left": []}, "interrupted\n", None, "exit code None"),
@@ -80,7 +87,9 @@ def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
     (tmp_path / "case").mkdir()
     (tmp_path / "case" / "said.json").write_text('{"text": "a"}')
     forks._truths["generate"] = {"text": "b"}
-    assert forks._goes_on("generate", (), tmp_path / "case") == ["once more: it came to something else than alone"]
+    assert forks._goes_on("generate", (), tmp_path / "case") == [
+        "once more: it came to something else than alone"
+    ]
     (tmp_path / "case" / "said.json").write_text('{"te')
     assert forks._goes_on("generate", (), tmp_path / "case")[0].startswith("once more: JSONDecodeError")
 
@@ -88,9 +97,6 @@ def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
 def test_nothing_measured_does_not_hold(monkeypatch):
     monkeypatch.setattr(interrupts, "Forks", lambda: tempfile.TemporaryDirectory())
     assert not interrupts.measure(0, lambda text: None).holds
-
-
-# -- what it uncovered ------------------------------------------------------------------------------------------------
 
 
 def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted():
@@ -116,7 +122,13 @@ def test_an_interrupted_verify_writes_what_there_is():
         if done == 3:
             raise KeyboardInterrupt
 
-    few = {"device": "cpu", "dtypes": ["float64"], "backends": ["dense"], "graphs": ["causal"], "trained": False}
+    few = {
+        "device": "cpu",
+        "dtypes": ["float64"],
+        "backends": ["dense"],
+        "graphs": ["causal"],
+        "trained": False,
+    }
     with pytest.raises(KeyboardInterrupt):
         verify.run(**few, progress=stop, keep=kept.append)
     assert [len(report.results) for report in kept] == [3]
@@ -164,10 +176,14 @@ def test_a_fork_of_the_benchmark_dies_with_the_process_that_made_it():
 
 @pytest.fixture
 def new_classes(tmp_path, monkeypatch):
-    """Classes of layers that torch_geometric has not rendered yet, in a module with a source; and a new temporary folder."""
+    """Classes of layers that torch_geometric has not rendered yet, in a module with a source; and a new
+    temporary folder.
+    """
     name, folder = f"layers_{tmp_path.name}", tmp_path / "temporary"
     lines = [f"class New{number}(MessagePassingAttention):\n    pass\n" for number in range(5)]
-    (tmp_path / f"{name}.py").write_text("from gnn_attention import MessagePassingAttention\n\n" + "\n".join(lines))
+    (tmp_path / f"{name}.py").write_text(
+        "from gnn_attention import MessagePassingAttention\n\n" + "\n".join(lines)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

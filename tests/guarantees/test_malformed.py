@@ -43,8 +43,12 @@ def test_every_case_holds_eager(part):
     assert [(str(case), fault) for case in malformed.cases()[part::4] for fault in faults(case, EAGER)] == []
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look at inner frames
-@pytest.mark.parametrize("step", [pytest.param(9, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # Dynamo's own look at inner frames
+@pytest.mark.parametrize(
+    "step", [pytest.param(9, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.nightly)]
+)
 def test_cases_hold_compiled(step):
     compiled = [case for case in malformed.cases() if COMPILED in case.ways]
     assert len(compiled) > 60
@@ -68,7 +72,9 @@ def test_no_case_is_no_success():
 
 def test_what_is_not_installed_is_skipped(monkeypatch):
     missing = replace(named("attend: no graph").subject, needs="no_such_package")
-    monkeypatch.setattr(malformed, "cases", lambda: (replace(malformed_case(), subject=missing), malformed_case()))
+    monkeypatch.setattr(
+        malformed, "cases", lambda: (replace(malformed_case(), subject=missing), malformed_case())
+    )
     found = malformed.measure(2, quiet)
     assert not found.holds
     assert found.skipped == ("attend: no graph: needs no_such_package",)
@@ -124,15 +130,21 @@ def test_a_long_or_raw_message_is_seen():
     assert any("raw words" in found for found in faults(raw))
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.full((3,), torch.nan), torch.zeros(2)], ids=["zeros", "NaN", "shape"])
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3), torch.full((3,), torch.nan), torch.zeros(2)], ids=["zeros", "NaN", "shape"]
+)
 def test_a_wrong_next_call_is_seen(wrong):
     subject = replace(PLANTED, good=lambda one: wrong)
-    assert any("next valid call is wrong" in found for found in faults(replace(malformed_case(), subject=subject)))
+    assert any(
+        "next valid call is wrong" in found for found in faults(replace(malformed_case(), subject=subject))
+    )
 
 
 def test_a_next_call_that_fails_is_seen():
     subject = replace(PLANTED, good=lambda one: attend(*one, None))
-    assert any("next valid call fails" in found for found in faults(replace(malformed_case(), subject=subject)))
+    assert any(
+        "next valid call fails" in found for found in faults(replace(malformed_case(), subject=subject))
+    )
 
 
 def test_a_check_that_is_gone_is_reported_by_the_figure(monkeypatch):
@@ -140,7 +152,9 @@ def test_a_check_that_is_gone_is_reported_by_the_figure(monkeypatch):
     named_before = named("from_edges: floats")
     monkeypatch.setattr(edge_list, "SIGNED", (*edge_list.SIGNED, torch.float32))
     monkeypatch.setattr(malformed, "cases", lambda: (named_before,))
-    assert any("from_edges: floats (eager): silent" in failure for failure in malformed.measure(1, quiet).failures)
+    assert any(
+        "from_edges: floats (eager): silent" in failure for failure in malformed.measure(1, quiet).failures
+    )
 
 
 def test_what_an_object_holds_is_compared_by_numbers():
@@ -150,9 +164,6 @@ def test_what_an_object_holds_is_compared_by_numbers():
     with torch.no_grad():
         layer.weight[0, 0] += 1
     assert before != held(layer)
-
-
-# -- what it uncovered ------------------------------------------------------------------------------------------------
 
 
 def test_a_quoted_value_is_cut():
@@ -184,7 +195,9 @@ def test_a_backend_of_ones_own_must_return_what_is_due():
 
 
 def test_groups_of_an_audit_cover_every_pair_on_its_own():
-    """Its gains are kept up to date instead of being computed anew; every pair still has a group of its own."""
+    """Its gains are kept up to date instead of being computed anew; every pair still has a group of its
+    own.
+    """
     for graph in (patterns.window(70, 5), patterns.erdos_renyi(64, 0.05, seed=1), patterns.self_loops(40)):
         mask = graph.mask()
         found = groups(mask)

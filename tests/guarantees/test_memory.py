@@ -21,9 +21,6 @@ def silent(text):
     """Tell nobody."""
 
 
-# -- it holds ---------------------------------------------------------------------------------------------------------
-
-
 def test_it_holds_in_the_quick_cases(monkeypatch):
     """On fewer tokens than in the guarantee, whose slow cases are as long as it."""
     monkeypatch.setattr(peaks, "SIZES", (512, 512))
@@ -51,7 +48,9 @@ def test_every_cell_is_a_case_and_every_backend_of_a_cpu_is_met():
     assert {cell.name for cell in CELLS if isinstance(cell, memory.Refused)} == set(refusals.REFUSED)
     assert {cell.name for cell in CELLS if isinstance(cell, memory.Answered)} == set(refusals.ANSWERED)
     first = [case(number)[0] for number in range(80)]
-    assert {cell.backend for cell in first if isinstance(cell, peaks.Cell)} >= set(peaks.WAYS) - {peaks.REFERENCE}
+    assert {cell.backend for cell in first if isinstance(cell, peaks.Cell)} >= set(peaks.WAYS) - {
+        peaks.REFERENCE
+    }
 
 
 def test_no_case_is_no_evidence(monkeypatch):
@@ -59,9 +58,6 @@ def test_no_case_is_no_evidence(monkeypatch):
     assert not measure(0, silent).holds
     assert not measure(1, silent).holds
     assert len(measure(0, silent).skipped) == 3
-
-
-# -- the measure itself ------------------------------------------------------------------------------------------------
 
 
 def test_a_peak_is_what_is_held_at_a_time():
@@ -84,9 +80,6 @@ def test_the_teaching_walk_makes_the_tensor_that_no_backend_makes():
         layer(x, graph)
         found = allocated(lambda layer=layer: layer(x, graph))
         assert (found.largest >= graph.num_edges * 32 * 4) == made, backend
-
-
-# -- planted faults ----------------------------------------------------------------------------------------------------
 
 
 ROWS = BACKENDS["rows"]
@@ -143,7 +136,10 @@ def test_a_guard_that_sleeps_is_seen(monkeypatch, name, said):
         (lambda: None, "not refused"),
         (lambda: (_ for _ in ()).throw(MemoryError("no")), "MemoryError: no"),
         (lambda: (_ for _ in ()).throw(ValueError("too much")), "without an estimate or a limit: too much"),
-        (lambda: (torch.empty(10**8), (_ for _ in ()).throw(ValueError("9 GiB")))[0], "381 MiB were taken first"),
+        (
+            lambda: (torch.empty(10**8), (_ for _ in ()).throw(ValueError("9 GiB")))[0],
+            "381 MiB were taken first",
+        ),
     ],
 )
 def test_what_is_no_refusal_is_said(monkeypatch, ask, said):

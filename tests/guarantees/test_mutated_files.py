@@ -26,7 +26,9 @@ def test_the_figure_holds():
     found = mutated_files.GUARANTEE.measure(mutated_files.GUARANTEE.quick, silent)
     assert found.failures == ()
     assert found.holds
-    assert found.value.startswith(f"0 of {mutated_files.GUARANTEE.quick * len(FORMS)} files of {len(FORMS)} forms failed")
+    assert found.value.startswith(
+        f"0 of {mutated_files.GUARANTEE.quick * len(FORMS)} files of {len(FORMS)} forms failed"
+    )
 
 
 @pytest.mark.slow
@@ -48,9 +50,9 @@ def test_nothing_measured_does_not_hold():
 def test_a_few_files_see_every_mutation():
     for form in FORMS:
         assert mutated_files.GUARANTEE.quick >= len(set(form.mutations)), form.name
-        assert {form.mutations[number % len(form.mutations)] for number in range(mutated_files.GUARANTEE.quick)} == set(
-            form.mutations
-        )
+        assert {
+            form.mutations[number % len(form.mutations)] for number in range(mutated_files.GUARANTEE.quick)
+        } == set(form.mutations)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -203,7 +205,9 @@ def test_what_is_read_wrongly_is_seen(name):
 
 
 def test_a_whole_file_that_is_refused_stops_the_figure():
-    form = Form("planted", lambda folder: planted(unnamed).make(folder), unnamed, (lambda content, rng: content,))
+    form = Form(
+        "planted", lambda folder: planted(unnamed).make(folder), unnamed, (lambda content, rng: content,)
+    )
     with pytest.raises(ValueError, match="planted: the whole file: refused without a name"):
         mutated_files.measure(1, silent, [form])
 

@@ -72,7 +72,9 @@ def found_in(name, texts=TEXTS):
 
 def test_markup_in_data_is_seen(monkeypatch):
     monkeypatch.setattr(_html, "embedded", lambda data: json.dumps(data))
-    assert any("new element <script>" in complaint for complaint in found_in("page: a token's text", TEXTS[:5]))
+    assert any(
+        "new element <script>" in complaint for complaint in found_in("page: a token's text", TEXTS[:5])
+    )
 
 
 def test_markup_in_a_title_is_seen(monkeypatch):
@@ -82,7 +84,9 @@ def test_markup_in_a_title_is_seen(monkeypatch):
 
 def test_an_open_frame_is_seen(monkeypatch):
     framed = explorer.Page._repr_html_
-    monkeypatch.setattr(explorer.Page, "_repr_html_", lambda page: framed(page).replace("&quot;", '"').replace("&#x27;", "'"))
+    monkeypatch.setattr(
+        explorer.Page, "_repr_html_", lambda page: framed(page).replace("&quot;", '"').replace("&#x27;", "'")
+    )
     assert found_in("page in a notebook: title", TEXTS[:9])
 
 
@@ -92,7 +96,14 @@ def test_a_text_that_is_cut_or_changed_is_seen(monkeypatch):
 
 
 EMBEDDED = _html.embedded
-PICTURES = ("mask: title", "mask: labels", "arcs: labels", "degrees: title", "graph of many tokens: labels", "benchmark: method")
+PICTURES = (
+    "mask: title",
+    "mask: labels",
+    "arcs: labels",
+    "degrees: title",
+    "graph of many tokens: labels",
+    "benchmark: method",
+)
 
 
 @pytest.mark.parametrize("name", PICTURES)

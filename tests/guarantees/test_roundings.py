@@ -1,4 +1,6 @@
-"""What one rounding does to a problem: where SDPA's error is 0 by luck, and the least that can be promised is known by hand."""
+"""What one rounding does to a problem: where SDPA's error is 0 by luck, and the least that can be promised is
+known by hand.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ def by_one_rounding(q, v):
 
 
 def test_lse_is_rounded_by_those_that_compute_weights_again():
-    """Its size is that of the logit: 100 has a hundred times the roundings of 1, all of which the weight of 1 gets."""
+    """Its size is that of the logit: 100 has a hundred times the roundings of 1, all of which the weight of 1
+    gets.
+    """
     for logit in (1.0, 100.0, 1e4):
         found = by_one_rounding(logit, 0.0)
         assert found.yardstick["v"] == 0
@@ -35,7 +39,9 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
 
 
 def test_delta_is_rounded_by_everybody():
-    """It is ``grad_out . v``, and stands beside itself: of a large v nobody knows that the gradient of q is 0."""
+    """It is ``grad_out . v``, and stands beside itself: of a large v nobody knows that the gradient of q is
+    0.
+    """
     small, large = by_one_rounding(1.0, 1.0), by_one_rounding(1.0, 100.0)
     assert 0 < small.yardstick["q"] <= EPS * (1 + EPS)  # v is moved by up to EPS, too
     assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=2 * EPS)
@@ -48,6 +54,8 @@ def test_the_output_has_the_roundings_of_its_inputs_alone():
 
 @pytest.mark.parametrize("number", [4037, 5635, 6326, 8208, 3079])
 def test_cases_that_were_taken_for_mismatches(number):
-    """F1's first whole run: lse of hundreds in float32, and the fused kernel of SDPA where its yardstick was the unfused one."""
+    """F1's first whole run: lse of hundreds in float32, and the fused kernel of SDPA where its yardstick was
+    the unfused one.
+    """
     found = dict(equality.case(number))
     assert not [mismatch for mismatch in found.values() if isinstance(mismatch, equality.Mismatch)]

@@ -45,7 +45,10 @@ def test_the_quick_count_holds():
 
 @pytest.mark.parametrize(
     "first",
-    [pytest.param(8, marks=pytest.mark.slow), *(pytest.param(first, marks=pytest.mark.nightly) for first in (48, 88, 128))],
+    [
+        pytest.param(8, marks=pytest.mark.slow),
+        *(pytest.param(first, marks=pytest.mark.nightly) for first in (48, 88, 128)),
+    ],
 )
 def test_more_cases_hold(first):
     for number in range(first, first + 40):
@@ -54,7 +57,9 @@ def test_more_cases_hold(first):
 
 def test_a_count_that_leaves_a_kind_out_does_not_hold():
     assert not threads.measure(0, lambda text: None).holds
-    assert threads.measure(1, lambda text: None).skipped == tuple(f"no case of {kind}" for kind in list(KINDS)[1:])
+    assert threads.measure(1, lambda text: None).skipped == tuple(
+        f"no case of {kind}" for kind in list(KINDS)[1:]
+    )
 
 
 class Faulty:
@@ -73,10 +78,12 @@ FAULTS = {
     "state of a call": lambda rng: Shared(Faulty()),
     "NaN": lambda rng: Shared(lambda thread: [torch.tensor(torch.nan)]),
     "an error": lambda rng: Shared(lambda thread: [torch.zeros(2)[thread]]),
-    "a change of the object": lambda rng: (lambda seen: Shared(lambda t: [seen.append(t) or torch.ones(1)], lambda: list(seen)))(
-        []
+    "a change of the object": lambda rng: (
+        lambda seen: Shared(lambda t: [seen.append(t) or torch.ones(1)], lambda: list(seen))
+    )([]),
+    "a filter of warnings": lambda rng: Shared(
+        lambda t: [warnings.filterwarnings("ignore", f"{t}") or torch.ones(1)]
     ),
-    "a filter of warnings": lambda rng: Shared(lambda t: [warnings.filterwarnings("ignore", f"{t}") or torch.ones(1)]),
     "a maker that fails": lambda rng: 1 / 0,
 }
 
@@ -106,11 +113,10 @@ def test_a_call_that_hangs_is_reported(monkeypatch):
     stop.set()
 
 
-# -- what it uncovered ------------------------------------------------------------------------------------------------
-
-
 def test_lazy_heads_become_what_they_are_when_they_are_whole(monkeypatch):
-    """A thread that comes while another draws the parameters waits, and does not compute with what is there so far."""
+    """A thread that comes while another draws the parameters waits, and does not compute with what is there
+    so far.
+    """
     layer, drawing = MessagePassingAttention(LazyHeads(2, 4)), threading.Event()
     drawn = StandardHeads.reset_parameters
 
@@ -138,7 +144,9 @@ def test_heads_that_met_meanwhile_are_left_as_they_are():
 
 
 def small_model():
-    return LanguageModel(Config(vocabulary_size=9, width=8, num_layers=1, num_heads=2, head_dim=4, mlp_width=8)).eval()
+    return LanguageModel(
+        Config(vocabulary_size=9, width=8, num_layers=1, num_heads=2, head_dim=4, mlp_width=8)
+    ).eval()
 
 
 def test_a_recording_holds_what_its_own_thread_computed():
@@ -174,7 +182,10 @@ def test_recordings_of_one_module_wait_for_each_other():
 def test_a_second_thread_is_refused_an_operate_block():
     model, tokens = small_model(), torch.tensor([[1, 2, 3]])
     with trace.operate(model, trace.mute()), trace.operate(model, trace.cut([(0, 1)])):
-        for work in (lambda: trace.record(model, tokens), lambda: trace.operate(model, trace.mute()).__enter__()):
+        for work in (
+            lambda: trace.record(model, tokens),
+            lambda: trace.operate(model, trace.mute()).__enter__(),
+        ):
             found = in_a_thread(work)
             assert isinstance(found, NotImplementedError)
             assert "another thread is in an operate block" in str(found)

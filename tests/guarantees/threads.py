@@ -1,8 +1,9 @@
 """Threads: one object used by eight threads at once gives, bit for bit, what it gives one after the other.
 
-Every case makes its object (``together``: a graph, a layer, a model, ...) twice from the case number. On the first the eight
-calls run one after the other: that is the truth. On the second they start together, so that whatever is worked out when it is
-first asked for is asked for by all at once. The filters of warnings and the object's own state are afterwards as they were.
+Every case makes its object (``together``: a graph, a layer, a model, ...) twice from the case number. On the
+first the eight calls run one after the other: that is the truth. On the second they start together, so that
+whatever is worked out when it is first asked for is asked for by all at once. The filters of warnings and the
+object's own state are afterwards as they were.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def _compared(make: Callable[[random.Random], Shared], number: int) -> tuple[int
     before = list(warnings.filters), shared.state()
     with _many_switches():
         at_once = together([partial(_caught, shared, thread) for thread in range(THREADS)])
-    wrong = [line for thread in range(THREADS) for line in _differences(thread, alone[thread], at_once[thread])]
+    wrong = [
+        line for thread in range(THREADS) for line in _differences(thread, alone[thread], at_once[thread])
+    ]
     if list(warnings.filters) != before[0]:
         wrong.append("the filters of warnings are not as they were")
         warnings.filters[:] = before[0]  # type: ignore[index]
@@ -79,7 +82,9 @@ def _compared(make: Callable[[random.Random], Shared], number: int) -> tuple[int
 
 
 def together(calls: Sequence[Callable[[], Found]]) -> list[Found]:
-    """What the calls return that start at the same moment, each in a thread of its own; one that hangs, in words."""
+    """What the calls return that start at the same moment, each in a thread of its own; one that hangs, in
+    words.
+    """
     start = threading.Barrier(len(calls))
     results: list[Found] = ["did not end" for _ in calls]
 
@@ -115,7 +120,11 @@ def _differences(thread: int, alone: Found, at_once: Found) -> list[str]:
     if len(alone) != len(at_once):
         return [f"thread {thread}: {len(alone)} results alone, {len(at_once)} at once"]
     pairs = enumerate(zip(alone, at_once, strict=True))
-    return [f"thread {thread}, result {place}: {_distance(x, y)}" for place, (x, y) in pairs if not torch.equal(x, y)]
+    return [
+        f"thread {thread}, result {place}: {_distance(x, y)}"
+        for place, (x, y) in pairs
+        if not torch.equal(x, y)
+    ]
 
 
 def _distance(x: Tensor, y: Tensor) -> str:

@@ -1,7 +1,8 @@
-"""What eight threads use at once: one object of each kind, made from a case's own chance, and a call for each thread.
+"""What eight threads use at once: one object of each kind, made from a case's own chance, and a call for each
+thread.
 
-A call returns tensors that depend on the object and on the thread's number alone, so that they can be compared bit for bit.
-Graphs are as the builders return them: nothing is worked out about them yet.
+A call returns tensors that depend on the object and on the thread's number alone, so that they can be
+compared bit for bit. Graphs are as the builders return them: nothing is worked out about them yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ __all__ = ["KINDS", "Shared"]
 
 WIDTH, HEADS = 12, 4
 FORMS = (lambda heads: heads, FactoredHeads.of, MergedHeads.of)
-EAGER = tuple(name for name, backend in BACKENDS.items() if not backend.compiled and "-" not in name and name != "triton")
+EAGER = tuple(
+    name
+    for name, backend in BACKENDS.items()
+    if not backend.compiled and "-" not in name and name != "triton"
+)
 ROUTES = (None, "auto", "dense", "rows", "mixed", "reference")  # of a layer; all hold any plain graph
 
 
@@ -45,7 +50,9 @@ class Shared:
 
 
 def _graph_of(rng: random.Random, least: int = 8, most: int = 90) -> TokenGraph:
-    """A plain graph of any family, or the same edges as a list; at times so large that its plans have several parts."""
+    """A plain graph of any family, or the same edges as a list; at times so large that its plans have several
+    parts.
+    """
     n = rng.choice([rng.randint(least, most), rng.randint(least, most), 3 * most])
     graph = any_family(rng, n, 0, HEADS)[0]
     while graph.heads is not None or graph.batch is not None:
@@ -59,10 +66,10 @@ def _states(thread: int, *shape: int) -> Tensor:
 
 def _with_gradients(out: Tensor, wanted: list[Tensor]) -> list[Tensor]:
     found = torch.autograd.grad(out, wanted, _states(99, *out.shape), allow_unused=True)
-    return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True))]
-
-
-# -- the kinds --------------------------------------------------------------------------------------------------------
+    return [
+        out.detach(),
+        *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)),
+    ]
 
 
 def _graph(rng: random.Random) -> Shared:
@@ -73,7 +80,9 @@ def _graph(rng: random.Random) -> Shared:
         lambda: graph.edge_index,
         lambda: graph.mask(),
         lambda: graph.in_degree(),
-        lambda: torch.tensor([graph.num_edges, graph.max_in_degree, graph.is_full(), graph.is_causal(), graph.has_empty_rows]),
+        lambda: torch.tensor(
+            [graph.num_edges, graph.max_in_degree, graph.is_full(), graph.is_causal(), graph.has_empty_rows]
+        ),
         lambda: (graph | other).edge_index,
         lambda: (graph - other).T.mask(),
         lambda: (graph @ other).edge_index,
@@ -83,7 +92,9 @@ def _graph(rng: random.Random) -> Shared:
     ]
 
     def call(thread: int) -> list[Tensor]:
-        found = {number: asked[number]() for number in random.Random(thread).sample(range(len(asked)), len(asked))}
+        found = {
+            number: asked[number]() for number in random.Random(thread).sample(range(len(asked)), len(asked))
+        }
         return [found[number] for number in range(len(asked))]
 
     return Shared(call)
@@ -93,7 +104,9 @@ def _attend(rng: random.Random) -> Shared:
     """One graph through every backend at once, forward and backward, with whatever is added to the logits."""
     graph, learned = _graph_of(rng), score_mods.RelativeBias(HEADS, 4)
     nn.init.normal_(learned.table)
-    mod = rng.choice([None, score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(5.0), learned])
+    mod = rng.choice(
+        [None, score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(5.0), learned]
+    )
     bias = _states(1, HEADS, graph.num_edges) if rng.random() < 0.3 else None
     sinks = _states(2, HEADS) if rng.random() < 0.3 else None
     names = ["auto", *EAGER]
@@ -114,7 +127,9 @@ def _attend(rng: random.Random) -> Shared:
 def _layer(rng: random.Random) -> Shared:
     """One layer, in any form and on any way through it, over one graph."""
     graph = _graph_of(rng, most=40)
-    layer = MessagePassingAttention(rng.choice(FORMS)(StandardHeads(WIDTH, HEADS, num_kv_heads=2, bias=True)), backend=None)
+    layer = MessagePassingAttention(
+        rng.choice(FORMS)(StandardHeads(WIDTH, HEADS, num_kv_heads=2, bias=True)), backend=None
+    )
     layer.backend = rng.choice(ROUTES)
     given = graph.edge_index if rng.random() < 0.3 else graph
 
@@ -128,7 +143,10 @@ def _layer(rng: random.Random) -> Shared:
 
 def _lazy(rng: random.Random) -> Shared:
     """A layer whose heads learn their widths from whichever thread comes first."""
-    graph, layer = _graph_of(rng, most=40), MessagePassingAttention(LazyHeads(HEADS, 3), backend=rng.choice(ROUTES))
+    graph, layer = (
+        _graph_of(rng, most=40),
+        MessagePassingAttention(LazyHeads(HEADS, 3), backend=rng.choice(ROUTES)),
+    )
 
     def call(thread: int) -> list[Tensor]:
         out = layer(_states(thread, graph.num_src, WIDTH), graph)
@@ -159,7 +177,9 @@ def _model(rng: random.Random) -> Shared:
 
 
 def _decoding(rng: random.Random) -> Shared:
-    """One model goes on with eight texts, in a cache for each over one graph; and one cache is forked by all of them."""
+    """One model goes on with eight texts, in a cache for each over one graph; and one cache is forked by all
+    of them.
+    """
     model, n = _model_of(rng), rng.randint(12, 20)
     graph = patterns.window(n, rng.randint(2, n)) | patterns.sinks(n, 2)
     first = KeyValueCache(graph, model.config.num_layers)
@@ -168,14 +188,18 @@ def _decoding(rng: random.Random) -> Shared:
 
     def call(thread: int) -> list[Tensor]:
         with torch.no_grad():
-            alone = generate(model, _tokens(thread, 4)[0], n - 8, cache=KeyValueCache(graph, model.config.num_layers))
+            alone = generate(
+                model, _tokens(thread, 4)[0], n - 8, cache=KeyValueCache(graph, model.config.num_layers)
+            )
             return [alone, model.proceed(_tokens(thread, 5), first.fork())]
 
     return Shared(call)
 
 
 def _traced(rng: random.Random) -> Shared:
-    """One model recorded by all, some with an edge cut or muted; or recorded by some while the others only use it."""
+    """One model recorded by all, some with an edge cut or muted; or recorded by some while the others only
+    use it.
+    """
     model, graph = _model_of(rng), patterns.causal(rng.randint(6, 20))
     model.backend, alone = rng.choice(["auto", "dense"]), rng.random() < 0.5
 
@@ -183,9 +207,15 @@ def _traced(rng: random.Random) -> Shared:
         tokens = _tokens(thread, graph.num_dst)
         if not alone and thread % 2:
             return [model(tokens, graph).detach()]
-        surgery = {1: [trace.cut([(0, 1)], layers=0)], 2: [trace.mute([(1, 2)], layers=1)]}.get(thread % 4, [])
+        surgery = {1: [trace.cut([(0, 1)], layers=0)], 2: [trace.mute([(1, 2)], layers=1)]}.get(
+            thread % 4, []
+        )
         run = trace.record(model, tokens, graph, surgery=surgery if alone else [])
-        return [run.output.detach(), *(layer.weights().detach() for layer in run.layers), *(x.detach() for x in run.states)]
+        return [
+            run.output.detach(),
+            *(layer.weights().detach() for layer in run.layers),
+            *(x.detach() for x in run.states),
+        ]
 
     return Shared(call, lambda: _hooks_of(model))
 
@@ -199,12 +229,26 @@ def _hooks_of(model: nn.Module) -> object:
 
 
 def _hugging_face(rng: random.Random) -> Shared:
-    """A Hugging Face model under ``use_graph``, in every thread with a graph of its own, layers computed again for gradients."""
-    transformers, huggingface = (importlib.import_module(name) for name in ("transformers", "gnn_attention.huggingface"))
-    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, attn_implementation="gnn_attention")).train()
+    """A Hugging Face model under ``use_graph``, in every thread with a graph of its own, layers computed
+    again for gradients.
+    """
+    transformers, huggingface = (
+        importlib.import_module(name) for name in ("transformers", "gnn_attention.huggingface")
+    )
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(**sizes, attn_implementation="gnn_attention")
+    ).train()
     if rng.random() < 0.7:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable = (
+            getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": False})
     n = rng.randint(8, 24)
 

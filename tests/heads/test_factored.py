@@ -25,7 +25,10 @@ each_shape = pytest.mark.parametrize(("lead", "m", "r", "n"), SHAPES.values(), i
 
 def made(lead: tuple[int, ...], m: int, r: int, n: int) -> FactoredMatrix:
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((*lead, m, r), (*lead, r, n)))
+    left, right = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((*lead, m, r), (*lead, r, n))
+    )
     return FactoredMatrix(left, right)
 
 
@@ -116,7 +119,9 @@ class TestRank:
         assert FactoredMatrix(left, torch.eye(4).expand(3, 4, 4)).rank().tolist() == [4, 2, 0]
 
     def test_tolerance_is_relative_to_the_largest(self):
-        matrix = FactoredMatrix(torch.diag(torch.tensor([1e8, 1.0, 1e-3], dtype=torch.float64)), torch.eye(3).double())
+        matrix = FactoredMatrix(
+            torch.diag(torch.tensor([1e8, 1.0, 1e-3], dtype=torch.float64)), torch.eye(3).double()
+        )
         assert matrix.rank(1e-12) == 3
         assert matrix.rank(1e-9) == 2
         assert matrix.rank(1e-7) == 1
@@ -131,12 +136,16 @@ class TestGradients:
     def test_gradcheck(self, read):
         matrix = made((2,), 5, 2, 4)
         inputs = [matrix.left.requires_grad_(), matrix.right.requires_grad_()]
-        assert torch.autograd.gradcheck(lambda left, right: getattr(FactoredMatrix(left, right), read)(), inputs)
+        assert torch.autograd.gradcheck(
+            lambda left, right: getattr(FactoredMatrix(left, right), read)(), inputs
+        )
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("left", "right"), [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))], ids=["inner", "axes", "heads"]
+        ("left", "right"),
+        [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))],
+        ids=["inner", "axes", "heads"],
     )
     def test_factors_must_meet(self, left, right):
         with pytest.raises(ValueError, match=r"left.*right"):

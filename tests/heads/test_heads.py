@@ -1,6 +1,8 @@
-"""Heads in three forms: equal to each other, to torch's own attention and to loops written from the seed texts' formulas.
+"""Heads in three forms: equal to each other, to torch's own attention and to loops written from the seed
+texts' formulas.
 
-The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 and is held to 1e-12 unless it says otherwise.
+The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 and is held to 1e-12 unless it
+says otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +48,14 @@ SIZES = {
     "grouped": {"width": 8, "num_heads": 4, "num_kv_heads": 2},
     "multi-query": {"width": 6, "num_heads": 3, "head_dim": 4, "num_kv_heads": 1},
     "cross": {"width": 8, "num_heads": 2, "source_width": 5},
-    "everything": {"width": 7, "num_heads": 6, "head_dim": 3, "value_dim": 4, "num_kv_heads": 2, "source_width": 5},
+    "everything": {
+        "width": 7,
+        "num_heads": 6,
+        "head_dim": 3,
+        "value_dim": 4,
+        "num_kv_heads": 2,
+        "source_width": 5,
+    },
 }
 BIASES = {
     "no bias": (),
@@ -96,13 +105,19 @@ def states(heads: StandardHeads, batch: int = 2) -> tuple[Tensor, Tensor]:
     return seeded(batch, DST, heads.width, seed=20), seeded(batch, SRC, heads.source_width, seed=21)
 
 
-def run(heads: Heads, x_dst: Tensor, x_src: Tensor, graph: TokenGraph = GRAPH, backend: str = "reference") -> Tensor:
+def run(
+    heads: Heads, x_dst: Tensor, x_src: Tensor, graph: TokenGraph = GRAPH, backend: str = "reference"
+) -> Tensor:
     """What a layer is: ``collect(attend(receive(x), *send(x), graph, scale=heads.scale))``."""
-    return heads.collect(ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend))
+    return heads.collect(
+        ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend)
+    )
 
 
 def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
-    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, sample, head and receiver in turn (S0.1, S0.2, S2.7)."""
+    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, sample, head and receiver in turn (S0.1,
+    S0.2, S2.7).
+    """
     group = heads.num_heads // heads.num_kv_heads
     update = x_dst.new_zeros(*x_dst.shape[:2], heads.W_O.shape[2])
 
@@ -134,9 +149,6 @@ def by_sdpa(heads, x_dst: Tensor, x_src: Tensor, seed: int) -> Tensor:
     return heads.collect(z.masked_fill(~mask.any(-1, keepdim=True), 0.0))
 
 
-# -- the forms are equal ----------------------------------------------------------------------------------------------
-
-
 class TestForms:
     @each_size
     @each_bias
@@ -153,7 +165,9 @@ class TestForms:
     def test_every_backend_runs_every_form(self, form, backend):
         heads = made(SIZES["everything"])
         x_dst, x_src = states(heads)
-        assert_exact(run(form(heads), x_dst, x_src, backend=backend), by_the_seeds(heads, x_dst, x_src, GRAPH.mask()))
+        assert_exact(
+            run(form(heads), x_dst, x_src, backend=backend), by_the_seeds(heads, x_dst, x_src, GRAPH.mask())
+        )
 
     @each_form
     @each_size
@@ -168,7 +182,11 @@ class TestForms:
         assert k.shape[1] == v.shape[1]
         assert heads.num_heads % k.shape[1] == 0
         assert q.shape[3] == k.shape[3]
-        assert changed.collect(v.new_zeros(2, heads.num_heads, DST, v.shape[3])).shape == (2, DST, heads.width)
+        assert changed.collect(v.new_zeros(2, heads.num_heads, DST, v.shape[3])).shape == (
+            2,
+            DST,
+            heads.width,
+        )
         assert (changed.num_heads, changed.head_dim) == (heads.num_heads, heads.head_dim)
 
     @each_form
@@ -194,13 +212,18 @@ class TestForms:
 
     @each_form
     @pytest.mark.parametrize(
-        "graph", [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0), patterns.cross(1, 1)], ids=repr
+        "graph",
+        [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0), patterns.cross(1, 1)],
+        ids=repr,
     )
     def test_no_tokens_and_one(self, form, graph):
         heads = made(SIZES["everything"])
         x_dst, x_src = seeded(2, graph.num_dst, 7), seeded(2, graph.num_src, 5)
         for backend in ("dense", "reference"):
-            assert_exact(run(form(heads), x_dst, x_src, graph, backend), by_the_seeds(heads, x_dst, x_src, graph.mask()))
+            assert_exact(
+                run(form(heads), x_dst, x_src, graph, backend),
+                by_the_seeds(heads, x_dst, x_src, graph.mask()),
+            )
 
     @each_form
     def test_gradients_of_the_states(self, form):
@@ -244,7 +267,8 @@ class TestForms:
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_merged_gradients_are_those_of_the_product(self, side, biases):
-        """Chain rule: with W_P = W_Q W_K^T, dW_Q = dW_P W_K, dW_K = dW_P^T W_Q; with W_M = W_V W_O likewise (S0.5, S0.6).
+        """Chain rule: with W_P = W_Q W_K^T, dW_Q = dW_P W_K, dW_K = dW_P^T W_Q; with W_M = W_V W_O likewise
+        (S0.5, S0.6).
 
         Biases are the last row of [W; b], acting on [x, 1].
         """
@@ -254,7 +278,11 @@ class TestForms:
             (run(form, *states(heads)) * weight).sum().backward()
 
         def affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            return matrix.detach() if bias is None else torch.cat([matrix.detach(), bias.detach().unsqueeze(1)], dim=1)
+            return (
+                matrix.detach()
+                if bias is None
+                else torch.cat([matrix.detach(), bias.detach().unsqueeze(1)], dim=1)
+            )
 
         def gradient(matrix: Tensor, bias: Tensor | None) -> Tensor:
             return matrix.grad if bias is None else torch.cat([matrix.grad, bias.grad.unsqueeze(1)], dim=1)
@@ -277,8 +305,16 @@ class TestForms:
     @pytest.mark.parametrize(
         ("given_heads", "error", "match"),
         [
-            (lambda: StandardHeads(8, 2, rotary=Rotary()), ValueError, r"Heads cannot hold rotary: .*pattern_matrix\(distance\)"),
-            (lambda: StandardHeads(8, 2, qk_norm=True), ValueError, r"Heads cannot hold qk_norm: it acts between W_Q and W_K"),
+            (
+                lambda: StandardHeads(8, 2, rotary=Rotary()),
+                ValueError,
+                r"Heads cannot hold rotary: .*pattern_matrix\(distance\)",
+            ),
+            (
+                lambda: StandardHeads(8, 2, qk_norm=True),
+                ValueError,
+                r"Heads cannot hold qk_norm: it acts between W_Q and W_K",
+            ),
             (
                 lambda: StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3),
                 ValueError,
@@ -299,9 +335,6 @@ class TestForms:
             form(made(SIZES["plain"]), side="key")
 
 
-# -- patterns and messages --------------------------------------------------------------------------------------------
-
-
 class TestPatternsAndMessages:
     @each_size
     def test_matrices(self, sizes):
@@ -320,7 +353,9 @@ class TestPatternsAndMessages:
         assert int(pattern.rank().max()) <= min(heads.head_dim, heads.width, heads.source_width)
 
     @model_space
-    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["b_V"], BIASES["all"]], ids=["no bias", "b_V", "all"])
+    @pytest.mark.parametrize(
+        "biases", [BIASES["no bias"], BIASES["b_V"], BIASES["all"]], ids=["no bias", "b_V", "all"]
+    )
     def test_messages_live_in_model_space(self, form, biases):
         """S0.5, S0.7: M_h = (x W_V_h + b_V_h) W_O_h, width as wide as the receivers."""
         heads = made(SIZES["everything"], biases)
@@ -359,16 +394,22 @@ class TestPatternsAndMessages:
 
     @model_space
     def test_patterns_with_biases(self, form):
-        """A pattern holds the bias of its own side: (x W_Q + b_Q) W_K^T, and (x W_K + b_K) W_Q^T of senders."""
+        """A pattern holds the bias of its own side: (x W_Q + b_Q) W_K^T, and (x W_K + b_K) W_Q^T of
+        senders.
+        """
         heads = made(SIZES["cross"])
         changed = form(heads)
         x_dst, x_src = states(heads)
         if changed.side == "receiver":
             for h in range(2):
-                assert_exact(changed.patterns(x_dst)[:, h], (x_dst @ heads.W_Q[h] + heads.b_Q[h]) @ heads.W_K[h].T)
+                assert_exact(
+                    changed.patterns(x_dst)[:, h], (x_dst @ heads.W_Q[h] + heads.b_Q[h]) @ heads.W_K[h].T
+                )
         else:
             for h in range(2):
-                assert_exact(changed.patterns(x_src)[:, h], (x_src @ heads.W_K[h] + heads.b_K[h]) @ heads.W_Q[h].T)
+                assert_exact(
+                    changed.patterns(x_src)[:, h], (x_src @ heads.W_K[h] + heads.b_K[h]) @ heads.W_Q[h].T
+                )
 
     def test_the_update_is_a_sum_over_heads(self):
         """S0.2: without head i the update lacks exactly head_i W_O_i; heads may be permuted (S1.2)."""
@@ -380,7 +421,9 @@ class TestPatternsAndMessages:
             muted = z.clone()
             muted[:, i] = 0
             assert_exact(whole - heads.collect(muted), z[:, i] @ heads.W_O[i])
-        swapped = [x.flip(0) for x in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O, heads.b_Q, heads.b_K, heads.b_V)]
+        swapped = [
+            x.flip(0) for x in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O, heads.b_Q, heads.b_K, heads.b_V)
+        ]
         assert_exact(run(StandardHeads.from_arrays(*swapped, heads.b_O), x_dst, x_src), whole)
 
     def test_a_bias_for_each_head_counts_by_its_sum(self):
@@ -405,7 +448,9 @@ class TestPatternsAndMessages:
                 assert_exact(logit, q[0, h, dst] @ k[0, h // 2, src])
 
     def test_pattern_matrices_that_do_not_exist(self):
-        with pytest.raises(ValueError, match="rotary heads have a pattern matrix for each distance: give distance"):
+        with pytest.raises(
+            ValueError, match="rotary heads have a pattern matrix for each distance: give distance"
+        ):
             StandardHeads(8, 2, rotary=Rotary()).pattern_matrix()
         with pytest.raises(ValueError, match="qk_norm have no pattern matrix: the norm depends on the token"):
             StandardHeads(8, 2, qk_norm=True).pattern_matrix(1)
@@ -415,9 +460,6 @@ class TestPatternsAndMessages:
     def test_distance_does_not_matter_without_rotary(self):
         heads = made(SIZES["plain"])
         assert torch.equal(heads.pattern_matrix(3).full(), heads.pattern_matrix().full())
-
-
-# -- weights from elsewhere -------------------------------------------------------------------------------------------
 
 
 def random_mha(embed_dim: int = 8, num_heads: int = 2, **options) -> nn.MultiheadAttention:
@@ -442,7 +484,9 @@ class TestFromMHA:
         with torch.no_grad():
             theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
-            mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)  # the module gives NaN to a row that hears nobody
+            mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(
+                1
+            )  # the module gives NaN to a row that hears nobody
             theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
 
@@ -456,11 +500,15 @@ class TestFromMHA:
         for name, parameter in heads.named_parameters():
             assert torch.equal(parameter, before[name])
             assert parameter.requires_grad
-            assert parameter.untyped_storage().data_ptr() not in {p.untyped_storage().data_ptr() for p in module.parameters()}
+            assert parameter.untyped_storage().data_ptr() not in {
+                p.untyped_storage().data_ptr() for p in module.parameters()
+            }
 
     def test_a_float32_module(self):
         module = nn.MultiheadAttention(8, 2)
-        assert {parameter.dtype for parameter in StandardHeads.from_mha(module).parameters()} == {torch.float32}
+        assert {parameter.dtype for parameter in StandardHeads.from_mha(module).parameters()} == {
+            torch.float32
+        }
 
     @pytest.mark.parametrize(
         ("options", "match"),
@@ -483,24 +531,35 @@ class TestFromMHA:
 class TestFromArrays:
     """One set of heads written in every accepted way."""
 
-    sizes = SIZES["everything"]  # 6 query heads, 2 key/value heads, width 7, senders 5, head_dim 3, value_dim 4
+    sizes = SIZES[
+        "everything"
+    ]  # 6 query heads, 2 key/value heads, width 7, senders 5, head_dim 3, value_dim 4
 
     def arrays(self, layout: str, flat: bool) -> dict[str, Tensor]:
         heads = made(self.sizes)
         result = {name: getattr(heads, name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}
         if flat:
-            result = {name: x.flatten(0, 1) if name == "W_O" else x.transpose(0, 1).flatten(1) for name, x in result.items()}
-        result = {name: matrix.mT.contiguous() if layout == "column" else matrix for name, matrix in result.items()}
+            result = {
+                name: x.flatten(0, 1) if name == "W_O" else x.transpose(0, 1).flatten(1)
+                for name, x in result.items()
+            }
+        result = {
+            name: matrix.mT.contiguous() if layout == "column" else matrix for name, matrix in result.items()
+        }
         biases = {name: getattr(heads, name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
         return result | {name: bias.flatten() if flat else bias for name, bias in biases.items()}
 
     @pytest.mark.parametrize("layout", ["row", "column"])
     @pytest.mark.parametrize("flat", [False, True], ids=["by head", "side by side"])
-    @pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()], ids=["tensor", "numpy", "list"])
+    @pytest.mark.parametrize(
+        "kind", [lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()], ids=["tensor", "numpy", "list"]
+    )
     def test_every_way_gives_the_same_heads(self, layout, flat, kind):
         expected = made(self.sizes)
         counts = {"num_heads": 6, "num_kv_heads": 2} if flat else {}
-        heads = StandardHeads.from_arrays(**{k: kind(v) for k, v in self.arrays(layout, flat).items()}, layout=layout, **counts)
+        heads = StandardHeads.from_arrays(
+            **{k: kind(v) for k, v in self.arrays(layout, flat).items()}, layout=layout, **counts
+        )
         for name, parameter in expected.named_parameters():
             got = dict(heads.named_parameters())[name]
             assert got.shape == parameter.shape
@@ -563,10 +622,22 @@ class TestFromArrays:
             ({"layout": "rows"}, ValueError, "layout must be one of 'row', 'column', got 'rows'"),
             ({"W_Q": seeded(7)}, ValueError, r"W_Q must have 2 or 3 axes, got shape \[7\]"),
             ({"W_K": seeded(1, 2, 5, 3)}, ValueError, r"W_K must have 2 or 3 axes, got shape \[1, 2, 5, 3\]"),
-            ({"W_Q": seeded(7, 18)}, ValueError, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
+            (
+                {"W_Q": seeded(7, 18)},
+                ValueError,
+                r"W_Q has heads side by side, shape \[7, 18\]: give num_heads",
+            ),
             ({"W_Q": seeded(6, 7, 4)}, ValueError, "W_Q and W_K must have the same head_dim, got 4 and 3"),
-            ({"W_Q": seeded(5, 7, 3)}, ValueError, "heads of W_Q must be a multiple of those of W_K, got 5 and 2"),
-            ({"W_V": seeded(3, 5, 4)}, ValueError, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\] and"),
+            (
+                {"W_Q": seeded(5, 7, 3)},
+                ValueError,
+                "heads of W_Q must be a multiple of those of W_K, got 5 and 2",
+            ),
+            (
+                {"W_V": seeded(3, 5, 4)},
+                ValueError,
+                r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\] and",
+            ),
             ({"W_V": seeded(2, 6, 4)}, ValueError, "W_K and W_V must have the same heads and input width"),
             ({"W_O": seeded(6, 3, 7)}, ValueError, r"W_O must be \[6, 4, .*got \[6, 3, 7\]"),
             ({"W_O": seeded(4, 6, 7)}, ValueError, r"W_O must be \[6, 4, .*got \[4, 6, 7\]"),
@@ -578,7 +649,11 @@ class TestFromArrays:
             ({"b_V": seeded(2, 4, 1)}, ValueError, r"b_V must be \[2, 4\] or flat, got \[2, 4, 1\]"),
             ({"b_O": seeded(8)}, ValueError, r"b_O must be \[7\] or \[6, 7\], got \[8\]"),
             ({"W_O": None}, ValueError, "b_O needs W_O: give both or neither"),
-            ({"W_V": torch.ones(2, 5, 4, dtype=torch.int64)}, TypeError, "W_V must hold floating point numbers, got torch.int64"),
+            (
+                {"W_V": torch.ones(2, 5, 4, dtype=torch.int64)},
+                TypeError,
+                "W_V must hold floating point numbers, got torch.int64",
+            ),
             ({"b_Q": [[1, 2, 3]] * 6}, TypeError, "b_Q must hold floating point numbers, got torch.int64"),
             ({"W_K": seeded(2, 5, 3).float()}, (ValueError, TypeError), "W_K .*float32"),
             ({"num_heads": 3}, ValueError, "num_heads.*3.*6|W_Q.*6.*3"),
@@ -616,30 +691,51 @@ class TestFromArrays:
         assert torch.equal(torch.get_rng_state(), state)
 
 
-# -- modules ----------------------------------------------------------------------------------------------------------
-
-
 class TestStandardHeads:
     @pytest.mark.parametrize(
         ("arguments", "error", "match"),
         [
-            ({"width": 7, "num_heads": 2}, ValueError, "width 7 is no multiple of num_heads 2: give head_dim"),
+            (
+                {"width": 7, "num_heads": 2},
+                ValueError,
+                "width 7 is no multiple of num_heads 2: give head_dim",
+            ),
             (
                 {"width": 8, "num_heads": 4, "num_kv_heads": 3},
                 ValueError,
                 "num_heads must be a multiple of num_kv_heads, got 4 and 3",
             ),
-            ({"width": 8, "num_heads": 2, "num_kv_heads": 4}, ValueError, "num_heads must be a multiple of num_kv_heads"),
+            (
+                {"width": 8, "num_heads": 2, "num_kv_heads": 4},
+                ValueError,
+                "num_heads must be a multiple of num_kv_heads",
+            ),
             ({"width": 0, "num_heads": 2}, ValueError, "width must be at least 1, got 0"),
             ({"width": 8, "num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
-            ({"width": 8, "num_heads": 2, "num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1, got 0"),
+            (
+                {"width": 8, "num_heads": 2, "num_kv_heads": 0},
+                ValueError,
+                "num_kv_heads must be at least 1, got 0",
+            ),
             ({"width": 8, "num_heads": 2, "head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
-            ({"width": 8, "num_heads": 2, "value_dim": -1}, ValueError, "value_dim must be at least 1, got -1"),
-            ({"width": 8, "num_heads": 2, "source_width": 0}, ValueError, "source_width must be at least 1, got 0"),
+            (
+                {"width": 8, "num_heads": 2, "value_dim": -1},
+                ValueError,
+                "value_dim must be at least 1, got -1",
+            ),
+            (
+                {"width": 8, "num_heads": 2, "source_width": 0},
+                ValueError,
+                "source_width must be at least 1, got 0",
+            ),
             ({"width": 8.0, "num_heads": 2}, TypeError, "width must be an integer, got 8.0"),
             ({"width": 8, "num_heads": True}, TypeError, "num_heads must be an integer, got the bool True"),
             ({"width": 6, "num_heads": 2, "rotary": Rotary()}, ValueError, "head_dim must be even, got 3"),
-            ({"width": 8, "num_heads": 2, "rotary": 10_000.0}, TypeError, "rotary must be a .*Rotary or None, got float"),
+            (
+                {"width": 8, "num_heads": 2, "rotary": 10_000.0},
+                TypeError,
+                "rotary must be a .*Rotary or None, got float",
+            ),
         ],
     )
     def test_wrong_arguments(self, arguments, error, match):
@@ -667,7 +763,11 @@ class TestStandardHeads:
         heads = StandardHeads(256, 4, bias=True)
         assert not any(getattr(heads, name).any() for name in ("b_Q", "b_K", "b_V", "b_O"))
         x = seeded(1, 200, 256, dtype=torch.float32)
-        for projected in (heads.receive(x), *heads.send(x), heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32))):
+        for projected in (
+            heads.receive(x),
+            *heads.send(x),
+            heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32)),
+        ):
             assert 0.9 < projected.std() < 1.1
 
     @each_form
@@ -684,8 +784,14 @@ class TestStandardHeads:
         assert heads.receive(seeded(2, 3, 8)).shape[:3] == (2, 2, 3)
 
     def test_repr(self):
-        assert repr(StandardHeads(8, 4, num_kv_heads=2)) == "StandardHeads(8, num_heads=4, head_dim=2, num_kv_heads=2)"
-        assert repr(MergedHeads(8, 4, 2, side="sender")) == "MergedHeads(8, num_heads=4, head_dim=2, side='sender')"
+        assert (
+            repr(StandardHeads(8, 4, num_kv_heads=2))
+            == "StandardHeads(8, num_heads=4, head_dim=2, num_kv_heads=2)"
+        )
+        assert (
+            repr(MergedHeads(8, 4, 2, side="sender"))
+            == "MergedHeads(8, num_heads=4, head_dim=2, side='sender')"
+        )
 
 
 class TestMergedHeads:
@@ -721,7 +827,9 @@ class TestMergedHeads:
         heads = made(SIZES["plain"], BIASES["no bias"])
         merged, x = MergedHeads.of(heads), seeded(1, DST, 8)
         update = sum(
-            functional.scaled_dot_product_attention(x @ merged.W_P[h], x, x @ merged.W_M[h], is_causal=True, scale=merged.scale)
+            functional.scaled_dot_product_attention(
+                x @ merged.W_P[h], x, x @ merged.W_M[h], is_causal=True, scale=merged.scale
+            )
             for h in range(2)
         )
         assert_exact(run(merged, x, x, patterns.causal(DST)), update)
@@ -744,7 +852,11 @@ class TestModules:
     def test_state_dict_round_trip(self, form, biases):
         """Through a file, into heads of the same kind with other numbers."""
         heads = form(made(SIZES["everything"], biases))
-        other = form(StandardHeads.from_arrays(**{k: v + 1 for k, v in made(SIZES["everything"], biases).state_dict().items()}))
+        other = form(
+            StandardHeads.from_arrays(
+                **{k: v + 1 for k, v in made(SIZES["everything"], biases).state_dict().items()}
+            )
+        )
         x = states(made(SIZES["everything"]))
         assert error(run(other, *x), run(heads, *x)) > 1e-3
         file = io.BytesIO()
@@ -772,7 +884,9 @@ class TestModules:
                 assert not drawn[0][name].any()
 
     def test_merged_matrices_are_drawn_by_their_rows(self):
-        """``x W_P`` and the sum over heads of ``x W_M`` have about the size of ``x``, or the heads would drown in it."""
+        """``x W_P`` and the sum over heads of ``x W_M`` have about the size of ``x``, or the heads would
+        drown in it.
+        """
         torch.manual_seed(3)
         heads = MergedHeads(width=64, num_heads=9, head_dim=4, source_width=256)
         x, source = torch.randn(100, 64), torch.randn(100, 256)

@@ -1,4 +1,6 @@
-"""Latent heads against the paper's own, unabsorbed formula: keys and values written out for each head, in float64."""
+"""Latent heads against the paper's own, unabsorbed formula: keys and values written out for each head, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
     for h in range(heads.num_heads):
         q = torch.cat([u @ heads.W_UQ[h], turned(u @ heads.W_QR[h], heads.rotary)], dim=-1)
         k = torch.cat([c @ heads.W_UK[h], k_R], dim=-1)
-        logits = (q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])).masked_fill(~mask, -math.inf)
+        logits = (q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])).masked_fill(
+            ~mask, -math.inf
+        )
         weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)  # a receiver without in-edges
         update = update + weights @ (c @ heads.W_UV[h]) @ heads.W_O[h]
     return plus(update, heads.b_O)
@@ -95,7 +99,9 @@ def test_gradients_are_those_of_the_formula(kind):
         x = seeded(2, 9, 12).requires_grad_()
         heads.zero_grad()
         (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
-        gradients.append({"x": x.grad} | {name: parameter.grad.clone() for name, parameter in heads.named_parameters()})
+        gradients.append(
+            {"x": x.grad} | {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
+        )
     for name, gradient in gradients[0].items():
         assert_exact(gradient, gradients[1][name])
 
@@ -123,7 +129,13 @@ def test_one_latent_for_all_heads():
     assert keys.shape == (2, 1, 9, 7 + 6)
     assert torch.equal(keys[..., :7], values)
     assert torch.equal(values.squeeze(1), heads.latents(seeded(2, 9, 12)))
-    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim, heads.width, heads.source_width) == (1, 11, 7, 12, 12)
+    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim, heads.width, heads.source_width) == (
+        1,
+        11,
+        7,
+        12,
+        12,
+    )
     assert heads.scale == 11**-0.5
 
 
@@ -139,7 +151,9 @@ def test_a_new_token_is_a_new_row():
 
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
-    """The key/value cache decodes with them as with any heads, and holds (latent_dim + rotary_dim) + latent_dim a token."""
+    """The key/value cache decodes with them as with any heads, and holds (latent_dim + rotary_dim) +
+    latent_dim a token.
+    """
     heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
     cache = KeyValueCache(graph)
     updates = torch.cat([cache.update(heads, part) for part in x.split(chunk, dim=1)], dim=1)
@@ -151,7 +165,9 @@ def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
 
 @each_kind
 def test_pattern_and_message_matrix(kind):
-    """Logits and updates out of the matrices alone: patterns on latents for a distance, messages from latents."""
+    """Logits and updates out of the matrices alone: patterns on latents for a distance, messages from
+    latents.
+    """
     heads, x = made({**kind, "bias": False}), seeded(1, 9, 12)
     graph = patterns.full(9)
     q, (k, _) = heads.receive(x), heads.send(x)

@@ -1,4 +1,6 @@
-"""Heads without widths: they become StandardHeads of the right ones, in every way in which a module is moved or kept."""
+"""Heads without widths: they become StandardHeads of the right ones, in every way in which a module is moved
+or kept.
+"""
 
 import copy
 import pickle
@@ -12,7 +14,9 @@ from gnn_attention.heads.lazy import LazyHeads
 
 def layer(**options):
     """A layer that has met nobody."""
-    return MessagePassingAttention(LazyHeads(num_heads=4, head_dim=6, value_dim=5, num_kv_heads=2, bias=True, **options))
+    return MessagePassingAttention(
+        LazyHeads(num_heads=4, head_dim=6, value_dim=5, num_kv_heads=2, bias=True, **options)
+    )
 
 
 def pair():
@@ -25,14 +29,18 @@ GRAPH = patterns.full(7).rows(0, 5)
 
 
 def test_the_first_call_makes_standard_heads():
-    """Same class, sizes, names and distribution as heads that were told their widths; the object stays the same."""
+    """Same class, sizes, names and distribution as heads that were told their widths; the object stays the
+    same.
+    """
     lazy = layer()
     own = lazy.heads
     y = lazy(pair(), GRAPH)
     told = StandardHeads(12, 4, 6, 5, 2, bias=True, source_width=8)
     assert type(own) is StandardHeads
     assert lazy.heads is own
-    assert {name: part.shape for name, part in own.named_parameters()} == {n: p.shape for n, p in told.named_parameters()}
+    assert {name: part.shape for name, part in own.named_parameters()} == {
+        n: p.shape for n, p in told.named_parameters()
+    }
     assert set(vars(own)) == set(vars(told))
     assert repr(own) == repr(told)
     told.load_state_dict(own.state_dict())
@@ -45,7 +53,9 @@ def test_the_first_call_makes_standard_heads():
     assert (own.b_O == 0).all()
 
 
-@pytest.mark.parametrize("move", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: x.double().float()])
+@pytest.mark.parametrize(
+    "move", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: x.double().float()]
+)
 def test_moved_before_the_first_call(move):
     """A copy, a pickle or a cast is as lazy as the original, and independent of it."""
     lazy = layer()
@@ -64,7 +74,9 @@ def test_the_dtype_is_that_of_the_module():
 
 
 def test_states_go_in_and_out():
-    """The state of a met layer fixes the widths of another, which is not drawn anew; an empty state stays empty."""
+    """The state of a met layer fixes the widths of another, which is not drawn anew; an empty state stays
+    empty.
+    """
     met, lazy = layer(), layer()
     y = met(pair(), GRAPH)
     lazy.load_state_dict(met.state_dict())
@@ -89,7 +101,12 @@ def test_an_optimizer_of_the_met_parameters_trains_them():
 def test_what_it_can_say_before():
     """Sizes that were given; a repr; nothing to draw."""
     lazy = layer()
-    assert (lazy.heads.num_heads, lazy.heads.num_kv_heads, lazy.heads.head_dim, lazy.heads.scale) == (4, 2, 6, 6**-0.5)
+    assert (lazy.heads.num_heads, lazy.heads.num_kv_heads, lazy.heads.head_dim, lazy.heads.scale) == (
+        4,
+        2,
+        6,
+        6**-0.5,
+    )
     assert repr(lazy) == "MessagePassingAttention(lazy, heads=4, head_dim=6, backend=None)"
     lazy.reset_parameters()
     assert lazy.heads.has_uninitialized_params()

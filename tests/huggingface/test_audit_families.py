@@ -1,4 +1,6 @@
-"""The audit over all families of ``hf_models``: what transformers itself does, and what this library's attention does."""
+"""The audit over all families of ``hf_models``: what transformers itself does, and what this library's
+attention does.
+"""
 
 from __future__ import annotations
 
@@ -39,29 +41,40 @@ from gnn_attention.verify.measure import EXACT  # noqa: E402
 RECORD = json.loads(hf_audits.RECORD.read_text(encoding="utf-8"))
 ROWS = {(row["family"], row["subject"]): row for row in RECORD["rows"]}
 AS_RECORDED = pytest.mark.skipif(
-    RECORD["versions"]["transformers"] != transformers.__version__, reason="the record is of another version of transformers"
+    RECORD["versions"]["transformers"] != transformers.__version__,
+    reason="the record is of another version of transformers",
 )
 
 
 def said(verdict):
     """The rows of the record that say so of an implementation."""
-    return {(*key, name) for key, row in ROWS.items() for name, by in row["by"].items() if by["verdict"] == verdict}
+    return {
+        (*key, name)
+        for key, row in ROWS.items()
+        for name, by in row["by"].items()
+        if by["verdict"] == verdict
+    }
 
 
 def agree(one, other):
     """Two results; a weight of 1e-44 that a processor takes for zero carries NaN alone."""
-    same = [by | {"leaks": by.get("leaks", 0) + by.get("poisoned", 0), "poisoned": None} for by in (one, other)]
+    same = [
+        by | {"leaks": by.get("leaks", 0) + by.get("poisoned", 0), "poisoned": None} for by in (one, other)
+    ]
     return same[0] == same[1]
-
-
-# -- the record ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_record_is_of_all_families():
-    """Each with everything that is audited of it, along the graphs that are promised, by every implementation."""
+    """Each with everything that is audited of it, along the graphs that are promised, by every
+    implementation.
+    """
     assert {name for name, _ in ROWS} == set(FAMILIES)
-    promised = {(name, what): [graph.name for graph in s.graphs] for name in FAMILIES for what, s in subjects(name).items()}
+    promised = {
+        (name, what): [graph.name for graph in s.graphs]
+        for name in FAMILIES
+        for what, s in subjects(name).items()
+    }
     assert {key: row["graphs"] for key, row in ROWS.items()} == promised
     assert all(tuple(row["by"]) == IMPLEMENTATIONS for row in ROWS.values())
 
@@ -76,18 +89,27 @@ def test_whatever_is_not_exact_has_its_reason():
 
 @pytest.mark.slow
 def test_what_leaks():
-    """Padding without senders under eager (but for sinks, which take it all) and T5's sdpa, and swin's shifted windows."""
-    decoders = {name for name, family in FAMILIES.items() if family.inputs == "text" and "Masked" not in family.model}
+    """Padding without senders under eager (but for sinks, which take it all) and T5's sdpa, and swin's
+    shifted windows.
+    """
+    decoders = {
+        name for name, family in FAMILIES.items() if family.inputs == "text" and "Masked" not in family.model
+    }
     padded = {(name, "padding on the left", "eager") for name in decoders - {"gpt_oss"}}
     padded |= {(name, "decoder, padding on the left", "eager") for name in ("t5", "bart", "whisper")}
-    padded |= {("t5", "decoder, padding on the left", "sdpa"), ("modernbert", "padding on the right", "eager")}
+    padded |= {
+        ("t5", "decoder, padding on the left", "sdpa"),
+        ("modernbert", "padding on the right", "eager"),
+    }
     shifted = {("swin", "stage 0 layer 1", name) for name in ("gnn_attention", "eager", "sdpa")}
     assert said("leaks") == padded | shifted
 
 
 @pytest.mark.slow
 def test_who_refuses():
-    """SDPA softcaps and sinks, flex sinks on a CPU and three families; this library's attention refuses nobody."""
+    """SDPA softcaps and sinks, flex sinks on a CPU and three families; this library's attention refuses
+    nobody.
+    """
     refused = {(family, implementation) for family, _, implementation in said("refused")}
     assert refused == {
         *((name, "sdpa") for name in ("gemma2", "gpt_oss")),
@@ -97,8 +119,12 @@ def test_who_refuses():
 
 @pytest.mark.slow
 def test_not_even_a_nan_leaves_our_graph():
-    """Dense attention multiplies a masked NaN by a weight of zero, which is NaN; along edges it is not met."""
-    poisoned = {name: sum(row["by"][name].get("poisoned", 0) > 0 for row in ROWS.values()) for name in IMPLEMENTATIONS}
+    """Dense attention multiplies a masked NaN by a weight of zero, which is NaN; along edges it is not
+    met.
+    """
+    poisoned = {
+        name: sum(row["by"][name].get("poisoned", 0) > 0 for row in ROWS.values()) for name in IMPLEMENTATIONS
+    }
     assert poisoned["gnn_attention"] == 0
     assert min(poisoned["eager"], poisoned["sdpa"]) > 50
 
@@ -152,18 +178,22 @@ def test_all_of_the_record_is_so(name):
             check_record(name, what, implementation)
 
 
-# -- the reasons, in the code of transformers ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @AS_RECORDED
 def test_eager_padding_hears_everybody_evenly():
-    """The weights of a receiver whose senders are all padding are 1 / 12 each; those of a token hear no padding."""
+    """The weights of a receiver whose senders are all padding are 1 / 12 each; those of a token hear no
+    padding.
+    """
     model, valid = build("llama"), torch.arange(TOKENS)[None].ge(PAD).long()
     with torch.no_grad():
         weights = model(TEXT, attention_mask=valid, output_attentions=True).attentions[0]
     # Equal logits: e^0 over a sum of 12 of them, four roundings at most.
-    assert_sum(weights[..., :PAD, :], torch.full_like(weights[..., :PAD, :], 1 / TOKENS, dtype=torch.float64), 4, 1 / TOKENS)
+    assert_sum(
+        weights[..., :PAD, :],
+        torch.full_like(weights[..., :PAD, :], 1 / TOKENS, dtype=torch.float64),
+        4,
+        1 / TOKENS,
+    )
     assert not weights[..., PAD:, :PAD].any()
 
 
@@ -180,7 +210,9 @@ def test_sdpa_with_a_bias_hears_padding_evenly_too():
 @pytest.mark.slow
 @AS_RECORDED
 def test_in_float64_eager_padding_is_nan():
-    """The softmax is made in float32, where the lowest number of float64 is -inf, and a row of -inf has no softmax."""
+    """The softmax is made in float32, where the lowest number of float64 is -inf, and a row of -inf has no
+    softmax.
+    """
     subject = subjects("llama")["padding on the left"]
     with pytest.raises(ValueError, match="returns NaN or inf for finite inputs, first at receiver 0"):
         audited("llama", subject, "eager", dtype=torch.float64)
@@ -191,13 +223,17 @@ def test_in_float64_eager_padding_is_nan():
 @pytest.mark.slow
 @AS_RECORDED
 def test_swin_leaks_by_its_finite_mask():
-    """A weight of e^-100 at every pair of a window that the shift brought together, and nothing more than that."""
+    """A weight of e^-100 at every pair of a window that the shift brought together, and nothing more than
+    that.
+    """
     subject = subjects("swin")["stage 0 layer 1"]
     verdict = audited("swin", subject, "sdpa")
     assert all(0 < leak.size < 1e3 * math.exp(-100) for leak in verdict.leaks)
     x, y = (torch.arange(64) // 8 - 2) % 8 // 4, (torch.arange(64) % 8 - 2) % 8 // 4
     together = (x[:, None] == x) & (y[:, None] == y) & ~subject.graphs[0].mask()
-    assert {(leak.src, leak.dst) for leak in verdict.leaks} == {(src, dst) for dst, src in together.nonzero().tolist()}
+    assert {(leak.src, leak.dst) for leak in verdict.leaks} == {
+        (src, dst) for dst, src in together.nonzero().tolist()
+    }
     assert audited("swin", subject, "sdpa", tolerance=EXACT).exact
 
 
@@ -230,15 +266,18 @@ def test_flex_reads_the_bias_of_a_sample_that_is_not_there():
         audited("t5", subject, "flex_attention", samples=2)
 
 
-# -- graphs of ours in models of theirs ---------------------------------------------------------------------------------
-
-NEAR, FAR = patterns.band(TOKENS, 1, 1), patterns.global_tokens(TOKENS, [0], causal=False) | patterns.self_loops(TOKENS)
+NEAR, FAR = (
+    patterns.band(TOKENS, 1, 1),
+    patterns.global_tokens(TOKENS, [0], causal=False) | patterns.self_loops(TOKENS),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_an_encoder_under_a_graph(name):
-    """Each layer in its place hears along the graph that it was given, within its own; two layers together along both."""
+    """Each layer in its place hears along the graph that it was given, within its own; two layers together
+    along both.
+    """
     model = build(name)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, lambda layer, head, length: NEAR if layer == 0 else FAR):
@@ -252,7 +291,12 @@ def test_an_encoder_under_a_graph(name):
             assert audit(model, [NEAR, FAR], (TOKENS,)).exact
             assert not audit(model, [FAR, NEAR], (TOKENS,)).exact
             mask = torch.arange(TOKENS) < TOKENS - PAD
-            verdict = audit(model, [NEAR, FAR], (TOKENS,), call=lambda m, x: m(x, attention_mask=mask.long().expand(len(x), -1)))
+            verdict = audit(
+                model,
+                [NEAR, FAR],
+                (TOKENS,),
+                call=lambda m, x: m(x, attention_mask=mask.long().expand(len(x), -1)),
+            )
             assert verdict.ok
             assert {src for src, dst in verdict.unused} == set(range(TOKENS - PAD, TOKENS))
 
@@ -278,7 +322,9 @@ def test_an_encoder_decoder_under_graphs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_decoding_under_a_graph(name):
-    """Token by token, with a cache that drops what its window has passed: along the same paths as in one pass."""
+    """Token by token, with a cache that drops what its window has passed: along the same paths as in one
+    pass.
+    """
     model, sparse = build(name), patterns.window(TOKENS, 2) | patterns.sinks(TOKENS, 1)
     model.set_attn_implementation("gnn_attention")
     graphs = [graph & sparse for graph in subjects(name)["decoding"].graphs]
@@ -315,7 +361,12 @@ def test_a_picture_hears_itself_both_ways():
     )
     vision = transformers.SiglipVisionConfig(**sizes, image_size=16, patch_size=4, vision_use_head=False)
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=62, boi_token_id=60, eoi_token_id=61
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_id=62,
+        boi_token_id=60,
+        eoi_token_id=61,
     )
     torch.manual_seed(0)
     model = transformers.Gemma3ForConditionalGeneration(config).eval()

@@ -1,4 +1,6 @@
-"""Hugging Face models on token graphs: the same numbers as eager attention, and another graph when asked for."""
+"""Hugging Face models on token graphs: the same numbers as eager attention, and another graph when asked
+for.
+"""
 
 import copy
 import threading
@@ -62,9 +64,6 @@ def build(name, **changes):
     return exact(hf_models.build(name, **changes))
 
 
-# -- the same as eager ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "pad"), CASES)
 def test_logits_are_those_of_eager(name, pad):
     """With and without padding, at every position that holds a token."""
@@ -89,7 +88,9 @@ def test_two_dozen_families_are_compared():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "model_type"), [(kind, name) for kind, names in SWEPT.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("kind", "model_type"), [(kind, name) for kind, names in SWEPT.items() for name in names.split()]
+)
 def test_many_more_model_types_are_those_of_eager(kind, model_type):
     """Each made small from what its config knows, with padding."""
     if model_type not in transformers.CONFIG_MAPPING:
@@ -129,7 +130,9 @@ def test_the_comparison_sees_a_dropped_window(name, monkeypatch):
     """A mask function that knows causality and padding alone fails by far."""
 
     def short_sighted(**keywords):
-        keywords["mask_function"] = causal_mask_function if name != "modernbert" else masking_utils.bidirectional_mask_function
+        keywords["mask_function"] = (
+            causal_mask_function if name != "modernbert" else masking_utils.bidirectional_mask_function
+        )
         return mask(**keywords)
 
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "gnn_attention", short_sighted)
@@ -139,7 +142,9 @@ def test_the_comparison_sees_a_dropped_window(name, monkeypatch):
 def test_the_comparison_sees_dropped_padding(monkeypatch):
     """A mask function without padding fails by far."""
     careless = {"attention_mask": None}
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "gnn_attention", lambda **k: mask(**{**k, **careless}))
+    monkeypatch.setitem(
+        AttentionMaskInterface._global_mapping, "gnn_attention", lambda **k: mask(**{**k, **careless})
+    )
     assert difference("llama", build("llama"), inputs("llama", "left")) > SEEN
 
 
@@ -161,8 +166,6 @@ def test_without_its_mask_function_the_attention_refuses(monkeypatch):
         difference("llama", build("llama"), inputs("llama", "left"))
 
 
-# -- caches -----------------------------------------------------------------------------------------------------------
-
 GENERATING = ["llama", "mistral", "gemma2", "t5"]
 
 
@@ -171,13 +174,21 @@ def generated(model, given, implementation, new=9, **how):
     model.set_attn_implementation(implementation)
     given = {key: value for key, value in given.items() if key != "decoder_input_ids"}
     out = model.generate(
-        **given, max_new_tokens=new, do_sample=False, return_dict_in_generate=True, output_scores=True, pad_token_id=0, **how
+        **given,
+        max_new_tokens=new,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        pad_token_id=0,
+        **how,
     )
     return out.sequences, torch.stack(out.scores)
 
 
 @pytest.mark.parametrize("name", GENERATING)
-@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=["own", "static", "none"])
+@pytest.mark.parametrize(
+    "cache", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=["own", "static", "none"]
+)
 def test_generation_is_that_of_eager(name, cache):
     """Dynamic, sliding, static and no cache, with prompts of different lengths, beyond the window."""
     model, given = build(name), inputs(name, "left" if FAMILIES[name].inputs == "text" else "right")
@@ -194,11 +205,15 @@ def test_searches_are_those_of_eager(name, how):
     """Beams reorder the cache, look-ups decode several tokens at once."""
     model, given = build(name), inputs(name)
     given = {key: value[:1] for key, value in given.items()}
-    assert torch.equal(generated(model, given, "gnn_attention", **how)[0], generated(model, given, "eager", **how)[0])
+    assert torch.equal(
+        generated(model, given, "gnn_attention", **how)[0], generated(model, given, "eager", **how)[0]
+    )
 
 
 def test_packed_sequences_do_not_hear_each_other():
-    """position_ids that begin again are documents, as long as there is no cache (transformers looks for them only then)."""
+    """position_ids that begin again are documents, as long as there is no cache (transformers looks for them
+    only then).
+    """
     model = build("llama")
     model.set_attn_implementation("gnn_attention")
     tokens = inputs("llama")["input_ids"][:2]
@@ -269,12 +284,11 @@ def test_a_compiled_model_says_the_same(llama, monkeypatch):
             assert_exact(said(compiled, **given), said(llama, **given))
 
 
-# -- masks of the user's ----------------------------------------------------------------------------------------------
-
-
 def some_graph():
     """Not symmetric, with sinks and holes, every token hears itself."""
-    return (patterns.window(64, 4) | patterns.sinks(64, 2)) - (patterns.dilated(64, 2, 2) - patterns.self_loops(64))
+    return (patterns.window(64, 4) | patterns.sinks(64, 2)) - (
+        patterns.dilated(64, 2, 2) - patterns.self_loops(64)
+    )
 
 
 def as_mask(graph, length=TOKENS):
@@ -298,7 +312,9 @@ def test_masks_with_four_axes(kind):
     allowed = as_mask(some_graph())
     given = {
         "bool": allowed,
-        "heads": torch.stack([patterns.window(TOKENS, head + 1).mask() for head in range(4)]).expand(BATCH, -1, -1, -1),
+        "heads": torch.stack([patterns.window(TOKENS, head + 1).mask() for head in range(4)]).expand(
+            BATCH, -1, -1, -1
+        ),
         "keys": allowed[:, :, -1:] | (torch.arange(TOKENS) == 0),
         "lowest": torch.zeros(allowed.shape).double().masked_fill(~allowed, torch.finfo(torch.float64).min),
         "infinite": torch.zeros(allowed.shape).double().masked_fill(~allowed, -torch.inf),
@@ -309,7 +325,9 @@ def test_masks_with_four_axes(kind):
         assert_exact(model(tokens, attention_mask=given).logits, expected)
 
 
-@pytest.mark.parametrize("lowest", [torch.finfo(d).min for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)])
+@pytest.mark.parametrize(
+    "lowest", [torch.finfo(d).min for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
+)
 def test_the_lowest_number_of_any_dtype_is_no_edge(lowest):
     """And where nothing else is said, nothing is added."""
     given = torch.zeros(2, 1, 4, 4).double().masked_fill(~patterns.causal(4).mask(), lowest)
@@ -321,11 +339,27 @@ def test_the_lowest_number_of_any_dtype_is_no_edge(lowest):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (torch.ones(1, 1, 4, 4), ValueError, "zeros and ones is no additive mask .it would add 1 to logits.: use mask.bool()"),
+        (
+            torch.ones(1, 1, 4, 4),
+            ValueError,
+            "zeros and ones is no additive mask .it would add 1 to logits.: use mask.bool()",
+        ),
         (torch.full((1, 1, 4, 4), torch.nan), ValueError, "holds NaN or"),
-        (torch.ones(1, 1, 4, 4, dtype=torch.int64), TypeError, "must be bool .* or float .*, got torch.int64"),
-        (torch.ones(4, 4, dtype=torch.bool), ValueError, r"must be \[batch, heads, dst, src\] .* got \[4, 4\]"),
-        (torch.ones(1, 1, 4, 3, dtype=torch.bool), ValueError, r"for 4 receivers and 4 senders, got \[1, 1, 4, 3\]"),
+        (
+            torch.ones(1, 1, 4, 4, dtype=torch.int64),
+            TypeError,
+            "must be bool .* or float .*, got torch.int64",
+        ),
+        (
+            torch.ones(4, 4, dtype=torch.bool),
+            ValueError,
+            r"must be \[batch, heads, dst, src\] .* got \[4, 4\]",
+        ),
+        (
+            torch.ones(1, 1, 4, 3, dtype=torch.bool),
+            ValueError,
+            r"for 4 receivers and 4 senders, got \[1, 1, 4, 3\]",
+        ),
     ],
 )
 def test_wrong_masks_are_named(given, error, message):
@@ -341,9 +375,6 @@ def test_a_mask_is_read_once_for_all_layers_and_again_when_it_was_changed():
     assert of_tensor(given, 4, 4)[0] is first
     given[..., 0] = False
     assert of_tensor(given, 4, 4)[0].num_edges == 12
-
-
-# -- the lazy mask ----------------------------------------------------------------------------------------------------
 
 
 def lazily(function=causal_mask_function, batch=2, dst=5, src=5, **more):
@@ -385,7 +416,9 @@ def test_any_other_operation_writes_it_down():
 )
 def test_adding_it_to_logits_is_refused(use):
     """Attention of a model's own, written for eager's mask, would take an edge for +1 and padding for 0."""
-    with pytest.raises(NotImplementedError, match="computes with the attention mask as if it were one of 0 and -inf"):
+    with pytest.raises(
+        NotImplementedError, match="computes with the attention mask as if it were one of 0 and -inf"
+    ):
         use(lazily())
     assert float((1.0 - lazily().float()).sum()) == 20  # who says that it wants numbers gets numbers
 
@@ -402,7 +435,10 @@ RULES = {
     "causal": (causal_mask_function, True),
     "window": (sliding_window_causal_mask_function(3), True),
     "chunks": (and_masks(causal_mask_function, chunked_overlay(2, torch.zeros(2, dtype=torch.int64))), False),
-    "packed": (packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])), False),
+    "packed": (
+        packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])),
+        False,
+    ),
     "of the user's": (lambda b, h, dst, src: src + 2 >= dst, False),
 }
 
@@ -438,7 +474,11 @@ def test_rules_without_tensors_are_kept_and_the_same_for_all_samples(name):
 
 def test_recipes_tell_rules_apart():
     """By code and constants; what is not known to depend on these alone has none."""
-    assert recipe(sliding_window_causal_mask_function(3)) == recipe(sliding_window_causal_mask_function(3)) is not None
+    assert (
+        recipe(sliding_window_causal_mask_function(3))
+        == recipe(sliding_window_causal_mask_function(3))
+        is not None
+    )
     assert recipe(sliding_window_causal_mask_function(3)) != recipe(sliding_window_causal_mask_function(4))
     assert recipe(causal_mask_function) != recipe(masking_utils.bidirectional_mask_function)
     assert recipe(lambda b, h, dst, src: src <= dst) is None
@@ -475,15 +515,13 @@ def test_all_layers_of_a_forward_pass_share_one_graph(monkeypatch):
     assert seen[0] is seen[1]
 
 
-# -- one call of the attention ----------------------------------------------------------------------------------------
-
-
 def qkv(heads=4, kv_heads=2, dst=5, src=5, dim=8, value_dim=6, dtype=torch.float64):
     """Queries, keys and values."""
     draw = torch.Generator().manual_seed(3)
     sizes = ((heads, dst, dim), (kv_heads, src, dim), (kv_heads, src, value_dim))
     return [
-        torch.empty(2, *size, dtype=dtype).copy_(torch.randn(2, *size, generator=draw, dtype=torch.float64)) for size in sizes
+        torch.empty(2, *size, dtype=dtype).copy_(torch.randn(2, *size, generator=draw, dtype=torch.float64))
+        for size in sizes
     ]
 
 
@@ -501,13 +539,17 @@ def oracle(q, k, v, allowed, scale, cap=None, bias=0.0, sinks=None):
 
 
 def test_everything_at_once():
-    """Grouped heads, values of another width, a scale that is learned, softcap, sinks, a bias and a window with padding."""
+    """Grouped heads, values of another width, a scale that is learned, softcap, sinks, a bias and a window
+    with padding.
+    """
     q, k, v = qkv()
     sinks, bias = torch.randn(4).double(), torch.randn(1, 4, 5, 5).double()
     tokens = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
     lazy = lazily(sliding_window_causal_mask_function(3), attention_mask=tokens)
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    out, weights = attention(nn.Module(), q, k, v, lazy, scaling=scale, softcap=2.0, s_aux=sinks, position_bias=bias)
+    out, weights = attention(
+        nn.Module(), q, k, v, lazy, scaling=scale, softcap=2.0, s_aux=sinks, position_bias=bias
+    )
     allowed = patterns.window(5, 3).mask() & tokens[:, None, None, :]
     expected = oracle(q, k, v, allowed, 0.7, 2.0, bias, sinks)
     assert out.is_contiguous()
@@ -558,7 +600,9 @@ def test_the_window_is_read_from_the_mask_and_not_from_its_number():
     """ModernBERT says sliding_window=3 and means a radius of 2."""
     q, k, v = qkv()
     given = lazily(sliding_window_causal_mask_function(4))
-    assert torch.equal(attention(nn.Module(), q, k, v, given, sliding_window=1)[0], attention(nn.Module(), q, k, v, given)[0])
+    assert torch.equal(
+        attention(nn.Module(), q, k, v, given, sliding_window=1)[0], attention(nn.Module(), q, k, v, given)[0]
+    )
 
 
 def test_weights_come_when_they_are_asked_for():
@@ -584,7 +628,11 @@ def test_without_a_mask_the_module_decides():
     q, k, v = qkv()
     scale = 8**-0.5
     everyone, past = torch.ones(5, 5).bool(), torch.ones(5, 5).tril().bool()
-    for module, said, allowed in ((Says(True), None, past), (Says(False), None, everyone), (Says(False), True, past)):
+    for module, said, allowed in (
+        (Says(True), None, past),
+        (Says(False), None, everyone),
+        (Says(False), True, past),
+    ):
         out, _ = attention(module, q, k, v, None, is_causal=said)
         assert_exact(out, oracle(q, k, v, allowed, scale))
     out, _ = attention(nn.Module(), q[:, :, :1], k, v, None)
@@ -596,13 +644,20 @@ def test_what_cannot_be_known_is_refused():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="Module came with no mask and does not say whether it is causal"):
         attention(nn.Module(), q, k, v, None)
-    with pytest.raises(ValueError, match="is causal and came with no mask, but has 3 receivers and 5 senders"):
+    with pytest.raises(
+        ValueError, match="is causal and came with no mask, but has 3 receivers and 5 senders"
+    ):
         attention(Says(True), q[:, :, :3], k, v, None)
     with pytest.raises(NotImplementedError, match="passes packed sequences by cu_seq_lens_q and no mask"):
         attention(Says(True), q, k, v, None, cu_seq_lens_q=torch.tensor([0, 2, 5]))
-    with pytest.raises(NotImplementedError, match="passes indices, senders chosen by the model's own indexer"):
+    with pytest.raises(
+        NotImplementedError, match="passes indices, senders chosen by the model's own indexer"
+    ):
         attention(Says(True), q, k, v, lazily(), indices=torch.zeros(1))
-    with pytest.raises(ValueError, match="5 receivers and 5 senders, but its mask has 5 and 4: it attends to senders of its own"):
+    with pytest.raises(
+        ValueError,
+        match="5 receivers and 5 senders, but its mask has 5 and 4: it attends to senders of its own",
+    ):
         attention(Says(True), q, k, v, lazily(src=4))
     with pytest.raises(ValueError, match="mask_function is missing"):
         mask(1, 2, 2)
@@ -624,9 +679,6 @@ def test_dtypes_are_made_one_under_autocast_alone():
         assert attention(nn.Module(), q, k, v.bfloat16(), lazily())[0].dtype == torch.bfloat16
     with pytest.raises(ValueError, match="v must be like q"):
         attention(nn.Module(), q, k, v.bfloat16(), lazily())
-
-
-# -- another graph ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -659,7 +711,9 @@ def test_a_graph_is_the_same_as_its_mask(llama, listed, instead):
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("instead", [False, True])
 def test_padding_on_the_left_does_not_count(llama, listed, instead):
-    """A sample's positions begin at its first token: alone and in a batch it hears the same, sinks included."""
+    """A sample's positions begin at its first token: alone and in a batch it hears the same, sinks
+    included.
+    """
     graph = ga.TokenGraph.from_edges(some_graph().edge_index, 64) if listed else some_graph()
     given = inputs("llama", "left")
     places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
@@ -674,7 +728,9 @@ def test_padding_on_the_left_does_not_count(llama, listed, instead):
 @pytest.mark.parametrize("pad", [None, "equal", "different"])
 @pytest.mark.parametrize("instead", [False, True])
 def test_a_graph_is_laid_where_the_slots_are(instead, pad, listed):
-    """Slots 3 .. 9 of a cache of 12 are senders, 6 .. 8 receivers, 9 still empty; against the mask cut by hand."""
+    """Slots 3 .. 9 of a cache of 12 are senders, 6 .. 8 receivers, 9 still empty; against the mask cut by
+    hand.
+    """
     whole = some_graph() | patterns.window(64, 2).T
     graph = ga.TokenGraph.from_edges(whole.edge_index, 64) if listed else whole
     left = {None: [0, 0], "equal": [4, 4], "different": [4, 1]}[pad]
@@ -732,7 +788,8 @@ def test_a_sliding_cache_without_the_senders_that_a_graph_needs_is_named():
     with (
         use_graph(model, patterns.sinks(64, 1) | patterns.window(64, 3), replace=True),
         pytest.raises(
-            ValueError, match=r"layer 0\): its cache has dropped the senders before 8, .* generate with use_cache=False"
+            ValueError,
+            match=r"layer 0\): its cache has dropped the senders before 8, .* generate with use_cache=False",
         ),
     ):
         generated(model, given, "gnn_attention")
@@ -805,7 +862,10 @@ def test_other_threads_are_not_concerned(llama):
 
     with use_graph(llama, patterns.window(64, 2)):
         here = said(llama, input_ids=tokens)
-        threads = [threading.Thread(target=run, args=arg) for arg in (("plain", None), ("loops", patterns.self_loops(64)))]
+        threads = [
+            threading.Thread(target=run, args=arg)
+            for arg in (("plain", None), ("loops", patterns.self_loops(64)))
+        ]
         [thread.start() for thread in threads]
         found["here"] = said(llama, input_ids=tokens)
         [thread.join() for thread in threads]
@@ -817,7 +877,9 @@ def test_other_threads_are_not_concerned(llama):
 
 @pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
 def test_cross_attention_is_left_alone(name):
-    """A decoder's receivers are not among the encoder's senders: the same result as with the encoder and decoder apart."""
+    """A decoder's receivers are not among the encoder's senders: the same result as with the encoder and
+    decoder apart.
+    """
     model, given = build(name), inputs(name)
     model.set_attn_implementation("gnn_attention")
     loops = patterns.self_loops(64)
@@ -868,19 +930,33 @@ def test_a_copy_of_a_model_is_another_model(llama):
 def test_wrong_uses_are_named(llama):
     """Before anything changes."""
     graph, tokens = patterns.causal(64), inputs("llama")["input_ids"]
-    with pytest.raises(TypeError, match=r"graph_or_function must be a TokenGraph or a function .* got Tensor"):
+    with pytest.raises(
+        TypeError, match=r"graph_or_function must be a TokenGraph or a function .* got Tensor"
+    ):
         use_graph(llama, graph.mask())
     with pytest.raises(TypeError, match="model must be a Hugging Face model or a part of one, got str"):
         use_graph("gpt2", graph)
     with pytest.raises(ValueError, match="Linear has no part with a Hugging Face config"):
         use_graph(nn.Linear(2, 2), graph)
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM is 'eager': call model.set_attn_implementation\('gnn_attention'\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"LlamaForCausalLM is 'eager': call model.set_attn_implementation\('gnn_attention'\)",
+    ):
         use_graph(build("llama"), graph)
-    with use_graph(llama, patterns.causal(8)), pytest.raises(ValueError, match="too short for a sequence of 12 tokens"):
+    with (
+        use_graph(llama, patterns.causal(8)),
+        pytest.raises(ValueError, match="too short for a sequence of 12 tokens"),
+    ):
         said(llama, input_ids=tokens)
-    with use_graph(llama, graph.rows(8, 64)), pytest.raises(ValueError, match="must be that of whole sequences, from position 0"):
+    with (
+        use_graph(llama, graph.rows(8, 64)),
+        pytest.raises(ValueError, match="must be that of whole sequences, from position 0"),
+    ):
         said(llama, input_ids=tokens)
-    with use_graph(llama, lambda *where: "window"), pytest.raises(TypeError, match="must return a TokenGraph or None, got str"):
+    with (
+        use_graph(llama, lambda *where: "window"),
+        pytest.raises(TypeError, match="must return a TokenGraph or None, got str"),
+    ):
         said(llama, input_ids=tokens)
     with (
         use_graph(llama, graph, replace=True),
@@ -892,7 +968,13 @@ def test_wrong_uses_are_named(llama):
 
 def test_models_with_attention_of_their_own_are_refused():
     """set_attn_implementation only logs a warning there."""
-    sizes = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "num_layers": 1,
+        "num_heads": 1,
+        "attention_types": [[["global"], 1]],
+    }
     model = transformers.GPTNeoModel(transformers.GPTNeoConfig(**sizes))
     model.set_attn_implementation("gnn_attention")
     with pytest.raises(NotImplementedError, match="GPTNeoModel has attention of its own"):
@@ -902,7 +984,9 @@ def test_models_with_attention_of_their_own_are_refused():
 def test_a_part_on_another_attention_is_named():
     """Sub-configs count, too."""
     model = build("clip")
-    model.set_attn_implementation({"": "gnn_attention", "text_config": "gnn_attention", "vision_config": "sdpa"})
+    model.set_attn_implementation(
+        {"": "gnn_attention", "text_config": "gnn_attention", "vision_config": "sdpa"}
+    )
     with pytest.raises(ValueError, match=r"vision.* is 'sdpa': call model.set_attn_implementation"):
         use_graph(model, patterns.causal(64))
 

@@ -118,7 +118,9 @@ def test_no_hook_stays():
 
 
 def test_a_layer_comes_out_of_the_shadow_of_the_next():
-    """Before a causal layer nobody can tell a window of 2 from one of 3; in its place each is exact for its own graph."""
+    """Before a causal layer nobody can tell a window of 2 from one of 3; in its place each is exact for its
+    own graph.
+    """
     for window in (WINDOW, patterns.window(T, 3)):
         whole = model(window, CAUSAL)
         assert audit(whole, [WINDOW, CAUSAL], (T, WIDTH)).exact
@@ -136,14 +138,18 @@ def test_the_model_is_left_as_it_was():
     whole = model(WINDOW, CAUSAL).float()
     before = copy.deepcopy(whole.state_dict())
     audit(PartOf(whole, "layers.0", x=X), WINDOW, (T, WIDTH))
-    assert all(torch.equal(value, before[name]) and value.dtype == torch.float32 for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) and value.dtype == torch.float32
+        for name, value in whole.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("name", ["", "layers.7", "attention"])
 def test_a_part_that_is_none(name):
     """The message tells what names look like."""
     with pytest.raises(
-        ValueError, match=r"part must be the name of a part of Model, such as \['layers', 'layers.0'.*got '" + name
+        ValueError,
+        match=r"part must be the name of a part of Model, such as \['layers', 'layers.0'.*got '" + name,
     ):
         PartOf(model(WINDOW), name, x=X)
 
@@ -155,7 +161,9 @@ def test_a_part_that_is_not_called_or_gets_other_states():
     with pytest.raises(ValueError, match="Model does not call 'never' on these inputs"):
         PartOf(whole, "never", x=X)(X)
     part = PartOf(whole, "layers.0", x=X)
-    with pytest.raises(ValueError, match=r"states must be as 'layers.0' is given them, \[1, 6, 4\], got \[1, 6, 5\]"):
+    with pytest.raises(
+        ValueError, match=r"states must be as 'layers.0' is given them, \[1, 6, 4\], got \[1, 6, 5\]"
+    ):
         part(torch.zeros(1, T, WIDTH + 1))
     with pytest.raises(ValueError, match=r"as 'word' is given them, None, got \[1, 6, 4\]"):
         PartOf(Named(), "word", ids=torch.zeros(1, T, dtype=torch.long))(X)

@@ -56,7 +56,10 @@ class Block(nn.Module):
     def __init__(self, mask: Tensor, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.norm = norm or nn.Identity()
-        self.attention, self.mlp = Attention(mask), nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, WIDTH))
+        self.attention, self.mlp = (
+            Attention(mask),
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The new state."""
@@ -79,7 +82,9 @@ class Model(nn.Module):
 
 
 class OverTime(nn.Module):
-    """A module of ``[B, width, T]`` (convolution, BatchNorm1d) on ``[B, T, width]``; ``drop`` cuts what a padding added."""
+    """A module of ``[B, width, T]`` (convolution, BatchNorm1d) on ``[B, T, width]``; ``drop`` cuts what a
+    padding added.
+    """
 
     def __init__(self, inner: nn.Module, drop: int = 0) -> None:
         super().__init__()
@@ -139,7 +144,9 @@ def off_graph(flows, graph):
 
 
 EVERYONE = torch.ones(T, T, dtype=torch.bool)
-NO_PADDING = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (src >= 2), T, name="causal without padding")
+NO_PADDING = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & (src >= 2), T, name="causal without padding"
+)
 PLANTED = {
     "mask off by one": (Attention(EVERYONE.tril(1)), CAUSAL, off_graph(EVERYONE.tril(1), CAUSAL)),
     "mask transposed": (Attention(CAUSAL.mask().T), CAUSAL, off_graph(CAUSAL.mask().T, CAUSAL)),
@@ -175,7 +182,11 @@ CLEAN = {
     "blocks": (Model(Block(CAUSAL.mask()), Block(CAUSAL.mask())), CAUSAL, None),
     "BatchNorm in eval mode": (OverTime(nn.BatchNorm1d(WIDTH)).eval(), patterns.self_loops(T), None),
     "LayerNorm": (nn.LayerNorm(WIDTH), patterns.self_loops(T), None),
-    "causal convolution": (OverTime(nn.Conv1d(WIDTH, WIDTH, 3, padding=2), drop=2), patterns.window(T, 3), None),
+    "causal convolution": (
+        OverTime(nn.Conv1d(WIDTH, WIDTH, 3, padding=2), drop=2),
+        patterns.window(T, 3),
+        None,
+    ),
     "GRU": (nn.GRU(WIDTH, WIDTH, batch_first=True), CAUSAL, None),
     "LSTM": (nn.LSTM(WIDTH, WIDTH, batch_first=True), CAUSAL, None),
     "TransformerEncoder": (encoder(), CAUSAL, with_mask(CAUSAL.mask())),
@@ -219,7 +230,9 @@ def test_our_layer_is_exact_on_every_backend(way, form, graph):
 def test_flow_is_the_sparsity_of_the_module(seed):
     """Any flow beside any declared graph: by theorem the leaks are M - D, the unused pairs D - M."""
     generator = torch.Generator().manual_seed(seed)
-    flows, allowed = (torch.rand(2, 30, 30, generator=generator) < torch.tensor([0.1, 0.04])[:, None, None]).unbind()
+    flows, allowed = (
+        torch.rand(2, 30, 30, generator=generator) < torch.tensor([0.1, 0.04])[:, None, None]
+    ).unbind()
     graph = ga.convert.from_mask(allowed)
     if seed % 3 == 0:  # one leak among many clean pairs, which groups of receivers must not hide
         flows, leak = allowed.clone(), (~allowed).nonzero()[seed]
@@ -232,7 +245,9 @@ def test_flow_is_the_sparsity_of_the_module(seed):
 
 
 def test_two_influences_do_not_cancel():
-    """Receivers 1 and 2 hear sender 5 with opposite signs: asked together by a cotangent of ones they would say nothing."""
+    """Receivers 1 and 2 hear sender 5 with opposite signs: asked together by a cotangent of ones they would
+    say nothing.
+    """
     module = Linear(torch.zeros(8, 8))
     module.flows[1, 5], module.flows[2, 5] = 1.0, -1.0
     with isolated(module):
@@ -244,7 +259,9 @@ def test_two_influences_do_not_cancel():
 
 
 def test_cotangents_are_not_the_inputs():
-    """What does not change when a token is scaled has a gradient orthogonal to it: cotangents like inputs would see dust."""
+    """What does not change when a token is scaled has a gradient orthogonal to it: cotangents like inputs
+    would see dust.
+    """
     module = Reads(lambda x: x / x.norm(dim=-1, keepdim=True))
     with isolated(module):
         runner = Runner(module, lambda module, x: module(x), (8, 3), 8, None, 1, 0)
@@ -261,7 +278,9 @@ def test_a_detached_layer_is_no_error():
 
 
 def test_far_fewer_passes_than_receivers():
-    """A window of 8 over 256 tokens is decided by less than 40 cotangents a round; one pass holds 32 of them."""
+    """A window of 8 over 256 tokens is decided by less than 40 cotangents a round; one pass holds 32 of
+    them.
+    """
     graph = patterns.window(256, 8)
     verdict = audit(Linear(graph.mask()), graph, (256, 3), witnesses=["jacobian"])
     assert verdict.exact
@@ -297,9 +316,6 @@ def test_every_pair_is_looked_at_on_its_own(graph):
     assert len(family) >= int(heard.sum(0).max())
 
 
-# -- what no gradient sees, and what only NaN sees ----------------------------------------------------------------------
-
-
 def test_perturbation_sees_what_has_no_gradient():
     """Where the largest number stands in the sequence scales all of it: no derivative, but information."""
     module = Reads(lambda x: x * (1 + x.argmax(1, keepdim=True)))
@@ -325,7 +341,9 @@ def test_an_fft_needs_a_tolerance():
     kernel = torch.randn(T, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def by_fft(x):
-        return torch.fft.irfft(torch.fft.rfft(x, 2 * T, dim=1) * torch.fft.rfft(kernel, 2 * T, dim=0), 2 * T, dim=1)[:, :T]
+        return torch.fft.irfft(
+            torch.fft.rfft(x, 2 * T, dim=1) * torch.fft.rfft(kernel, 2 * T, dim=0), 2 * T, dim=1
+        )[:, :T]
 
     assert audit(Reads(by_fft), CAUSAL, (T, WIDTH), tolerance=EXACT).exact
     assert not audit(Reads(by_fft), CAUSAL, (T, WIDTH)).ok
@@ -357,16 +375,15 @@ def test_samples_that_influence_one_another():
     assert audit(nn.BatchNorm1d(T).eval(), patterns.self_loops(T), (T, WIDTH)).exact
 
 
-# -- layers, ways, parts ------------------------------------------------------------------------------------------------
-
-
 def test_layers_are_counted_or_given():
     """Two layers of a window of 3 reach 5 tokens; counted for our layers, given for others."""
     window = patterns.window(T, 3)
     blocks = Model(Block(window.mask()), Block(window.mask()))
     shallow = audit(blocks, window, (T, WIDTH))
     assert pairs(shallow) == off_graph((window**2).mask(), window)
-    assert "the module seems to have 2 layers: if each may use the graph nothing leaks, say layers=2" in str(shallow)
+    assert "the module seems to have 2 layers: if each may use the graph nothing leaks, say layers=2" in str(
+        shallow
+    )
     deep = audit(blocks, window, (T, WIDTH), layers=2)
     assert deep.exact
     assert deep.allowed == patterns.window(T, 5)
@@ -387,7 +404,9 @@ def test_a_graph_for_each_layer():
 
 
 def test_the_way_of_a_leak_and_where_it_comes_in():
-    """The second of three blocks sees one token too far: the leak is named there, and its path has one undeclared hop."""
+    """The second of three blocks sees one token too far: the leak is named there, and its path has one
+    undeclared hop.
+    """
     window, wide = patterns.window(12, 2), patterns.window(12, 3)
     model = Model(Block(window.mask()), Block(wide.mask()), Block(window.mask()))
     verdict = audit(model, window, (12, WIDTH), layers=3)
@@ -402,15 +421,21 @@ def test_the_way_of_a_leak_and_where_it_comes_in():
 
 
 def test_a_way_keeps_to_the_graph_as_long_as_it_can():
-    """Three blocks that all see one token too far: one undeclared hop and two edges rather than two undeclared hops."""
+    """Three blocks that all see one token too far: one undeclared hop and two edges rather than two
+    undeclared hops.
+    """
     wide = Block(patterns.window(12, 3).mask())
-    verdict = audit(Model(wide, copy.deepcopy(wide), copy.deepcopy(wide)), patterns.window(12, 2), (12, WIDTH), layers=3)
+    verdict = audit(
+        Model(wide, copy.deepcopy(wide), copy.deepcopy(wide)), patterns.window(12, 2), (12, WIDTH), layers=3
+    )
     (path,) = [leak.path for leak in verdict.leaks if (leak.src, leak.dst) == (0, 4)]
     assert sorted(b - a for a, b in pairwise(path)) == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.LayerNorm([T, WIDTH]), OverTime(nn.Conv1d(WIDTH, WIDTH, 3, padding=1))], ids=["norm", "convolution"]
+    "norm",
+    [nn.LayerNorm([T, WIDTH]), OverTime(nn.Conv1d(WIDTH, WIDTH, 3, padding=1))],
+    ids=["norm", "convolution"],
 )
 def test_the_innermost_part_is_named(norm):
     """Not the block, nor what comes after: the part that was given clean states and returned others."""
@@ -418,13 +443,17 @@ def test_the_innermost_part_is_named(norm):
     verdict = audit(model, CAUSAL, (T, WIDTH))
     assert {leak.layer for leak in verdict.leaks} == {"blocks.1.norm"}
     assert "say layers" not in str(verdict)
-    assert {leak.layer for leak in audit(nn.Sequential(nn.Identity(), norm), CAUSAL, (T, WIDTH)).leaks} == {"1"}
+    assert {leak.layer for leak in audit(nn.Sequential(nn.Identity(), norm), CAUSAL, (T, WIDTH)).leaks} == {
+        "1"
+    }
 
 
 def test_our_models_leak_is_named():
     """A language model over a wider graph than was declared."""
     model = ga.model.LanguageModel(ga.model.Config(16, 8, 2, 2, 4, 8))
-    verdict = audit(model, patterns.window(T, 2), (T,), call=lambda module, ids: module(ids, patterns.window(T, 3)))
+    verdict = audit(
+        model, patterns.window(T, 2), (T,), call=lambda module, ids: module(ids, patterns.window(T, 3))
+    )
     assert {(leak.src, leak.dst): leak.layer for leak in verdict.leaks}[0, 3] == "blocks.0.attention"
     assert {leak.path for leak in verdict.leaks if (leak.src, leak.dst) == (0, 4)} == {(0, 2, 4)}
 
@@ -432,7 +461,11 @@ def test_our_models_leak_is_named():
 def test_attention_is_the_only_step_between_tokens():
     """Seed S4.3: the Jacobian of every other part of a model is block-diagonal."""
     model, _ = ga.model.load_trained()
-    local = [part for part in (model.norm, model.unembedding, *model.blocks[0].children()) if part is not model.layers[0]]
+    local = [
+        part
+        for part in (model.norm, model.unembedding, *model.blocks[0].children())
+        if part is not model.layers[0]
+    ]
     assert len(local) == 5
     for part in local:
         assert audit(part, patterns.self_loops(6), (6, model.config.width)).exact
@@ -440,9 +473,13 @@ def test_attention_is_the_only_step_between_tokens():
 
 
 def test_unused_pairs_and_their_ways():
-    """A narrower module than declared: nothing leaks, and the verdict tells which declared paths nobody takes."""
+    """A narrower module than declared: nothing leaks, and the verdict tells which declared paths nobody
+    takes.
+    """
     window = patterns.window(T, 3)
-    verdict = audit(Model(Block(patterns.window(T, 2).mask()), Block(window.mask())), window, (T, WIDTH), layers=2)
+    verdict = audit(
+        Model(Block(patterns.window(T, 2).mask()), Block(window.mask())), window, (T, WIDTH), layers=2
+    )
     assert verdict.ok
     assert not verdict.exact
     assert set(verdict.unused) == {(src, src + 4) for src in range(T - 4)}
@@ -473,9 +510,6 @@ def test_graphs_of_other_shapes():
     verdict = audit(layer, by_head, (T, WIDTH))
     assert verdict.exact
     assert verdict.allowed == patterns.window(T, 2) | patterns.sinks(T, 1) | patterns.self_loops(T)
-
-
-# -- token ids ----------------------------------------------------------------------------------------------------------
 
 
 class TwoTables(nn.Module):
@@ -515,7 +549,9 @@ def test_token_ids_are_audited_from_their_embedding():
 
 
 def test_an_id_speaks_for_itself():
-    """What the last id decides without its embedding has no gradient; another id there changes all outputs."""
+    """What the last id decides without its embedding has no gradient; another id there changes all
+    outputs.
+    """
     leaks = audit(Tokens(CAUSAL.mask(), scaled=True), CAUSAL, (T,)).leaks
     assert {(leak.src, leak.dst) for leak in leaks} == {(T - 1, dst) for dst in range(T - 1)}
     assert not any("jacobian" in leak.witnesses for leak in leaks)
@@ -532,21 +568,24 @@ def test_no_hook_stays_on_the_embedding():
 
 def test_which_embedding_is_asked_for():
     """Two embeddings of the same ids: neither alone is the input."""
-    with pytest.raises(ValueError, match=r"2 of the module's embeddings \['first', 'second'\].*embedding='name'"):
+    with pytest.raises(
+        ValueError, match=r"2 of the module's embeddings \['first', 'second'\].*embedding='name'"
+    ):
         audit(TwoTables(), CAUSAL, (T,))
     with pytest.raises(ValueError, match="0 of the module's embeddings"):
         audit(nn.Linear(3, 3), CAUSAL, (T,))
-    with pytest.raises(ValueError, match="embedding must be a submodule of the module, or its name, got 'words'"):
+    with pytest.raises(
+        ValueError, match="embedding must be a submodule of the module, or its name, got 'words'"
+    ):
         audit(Tokens(CAUSAL.mask()), CAUSAL, (T,), embedding="words")
     with pytest.raises(ValueError, match="Embedding was not called with the token ids"):
         audit(Tokens(CAUSAL.mask()), CAUSAL, (T,), embedding="place")
 
 
-# -- left as it was -----------------------------------------------------------------------------------------------------
-
-
 def test_the_module_is_left_untouched():
-    """Weights, dtype, mode, gradients, buffers, hooks, the caller's random numbers and gradient mode: all as before."""
+    """Weights, dtype, mode, gradients, buffers, hooks, the caller's random numbers and gradient mode: all as
+    before.
+    """
     module = nn.Sequential(OverTime(nn.BatchNorm1d(WIDTH)), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
     module(torch.randn(3, T, WIDTH)).sum().backward()
     before = copy.deepcopy(module)
@@ -622,9 +661,6 @@ def test_the_same_seed_gives_the_same_verdict():
     assert alone.backward_passes >= alone.probes > together.backward_passes
 
 
-# -- what it says -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -644,7 +680,12 @@ def test_json():
     """Everything but the graphs, whose names stand for them."""
     module, graph, _ = PLANTED["one pair"]
     record = json.loads(audit(module, graph, (T, 3)).to_json())
-    assert (record["exact"], record["ok"], record["layers"], record["graphs"]) == (False, False, 1, [graph.name])
+    assert (record["exact"], record["ok"], record["layers"], record["graphs"]) == (
+        False,
+        False,
+        1,
+        [graph.name],
+    )
     (leak,) = record["leaks"]
     assert (leak["src"], leak["dst"]) == (6, 2)
     assert leak["path"] == [6, 2]
@@ -655,7 +696,11 @@ def test_json():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((nn.Identity(), CAUSAL, (7, 4)), ValueError, r"input_shape must be .* with T = 8, the senders of .*; got \(7, 4\)"),
+        (
+            (nn.Identity(), CAUSAL, (7, 4)),
+            ValueError,
+            r"input_shape must be .* with T = 8, the senders of .*; got \(7, 4\)",
+        ),
         ((nn.Identity(), CAUSAL, ()), ValueError, "input_shape must be"),
         ((lambda x: x, CAUSAL, (8, 4)), TypeError, "module must be a torch.nn.Module, got function"),
         ((nn.Identity(), "causal", (8, 4)), TypeError, "graph must be a TokenGraph"),
@@ -668,10 +713,22 @@ def test_json():
             "layers must be 1 where senders are not the receivers",
         ),
         ((nn.Identity(), CAUSAL, (8, 4), 0), ValueError, "layers must be at least 1, got 0"),
-        ((nn.Flatten(), CAUSAL, (8, 4)), ValueError, r"must return floating states \[B, dst, ...\].*got shape \[1, 32\]"),
+        (
+            (nn.Flatten(), CAUSAL, (8, 4)),
+            ValueError,
+            r"must return floating states \[B, dst, ...\].*got shape \[1, 32\]",
+        ),
         ((Reads(lambda x: None), CAUSAL, (8, 4)), ValueError, "got NoneType"),
-        ((Reads(lambda x: x.log()), CAUSAL, (8, 4)), ValueError, "returns NaN or inf for finite inputs, first at receiver"),
-        ((MessagePassingAttention(StandardHeads(4, 1)), [CAUSAL], (8, 4)), ValueError, "takes one g, got a list of graphs"),
+        (
+            (Reads(lambda x: x.log()), CAUSAL, (8, 4)),
+            ValueError,
+            "returns NaN or inf for finite inputs, first at receiver",
+        ),
+        (
+            (MessagePassingAttention(StandardHeads(4, 1)), [CAUSAL], (8, 4)),
+            ValueError,
+            "takes one g, got a list of graphs",
+        ),
     ],
 )
 def test_errors(arguments, error, words):
@@ -687,7 +744,11 @@ def test_errors(arguments, error, words):
         ({"witnesses": ["gradient"]}, ValueError, "witnesses must be one of 'jacobian'"),
         ({"samples": 0}, ValueError, "samples must be at least 1"),
         ({"tolerance": -1.0}, ValueError, "tolerance must be a share"),
-        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float64 or torch.float32, got torch.float16"),
+        (
+            {"dtype": torch.float16},
+            ValueError,
+            "dtype must be torch.float64 or torch.float32, got torch.float16",
+        ),
     ],
 )
 def test_wrong_options(options, error, words):
@@ -702,9 +763,6 @@ def test_what_cannot_be_copied_is_refused_by_name():
     module.endless = (x for x in ())
     with pytest.raises(NotImplementedError, match="Identity cannot be copied"):
         audit(module, CAUSAL, (8, 4))
-
-
-# -- fixture and command ------------------------------------------------------------------------------------------------
 
 
 def test_the_fixture_fails_with_the_verdict():
@@ -728,7 +786,15 @@ def test_the_fixture_in_a_run_of_pytest(tmp_path):
         "def test_clean(audited):\n    audited(torch.nn.Identity(), patterns.causal(6), (6, 3))\n\n"
         "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), (6, 3))\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "gnn_attention.interpret.audit.pytest_plugin", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "gnn_attention.interpret.audit.pytest_plugin",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 1 passed" in done.stdout
     assert "causal(6), 1 layer: 15 leaks" in done.stdout
@@ -747,7 +813,10 @@ class TestCommand:
         assert json.loads(printed.out)["ok"] is False
         assert "leaks" in printed.err
         file = tmp_path / "verdict.json"
-        assert main(["audit", "window(10, 2)", "--run-over", "causal(10)", "--layers", "9", "--json", str(file)]) == 0
+        assert (
+            main(["audit", "window(10, 2)", "--run-over", "causal(10)", "--layers", "9", "--json", str(file)])
+            == 0
+        )
         assert json.loads(file.read_text())["exact"] is True
 
     def test_a_model_of_ones_own(self, tmp_path, capsys):
@@ -770,9 +839,6 @@ class TestCommand:
         assert words in capsys.readouterr().err
 
 
-# -- Hugging Face -------------------------------------------------------------------------------------------------------
-
-
 def family_models():
     """The module ``hf_models``, which needs transformers, and this library's attention registered."""
     needs("transformers")
@@ -783,9 +849,17 @@ def family_models():
 def hugging_face(name):
     """A tiny model with random weights."""
     transformers = needs("transformers")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "vocab_size": 50,
+    }
     configs = {
-        "gpt2": lambda: transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32),
+        "gpt2": lambda: transformers.GPT2Config(
+            n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32
+        ),
         "llama": lambda: transformers.LlamaConfig(**small, num_key_value_heads=1),
         "mistral": lambda: transformers.MistralConfig(**small, num_key_value_heads=1, sliding_window=3),
         "bert": lambda: transformers.BertConfig(**small),
@@ -806,21 +880,27 @@ def hugging_face(name):
     ],
 )
 def test_hugging_face_models_are_exact(name, graph, layers):
-    """Found by their own input embeddings; a sliding window of 3 is our window(3), and two layers of it reach 5."""
+    """Found by their own input embeddings; a sliding window of 3 is our window(3), and two layers of it reach
+    5.
+    """
     assert audit(hugging_face(name), graph, (T,), layers).exact
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_hugging_face_padding(name):
-    """With a padding mask on the left, valid tokens do not hear padding; without it the audit finds them doing so."""
+    """With a padding mask on the left, valid tokens do not hear padding; without it the audit finds them
+    doing so.
+    """
     valid = torch.arange(T) >= 2
 
     def padded(module, ids):
         return module(ids, attention_mask=valid.long().expand(len(ids), -1))
 
     model = hugging_face(name)
-    receivers = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((src >= 2) | (dst < 2)), T, name="left padding")
+    receivers = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & ((src >= 2) | (dst < 2)), T, name="left padding"
+    )
     assert audit(model, receivers, (T,), call=padded).ok
     assert pairs(audit(model, receivers, (T,))) == {(src, dst) for src in range(2) for dst in range(2, T)}
 
@@ -840,7 +920,9 @@ def test_a_custom_attention_registered_without_its_mask_function():
     transformers.AttentionInterface.register("audited_trap", plain)
     model = hugging_face("llama")
     valid = torch.arange(T) >= 2
-    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((src >= 2) | (dst < 2)), T, name="left padding")
+    graph = ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & ((src >= 2) | (dst < 2)), T, name="left padding"
+    )
 
     def padded(module, ids):
         return module(ids, attention_mask=valid.long().expand(len(ids), -1))
@@ -854,24 +936,35 @@ def test_a_custom_attention_registered_without_its_mask_function():
 
 @pytest.mark.slow
 def test_the_text_models_of_many_families():
-    """Decoders are exactly causal and encoders hear everybody, in transformers itself; only NaN crosses what is masked."""
+    """Decoders are exactly causal and encoders hear everybody, in transformers itself; only NaN crosses what
+    is masked.
+    """
     families = family_models()
     found = {}
     for name in [name for name, family in families.FAMILIES.items() if family.inputs == "text"]:
         graph = patterns.full(12) if "Masked" in families.FAMILIES[name].model else patterns.causal(12)
         experts = name in ("gpt_oss", "deepseek_v3", "mixtral")  # their grouped products have no float64
-        found[name] = audit(families.build(name), graph, (12,), dtype=torch.float32 if experts else torch.float64)
+        found[name] = audit(
+            families.build(name), graph, (12,), dtype=torch.float32 if experts else torch.float64
+        )
     assert len(found) >= 20
     assert [name for name, verdict in found.items() if not verdict.ok] == []
     narrow = {name for name, verdict in found.items() if verdict.unused}
-    assert narrow == {"mistral", "phi3"}  # two layers of a window of 5 reach 9 tokens: 3 + 2 + 1 pairs are further
-    assert {found[name].unused for name in narrow} == {tuple((src, dst) for dst in range(9, 12) for src in range(dst - 8))}
+    assert narrow == {
+        "mistral",
+        "phi3",
+    }  # two layers of a window of 5 reach 9 tokens: 3 + 2 + 1 pairs are further
+    assert {found[name].unused for name in narrow} == {
+        tuple((src, dst) for dst in range(9, 12) for src in range(dst - 8))
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
 def test_a_graph_put_into_a_hugging_face_model(name):
-    """Through this library's attention, with a graph of ours in place: exactly along it, and not even a NaN elsewhere."""
+    """Through this library's attention, with a graph of ours in place: exactly along it, and not even a NaN
+    elsewhere.
+    """
     families = family_models()
     model, graph = families.build(name), patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")

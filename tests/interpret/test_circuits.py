@@ -1,4 +1,6 @@
-"""The split of logits, lengths of patterns and composition, against dense float64 formulas and TransformerLens' definitions."""
+"""The split of logits, lengths of patterns and composition, against dense float64 formulas and
+TransformerLens' definitions.
+"""
 
 from __future__ import annotations
 
@@ -82,16 +84,21 @@ class TestSplit:
 
     def test_half_vectors_are_measured_in_float32(self):
         p = drawn(4, 300).bfloat16()
-        x = p + drawn(4, 300, seed=1).bfloat16() / 8  # nearly parallel: no small number beside what is allowed
+        x = (
+            p + drawn(4, 300, seed=1).bfloat16() / 8
+        )  # nearly parallel: no small number beside what is allowed
         parts = circuits.split(p, x)
         assert parts.cosine.dtype == torch.float32
-        # 300 products, which are exact in float32, sum in absolute value to at most the two lengths' product (Cauchy and
-        # Schwarz); three roundings more are those of the lengths' product, of the cosine, and of both multiplied.
+        # 300 products, which are exact in float32, sum in absolute value to at most the two lengths' product
+        # (Cauchy and Schwarz); three roundings more are those of the lengths' product, of the cosine, and of
+        # both multiplied.
         size = float((p.double().norm(dim=-1) * x.double().norm(dim=-1)).max())
         assert_sum(parts.product, (p.double() * x.double()).sum(-1), 303, size)
 
     def test_no_edges(self):
-        assert circuits.split(drawn(3, 5, 12), drawn(5, 12), patterns.causal(5) - patterns.causal(5)).cosine.shape == (3, 0)
+        assert circuits.split(
+            drawn(3, 5, 12), drawn(5, 12), patterns.causal(5) - patterns.causal(5)
+        ).cosine.shape == (3, 0)
 
     @pytest.mark.parametrize(
         ("p", "x", "edges", "error", "match"),
@@ -113,15 +120,25 @@ class TestSplit:
 
 
 class TestPatternLengths:
-    @pytest.mark.parametrize("kind", [{}, {"bias": True}, {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "bias": True}])
+    @pytest.mark.parametrize(
+        "kind", [{}, {"bias": True}, {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "bias": True}]
+    )
     def test_against_the_patterns(self, kind):
         """From any form, a layer of it, and a run, whose queries hold the biases already."""
         heads, x = made(**kind), drawn(2, 5, 12)
         near = FactoredHeads.of(heads).patterns(x).square().sum(-1).sqrt().detach()
         far = FactoredHeads.of(heads, side="sender").patterns(x).square().sum(-1).sqrt().detach()
-        sources = (heads, FactoredHeads.of(heads), MergedHeads.of(heads, side="sender"), MessagePassingAttention(heads))
+        sources = (
+            heads,
+            FactoredHeads.of(heads),
+            MergedHeads.of(heads, side="sender"),
+            MessagePassingAttention(heads),
+        )
         run = trace.record(MessagePassingAttention(heads), x, patterns.causal(5))
-        for found in (*(circuits.pattern_lengths(source, x) for source in sources), circuits.pattern_lengths(run.layers[0])):
+        for found in (
+            *(circuits.pattern_lengths(source, x) for source in sources),
+            circuits.pattern_lengths(run.layers[0]),
+        ):
             assert_exact(found.receiver, near)
             assert_exact(found.sender, far)
         assert circuits.pattern_lengths(heads, x[0]).receiver.shape == (heads.num_heads, 5)
@@ -140,7 +157,9 @@ class TestPatternLengths:
         with pytest.raises(ValueError, match="is rotary"):
             circuits.pattern_lengths(made(rotary=Rotary()), drawn(5, 12))
         run = trace.record(MessagePassingAttention(MergedHeads.of(made())), drawn(5, 12), patterns.causal(5))
-        with pytest.raises(TypeError, match="source must be a run of StandardHeads, got MergedHeads: give its heads"):
+        with pytest.raises(
+            TypeError, match="source must be a run of StandardHeads, got MergedHeads: give its heads"
+        ):
             circuits.pattern_lengths(run.layers[0])
         run = trace.record(MessagePassingAttention(made(rotary=Rotary())), drawn(5, 12), patterns.causal(5))
         with pytest.raises(ValueError, match="is rotary"):
@@ -148,7 +167,9 @@ class TestPatternLengths:
 
 
 def published(earlier: StandardHeads, later: StandardHeads, kind: str, h1: int, h2: int) -> float:
-    """TransformerLens' ``composition_scores``: ``||left right|| / (||left|| ||right||)``, left = OV, right = QK, QK^T or OV."""
+    """TransformerLens' ``composition_scores``: ``||left right|| / (||left|| ||right||)``, left = OV, right =
+    QK, QK^T or OV.
+    """
     group = later.num_heads // later.num_kv_heads
     OV = earlier.W_V[h1 // (earlier.num_heads // earlier.num_kv_heads)] @ earlier.W_O[h1]
     QK = later.W_Q[h2] @ later.W_K[h2 // group].mT
@@ -163,7 +184,9 @@ def turned_at_random() -> list[circuits.Circuit]:
     heads, found = made(1, num_heads=1, head_dim=2), []
     for seed in range(225):
         turn, upper = torch.linalg.qr(drawn(12, 12, seed=seed))
-        turned = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, heads.W_O @ (turn * upper.diag().sign()))
+        turned = StandardHeads.from_arrays(
+            heads.W_Q, heads.W_K, heads.W_V, heads.W_O @ (turn * upper.diag().sign())
+        )
         found.append(circuits.of(turned, 0))
     return found
 
@@ -188,7 +211,9 @@ class TestComposition:
                 assert_exact(circuits.composition(one, two, kind), expected)
 
     def test_all_pairs_of_a_model(self, kind):
-        """[later layer, head, earlier layer, head], 0 elsewhere; the gains of both layers' norms are folded in."""
+        """[later layer, head, earlier layer, head], 0 elsewhere; the gains of both layers' norms are folded
+        in.
+        """
         sizes = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 4, "mlp_width": 8, "reach": 3}
         model = lm.LanguageModel(lm.Config(9, **sizes)).double()
         for seed, parameter in enumerate(model.parameters()):
@@ -202,7 +227,9 @@ class TestComposition:
                     continue
                 blocks: list[Any] = [model.blocks[before], model.blocks[after]]
                 gained = [
-                    StandardHeads.from_arrays(*(b.attention_norm.weight.diag() @ W for W in (own.W_Q, own.W_K, own.W_V)), own.W_O)
+                    StandardHeads.from_arrays(
+                        *(b.attention_norm.weight.diag() @ W for W in (own.W_Q, own.W_K, own.W_V)), own.W_O
+                    )
                     for b in blocks
                     for own in [b.attention.heads]
                 ]
@@ -215,7 +242,9 @@ class TestComposition:
         assert torch.equal(circuits.compositions(listed, kind), scores)
 
     def test_the_extremes(self, kind):
-        """A head that reads just the one direction that another writes: 1; one that reads nothing of it: 0."""
+        """A head that reads just the one direction that another writes: 1; one that reads nothing of it:
+        0.
+        """
         axes = torch.eye(6, dtype=torch.float64)
 
         def head(read: int, write: int) -> circuits.Circuit:
@@ -226,9 +255,13 @@ class TestComposition:
         assert circuits.composition(head(0, 3), head(2, 3), kind) == 0.0
 
     def test_unrelated_heads(self, kind):
-        """Turn the space between them at random: the mean square is 1 / width, whatever the heads' spectra."""
+        """Turn the space between them at random: the mean square is 1 / width, whatever the heads'
+        spectra.
+        """
         later = circuits.of(made(2, num_heads=1, head_dim=5), 0)
-        squares = torch.tensor([circuits.composition(turned, later, kind) for turned in turned_at_random()]).square()
+        squares = torch.tensor(
+            [circuits.composition(turned, later, kind) for turned in turned_at_random()]
+        ).square()
         # 225 draws: four standard errors of their mean.
         assert abs(squares.mean() - 1 / 12) < 4 * squares.std() / 15
 
@@ -251,7 +284,9 @@ class TestComposition:
 
     def test_refusals(self, kind):
         one, other = circuits.of(made(), 0), circuits.of(made(width=9), 0)
-        with pytest.raises(ValueError, match=r"writes states of width 12, the later reads vectors of width 9"):
+        with pytest.raises(
+            ValueError, match=r"writes states of width 12, the later reads vectors of width 9"
+        ):
             circuits.composition(one, other, kind)
         with pytest.raises(ValueError, match="kind must be one of 'q', 'k', 'v', got 'Q'"):
             circuits.composition(one, one, kind.upper().replace("K", "Q").replace("V", "Q"))
@@ -278,7 +313,9 @@ class TestTheTrainedModel:
     """What is known of the weights that ship with the package, read off the weights alone and off a run."""
 
     def test_induction_heads_read_what_previous_token_heads_write(self, trained):
-        """Two heads of each kind (scores above 0.4), and the three strongest K-compositions of all sixteen are between them."""
+        """Two heads of each kind (scores above 0.4), and the three strongest K-compositions of all sixteen
+        are between them.
+        """
         before = (lm.previous_token_scores(trained, samples=4)[0] > 0.35).nonzero()[:, 0].tolist()
         after = (lm.induction_scores(trained, samples=4)[1] > 0.35).nonzero()[:, 0].tolist()
         assert len(before) == len(after) == 2
@@ -288,8 +325,12 @@ class TestTheTrainedModel:
         assert scores.max() > 2  # times what unrelated heads have
 
     def test_without_the_edge_to_the_token_before_there_is_no_induction(self, trained):
-        """What composition suggests, tried: the heads' one template edge cut, and the score falls to nearly nothing."""
-        first = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(s))[:24] for s in range(4)])
+        """What composition suggests, tried: the heads' one template edge cut, and the score falls to nearly
+        nothing.
+        """
+        first = torch.stack(
+            [torch.randperm(1024, generator=torch.Generator().manual_seed(s))[:24] for s in range(4)]
+        )
         tokens = torch.cat([first, first], dim=1)
         edges = circuits.previous_token(tokens).edge_index
         with torch.no_grad():
@@ -302,5 +343,8 @@ class TestTheTrainedModel:
         """Any model's heads by heads_of: here torch's own encoder."""
         layer = torch.nn.TransformerEncoderLayer(12, 3, 16, batch_first=True, norm_first=True)
         encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        layers = [circuits.each(ga.heads_of(encoder, number), gain=encoder.layers[number].norm1.weight) for number in range(2)]
+        layers = [
+            circuits.each(ga.heads_of(encoder, number), gain=encoder.layers[number].norm1.weight)
+            for number in range(2)
+        ]
         assert circuits.compositions(layers, "q").shape == (2, 3, 2, 3)

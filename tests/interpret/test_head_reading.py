@@ -1,4 +1,6 @@
-"""Circuits of single heads against dense float64 formulas, in every form: matrices, biases, subspaces, gains, distances."""
+"""Circuits of single heads against dense float64 formulas, in every form: matrices, biases, subspaces, gains,
+distances.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class TestEveryForm:
             own = own_weights(heads, head)
             assert_exact(circuit.pattern.full(), own["W_Q"] @ own["W_K"].mT)
             assert_exact(circuit.message.full(), own["W_V"] @ own["W_O"])
-            assert circuit.pattern.left.shape[1] <= max(heads.head_dim, heads.width if heads.head_dim > heads.width else 0)
+            assert circuit.pattern.left.shape[1] <= max(
+                heads.head_dim, heads.width if heads.head_dim > heads.width else 0
+            )
             assert circuit.pattern.rank() == min(heads.head_dim, heads.width, heads.source_width)
             assert circuit.message.rank() == min(own["W_V"].shape[1], heads.width, heads.source_width)
             assert circuit.scale == heads.head_dim**-0.5
@@ -114,7 +118,9 @@ class TestEveryForm:
             assert_exact(circuit.messages(x_src[0, 3]), near.messages(x_src)[0, head, 3])
 
     def test_logits_up_to_what_all_edges_share(self, kind, form):
-        """``scale P . x'`` is the logit, but for the product of the biases, the same for all in-edges of a receiver."""
+        """``scale P . x'`` is the logit, but for the product of the biases, the same for all in-edges of a
+        receiver.
+        """
         heads = made(kind)
         x_dst, x_src = drawn(5, heads.width), drawn(6, heads.source_width, seed=1)
         for head, circuit in enumerate(each(form(heads))):
@@ -123,7 +129,11 @@ class TestEveryForm:
             b_Q, b_K = (zero if own[name] is None else own[name] for name in ("b_Q", "b_K"))
             logits = (x_dst @ own["W_Q"] + b_Q) @ (x_src @ own["W_K"] + b_K).mT * circuit.scale
             ours = circuit.patterns(x_dst) @ x_src.mT * circuit.scale
-            assert_exact((logits - ours).std(dim=1), torch.zeros(5, dtype=torch.float64), largest=float(logits.abs().max()))
+            assert_exact(
+                (logits - ours).std(dim=1),
+                torch.zeros(5, dtype=torch.float64),
+                largest=float(logits.abs().max()),
+            )
 
     def test_subspaces(self, kind, form):
         """Of the size of the head, and spanned by the columns of W_Q, W_K, W_V and the rows of W_O."""
@@ -146,12 +156,20 @@ class TestEveryForm:
     def test_nothing_outside_the_subspaces_matters(self, kind, form):
         """Seed S1.24, on the layer: weights from what is read alone, updates inside what is written alone."""
         heads = made(kind)
-        layer, x_dst, x_src = MessagePassingAttention(heads), drawn(5, heads.width), drawn(6, heads.source_width, seed=1)
+        layer, x_dst, x_src = (
+            MessagePassingAttention(heads),
+            drawn(5, heads.width),
+            drawn(6, heads.source_width, seed=1),
+        )
         graph = patterns.cross(5, 6)
         for head, circuit in enumerate(each(form(heads))):
             weights = heard(layer, (x_src, x_dst), graph, head)
-            assert_exact(heard(layer, (x_src, x_dst + outside(circuit.reads_as_receiver, 5)), graph, head), weights)
-            assert_exact(heard(layer, (x_src + outside(circuit.reads_as_sender, 6), x_dst), graph, head), weights)
+            assert_exact(
+                heard(layer, (x_src, x_dst + outside(circuit.reads_as_receiver, 5)), graph, head), weights
+            )
+            assert_exact(
+                heard(layer, (x_src + outside(circuit.reads_as_sender, 6), x_dst), graph, head), weights
+            )
             said = circuit.messages(x_src)
             assert_exact(circuit.messages(x_src + outside(circuit.reads_as_value, 6)), said)
             assert circuit.writes.contains(said, tolerance=EXACT).all()
@@ -166,7 +184,9 @@ def heard(layer: MessagePassingAttention, x: Any, graph: Any, head: int) -> Tens
 
 
 class TestRotary:
-    @pytest.mark.parametrize("rotary", [Rotary(), Rotary(base=30.0, interleaved=True), Rotary(frequencies=(1.0, 0.5, 0.1))])
+    @pytest.mark.parametrize(
+        "rotary", [Rotary(), Rotary(base=30.0, interleaved=True), Rotary(frequencies=(1.0, 0.5, 0.1))]
+    )
     @pytest.mark.parametrize("gain", [None, drawn(12, seed=5)], ids=["", "gain"])
     def test_logits_by_distance(self, rotary, gain):
         """The logit of dst = 7 and src = 4 from whole turned queries and keys is x W_P(3) x'^T."""
@@ -189,7 +209,9 @@ class TestRotary:
     @pytest.mark.parametrize("ask", ["pattern", "b_P", "b_S"])
     def test_there_is_no_one_pattern(self, ask):
         circuit = of(made({"head_dim": 6, "rotary": Rotary(), "bias": True}), 1)
-        with pytest.raises(ValueError, match=r"head 1 of StandardHeads.* is rotary.*take pattern_at\(dst - src\)"):
+        with pytest.raises(
+            ValueError, match=r"head 1 of StandardHeads.* is rotary.*take pattern_at\(dst - src\)"
+        ):
             getattr(circuit, ask)
         with pytest.raises(ValueError, match="is rotary"):
             circuit.patterns(drawn(3, 12))
@@ -205,11 +227,20 @@ class TestRotary:
 
 
 class TestLatent:
-    """Seed S1.6's latent heads: patterns and messages are spoken in latents, subspaces are those of states."""
+    """Seed S1.6's latent heads: patterns and messages are spoken in latents, subspaces are those of
+    states.
+    """
 
     @pytest.fixture(params=[{}, {"query_dim": 8, "bias": True}], ids=["", "query latent"])
     def heads(self, request: pytest.FixtureRequest) -> LatentHeads:
-        sizes = {"width": 12, "num_heads": 3, "content_dim": 2, "rotary_dim": 2, "latent_dim": 5, "value_dim": 3}
+        sizes = {
+            "width": 12,
+            "num_heads": 3,
+            "content_dim": 2,
+            "rotary_dim": 2,
+            "latent_dim": 5,
+            "value_dim": 3,
+        }
         made: LatentHeads = redrawn(LatentHeads(**sizes, **request.param))
         return made
 
@@ -218,7 +249,8 @@ class TestLatent:
             assert_exact(circuit.message.full(), (heads.W_UV[head] @ heads.W_O[head]).detach())
             assert_exact(circuit.pattern_at(4).full(), heads.pattern_matrix(4).full()[head].detach())
             assert_exact(
-                circuit.messages(drawn(2, 6, 12)), (heads.latents(drawn(2, 6, 12)) @ heads.W_UV[head] @ heads.W_O[head]).detach()
+                circuit.messages(drawn(2, 6, 12)),
+                (heads.latents(drawn(2, 6, 12)) @ heads.W_UV[head] @ heads.W_O[head]).detach(),
             )
 
     def test_nothing_outside_the_subspaces_matters(self, heads):
@@ -248,7 +280,9 @@ class TestGain:
         for plain, circuit in zip(each(form(heads)), each(form(heads), gain), strict=True):
             assert repr(circuit).endswith(", gain folded)")
             assert_exact(circuit.patterns(x) @ x.mT, plain.patterns(gain * x) @ (gain * x).mT)
-            assert_exact(circuit.patterns(x, "sender") @ x.mT, plain.patterns(gain * x, "sender") @ (gain * x).mT)
+            assert_exact(
+                circuit.patterns(x, "sender") @ x.mT, plain.patterns(gain * x, "sender") @ (gain * x).mT
+            )
             assert_exact(circuit.messages(x), plain.messages(gain * x))
             assert not circuit.reads_as_value.contains(plain.reads_as_value.basis.mT).any()
             assert_exact(circuit.messages(x + outside(circuit.reads_as_value, 5)), circuit.messages(x))
@@ -275,7 +309,9 @@ class TestGain:
         assert circuit.reads_as_value.dim == circuit.pattern.rank() == 11
         assert circuit.writes.dim == 12
 
-    @pytest.mark.parametrize("gain", [torch.ones(5), torch.ones(12, 1), torch.ones(12, dtype=torch.int64), 2.0])
+    @pytest.mark.parametrize(
+        "gain", [torch.ones(5), torch.ones(12, 1), torch.ones(12, dtype=torch.int64), 2.0]
+    )
     def test_refusals(self, gain):
         with pytest.raises(ValueError, match=r"gain must be a float tensor \[12\]"):
             of(made({}), 0, gain)
@@ -290,7 +326,9 @@ class TestGain:
 
 class TestReading:
     def test_merged_heads_without_a_bottleneck(self):
-        """MergedHeads built directly have full rank; their factors are those of the singular value decomposition."""
+        """MergedHeads built directly have full rank; their factors are those of the singular value
+        decomposition.
+        """
         heads = redrawn(MergedHeads(12, 2, head_dim=4))
         circuit = of(heads, 1)
         assert_exact(circuit.pattern.full(), heads.pattern[1].detach())
@@ -306,7 +344,9 @@ class TestReading:
         assert circuit.pattern.left.shape[1] == circuit.writes.dim == 4
 
     def test_heads_of_zeros(self):
-        heads = StandardHeads.from_arrays(*(torch.zeros(2, *shape) for shape in ((6, 3), (6, 3), (6, 3), (3, 6))))
+        heads = StandardHeads.from_arrays(
+            *(torch.zeros(2, *shape) for shape in ((6, 3), (6, 3), (6, 3), (3, 6)))
+        )
         for form in (heads, MergedHeads.of(heads)):
             circuit = of(form, 0)
             assert circuit.pattern.rank() == circuit.writes.dim == circuit.reads_as_receiver.dim == 0
@@ -334,12 +374,16 @@ class TestReading:
 
     @pytest.mark.parametrize("source", [nn.Linear(3, 3), "heads", LazyHeads(2, 4), None, Circuit])
     def test_another_source(self, source):
-        with pytest.raises(TypeError, match=r"source must be heads whose widths are known.*heads_of\(model, layer\)"):
+        with pytest.raises(
+            TypeError, match=r"source must be heads whose widths are known.*heads_of\(model, layer\)"
+        ):
             of(source, 0)
         with pytest.raises(TypeError, match="source must be heads"):
             each(source)
 
-    @pytest.mark.parametrize(("head", "error"), [(3, IndexError), (-1, ValueError), (1.0, TypeError), (True, TypeError)])
+    @pytest.mark.parametrize(
+        ("head", "error"), [(3, IndexError), (-1, ValueError), (1.0, TypeError), (True, TypeError)]
+    )
     def test_another_head(self, head, error):
         with pytest.raises(error, match="head must be"):
             of(made({}), head)

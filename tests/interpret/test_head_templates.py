@@ -12,7 +12,14 @@ from torch import Tensor
 
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, convert, patterns
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.circuits.templates import TEMPLATES, detect, duplicate_token, induction, match, previous_token
+from gnn_attention.interpret.circuits.templates import (
+    TEMPLATES,
+    detect,
+    duplicate_token,
+    induction,
+    match,
+    previous_token,
+)
 from gnn_attention.model import language_model as lm
 
 TOKENS = {
@@ -40,7 +47,9 @@ def by_loops(name: str, tokens: Tensor) -> Tensor:
 
 
 def transformer_lens(name: str, tokens: Tensor) -> Tensor:
-    """Its detection patterns as published: ones below the diagonal; equal tokens below it; the latter rolled by a column."""
+    """Its detection patterns as published: ones below the diagonal; equal tokens below it; the latter rolled
+    by a column.
+    """
     if name == "previous_token":
         return torch.ones(len(tokens) - 1).diag(-1)
     same = (tokens[None] == tokens[:, None]).float()
@@ -68,7 +77,9 @@ def test_edges(name, tokens):
 
 
 def test_induction_is_a_duplicate_and_a_step_on():
-    """As graphs: who hears the token after an equal one hears, in two hops backwards, the equal one itself."""
+    """As graphs: who hears the token after an equal one hears, in two hops backwards, the equal one
+    itself.
+    """
     tokens = TOKENS["said twice"]
     steps = previous_token(tokens)  # 4 hears 3
     assert (induction(tokens) @ steps).mask().equal(duplicate_token(tokens).mask())
@@ -94,22 +105,37 @@ class TestMatch:
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_against_dense_formulas(self, graph, name):
-        """The mean over receivers by a loop; "mul" and "abs" as TransformerLens publishes them, the mean over samples."""
+        """The mean over receivers by a loop; "mul" and "abs" as TransformerLens publishes them, the mean over
+        samples.
+        """
         run = self.run(graph)
         weights = run.layers[0].dense(run.layers[0].weights()).detach()  # [B, H, dst, src]
         wanted = torch.stack([by_loops(name, row) for row in self.tokens]).double()
         template = TEMPLATES[name](self.tokens)
         means, muls, losses = [], [], []
         for head in range(3):
-            given = [(weights[b, head, dst] @ wanted[b, dst]) for b in range(2) for dst in range(6) if wanted[b, dst].any()]
+            given = [
+                (weights[b, head, dst] @ wanted[b, dst])
+                for b in range(2)
+                for dst in range(6)
+                if wanted[b, dst].any()
+            ]
             means.append(torch.stack(given).mean())
-            muls.append(torch.stack([(weights[b, head] * wanted[b]).sum() / weights[b, head].sum() for b in range(2)]).mean())
-            losses.append(torch.stack([1 - (weights[b, head] - wanted[b]).abs().mean() * 6 for b in range(2)]).mean())
+            muls.append(
+                torch.stack(
+                    [(weights[b, head] * wanted[b]).sum() / weights[b, head].sum() for b in range(2)]
+                ).mean()
+            )
+            losses.append(
+                torch.stack([1 - (weights[b, head] - wanted[b]).abs().mean() * 6 for b in range(2)]).mean()
+            )
         for measure, expected in (("mean", means), ("mul", muls), ("abs", losses)):
             assert_exact(match(run, template, measure), torch.stack(expected)[None])
 
     def test_a_graph_that_is_the_template_matches_in_full(self):
-        """Every receiver's whole listening is on it, whatever the weights; "abs" only where there is one edge each."""
+        """Every receiver's whole listening is on it, whatever the weights; "abs" only where there is one edge
+        each.
+        """
         template = previous_token(self.tokens)
         run = self.run(template)
         assert match(run, template).tolist() == [[1.0] * 3]
@@ -124,7 +150,9 @@ class TestMatch:
         assert_exact(even, (1 / 2 + 1 / 3 + 1 / 4) / 3)
         cut = match(trace.record(layer, x, patterns.causal(4), surgery=trace.cut([(1, 2)])), template)[0, 0]
         assert_exact(cut, (1 / 2 + 1 / 4) / 3)
-        muted = match(trace.record(layer, x, patterns.causal(4), surgery=trace.mute([(1, 2)], heads=1)), template)[0]
+        muted = match(
+            trace.record(layer, x, patterns.causal(4), surgery=trace.mute([(1, 2)], heads=1)), template
+        )[0]
         assert_exact(muted.tolist(), [even, (1 / 2 + 1 / 4) / 3, even])
         assert match(trace.record(layer, x, patterns.window(4, 1)), template).tolist() == [[0.0] * 3]
         assert match(trace.record(layer, x, patterns.window(4, 1)), template, "abs")[0, 0] == 1 - (4 + 3) / 4
@@ -133,7 +161,9 @@ class TestMatch:
         layer, x = MessagePassingAttention(StandardHeads(8, 3, head_dim=4)), torch.ones(1, 4, 8)
         deaf = patterns.causal(4) - patterns.causal(4)
         for measure in ("mean", "mul"):
-            assert match(trace.record(layer, x, deaf), previous_token(torch.arange(4)), measure).tolist() == [[0.0] * 3]
+            assert match(trace.record(layer, x, deaf), previous_token(torch.arange(4)), measure).tolist() == [
+                [0.0] * 3
+            ]
             assert match(trace.record(layer, x, patterns.causal(4)), deaf, measure).tolist() == [[0.0] * 3]
 
     def test_a_template_by_head(self):
@@ -147,7 +177,9 @@ class TestMatch:
         tokens = torch.arange(20)[None]
         with torch.no_grad():
             run = trace.record(model, tokens)
-        assert torch.equal(match(run, previous_token(tokens))[1:], match(run.layers[1:], previous_token(tokens)))
+        assert torch.equal(
+            match(run, previous_token(tokens))[1:], match(run.layers[1:], previous_token(tokens))
+        )
 
     def test_refusals(self):
         run = self.run(patterns.causal(6))
@@ -158,11 +190,15 @@ class TestMatch:
             induction(self.tokens[:1].repeat(3, 1)),
             algebra.per_head(*[patterns.causal(6)] * 2),
         ):
-            with pytest.raises(ValueError, match="template must be over the tokens, samples and heads of LayerTrace"):
+            with pytest.raises(
+                ValueError, match="template must be over the tokens, samples and heads of LayerTrace"
+            ):
                 match(run, template)
         with pytest.raises(ValueError, match=r"run must hold layers with one number of heads, got no layers"):
             match([], patterns.causal(6))
-        other = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.ones(2, 6, 8), patterns.causal(6))
+        other = trace.record(
+            MessagePassingAttention(StandardHeads(8, 2)), torch.ones(2, 6, 8), patterns.causal(6)
+        )
         with pytest.raises(ValueError, match=r"run must hold layers with one number of heads, got \[2, 3\]"):
             match([*run.layers, *other.layers], patterns.causal(6))
 
@@ -173,7 +209,9 @@ def trained() -> lm.LanguageModel:
 
 
 class TestDetect:
-    """On the trained model: the jobs of its heads are found as graphs, with the scores that ``model`` measures by distance."""
+    """On the trained model: the jobs of its heads are found as graphs, with the scores that ``model``
+    measures by distance.
+    """
 
     def said_twice(self, length: int, samples: int) -> Tensor:
         """Distinct tokens, so that an equal token is one of the other copy."""
@@ -182,7 +220,9 @@ class TestDetect:
         return torch.cat([first, first], dim=1)
 
     def test_agrees_with_induction_scores(self, trained, monkeypatch):
-        """On the same tokens; the score by distance leaves out that token ``length - 1``'s next one follows the first copy."""
+        """On the same tokens; the score by distance leaves out that token ``length - 1``'s next one follows
+        the first copy.
+        """
         tokens = self.said_twice(24, 4)
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens[:, :24])
         by_distance = lm.induction_scores(trained, length=24, samples=4)
@@ -221,7 +261,8 @@ class TestDetect:
     def test_refusals(self, trained):
         tokens = torch.arange(6)
         with pytest.raises(
-            ValueError, match="template must be one of 'previous_token', 'duplicate_token', 'induction', got 'copy'"
+            ValueError,
+            match="template must be one of 'previous_token', 'duplicate_token', 'induction', got 'copy'",
         ):
             detect(trained, tokens, "copy")
         with pytest.raises(TypeError, match="template must be or return a TokenGraph, got SimpleNamespace"):

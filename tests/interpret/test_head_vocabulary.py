@@ -24,7 +24,15 @@ from gnn_attention.interpret.circuits.vocabulary import (
     top_tokens,
 )
 
-SIZES = {"vocabulary_size": 30, "width": 12, "num_layers": 2, "num_heads": 3, "head_dim": 4, "mlp_width": 8, "reach": 3}
+SIZES = {
+    "vocabulary_size": 30,
+    "width": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "head_dim": 4,
+    "mlp_width": 8,
+    "reach": 3,
+}
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -73,7 +81,9 @@ class TestFullCircuit:
 
     def test_refusals(self):
         heads = of(StandardHeads(12, 3, source_width=7), 1)
-        with pytest.raises(ValueError, match=r"^embedding must be \[vocabulary, 7\], a row for each token, got \[20, 12\]"):
+        with pytest.raises(
+            ValueError, match=r"^embedding must be \[vocabulary, 7\], a row for each token, got \[20, 12\]"
+        ):
             full_circuit(heads, torch.ones(20, 12), torch.ones(20, 12))
         with pytest.raises(ValueError, match=r"unembedding must be \[vocabulary, 12\].*got \[12, 20\]"):
             full_circuit(heads, torch.ones(20, 7), torch.ones(12, 20))
@@ -92,13 +102,17 @@ class TestCopying:
         assert_exact(copying(matrix), published_copying(matrix.full()))
 
     def test_the_extremes(self):
-        """Words that say themselves, their opposite, and a turn by a right angle, whose eigenvalues are imaginary."""
+        """Words that say themselves, their opposite, and a turn by a right angle, whose eigenvalues are
+        imaginary.
+        """
         A = drawn(9, 3)
         turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
         assert_exact(copying(FactoredMatrix(A, A.mT)), torch.tensor(1.0, dtype=torch.float64))
         assert_exact(copying(FactoredMatrix(A, -A.mT)), torch.tensor(-1.0, dtype=torch.float64))
         none = copying(FactoredMatrix(turn, torch.eye(2, dtype=torch.float64)))
-        assert_exact(none, torch.tensor(0.0, dtype=torch.float64), largest=1.0)  # a share of the eigenvalues' absolute sum
+        assert_exact(
+            none, torch.tensor(0.0, dtype=torch.float64), largest=1.0
+        )  # a share of the eigenvalues' absolute sum
         assert float(copying(FactoredMatrix(A, 0 * A.mT))) == 0.0
 
     def test_scores_of_a_model(self, model):
@@ -107,7 +121,9 @@ class TestCopying:
         for layer in range(2):
             for head in range(3):
                 expected = published_copying(dense_circuit(model, layer, head))
-                assert_exact(copying_score(model, layer, head), float(expected), largest=1.0)  # a share, as above
+                assert_exact(
+                    copying_score(model, layer, head), float(expected), largest=1.0
+                )  # a share, as above
                 assert_exact(float(scores[layer, head]), float(expected), largest=1.0)
 
     def test_the_induction_head_of_the_trained_model_copies(self):
@@ -118,7 +134,9 @@ class TestCopying:
         assert scores[layer, head] == scores.max() > 0.5
 
     def test_refusals(self, model):
-        with pytest.raises(TypeError, match=r"model must be a gnn_attention.model.LanguageModel, got Linear.*heads_of"):
+        with pytest.raises(
+            TypeError, match=r"model must be a gnn_attention.model.LanguageModel, got Linear.*heads_of"
+        ):
             copying_score(nn.Linear(3, 3), 0, 0)
         with pytest.raises(TypeError, match="model must be a"):
             copying_scores(None)
@@ -146,7 +164,9 @@ class TestEffect:
     def test_a_head_that_says_the_next_letter(self):
         """W_M by hand: token t raises t + 1."""
         words = torch.eye(6, dtype=torch.float64)
-        made = lm.LanguageModel(lm.Config(6, width=6, num_layers=1, num_heads=1, head_dim=6, mlp_width=4)).double()
+        made = lm.LanguageModel(
+            lm.Config(6, width=6, num_layers=1, num_heads=1, head_dim=6, mlp_width=4)
+        ).double()
         heads = made.blocks[0].attention.heads
         made.embedding.weight.data = made.unembedding.weight.data = words
         heads.W_V.data, heads.W_O.data = words[None], words.roll(1, dims=1)[None]
@@ -177,7 +197,9 @@ class TestTopTokens:
             products = embedding @ vectors[place]
             assert torch.equal(best.tokens[place], products.argsort(descending=True)[:5])
             assert_exact(best.values[place], products.sort(descending=True).values[:5])
-        assert torch.equal(top_tokens(-vectors[0, 0], embedding, k=1).tokens, (embedding @ vectors[0, 0]).argmin()[None])
+        assert torch.equal(
+            top_tokens(-vectors[0, 0], embedding, k=1).tokens, (embedding @ vectors[0, 0]).argmin()[None]
+        )
 
     def test_dtypes_differ(self):
         assert isinstance(top_tokens(torch.ones(3), torch.eye(3, dtype=torch.bfloat16), k=1), TopTokens)
@@ -193,14 +215,17 @@ class TestTopTokens:
     )
     def test_refusals(self, vectors, embedding):
         with pytest.raises(
-            ValueError, match=r"vectors \[\*, width\] and embedding \[vocabulary, width\] must be tensors of one width"
+            ValueError,
+            match=r"vectors \[\*, width\] and embedding \[vocabulary, width\] must be tensors of one width",
         ):
             top_tokens(vectors, embedding)
 
 
 class TestNeurons:
     def test_the_activation_before_the_bias(self, model):
-        """A neuron's pattern times a state, divided by its root mean square, is what the neuron weighs (seed S1.11)."""
+        """A neuron's pattern times a state, divided by its root mean square, is what the neuron weighs (seed
+        S1.11).
+        """
         block: Any = model.blocks[1]
         x = drawn(5, 12, seed=3)
         unit = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()

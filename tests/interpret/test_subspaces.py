@@ -32,7 +32,9 @@ SPANNING = {
     "lengths far apart": drawn(3, WIDTH) * torch.tensor([[1e2], [1.0], [1e-2]], dtype=torch.float64),
 }
 DIMS = [1, 2, 3, 9, 3]
-each_span = pytest.mark.parametrize(("directions", "dim"), list(zip(SPANNING.values(), DIMS, strict=True)), ids=SPANNING)
+each_span = pytest.mark.parametrize(
+    ("directions", "dim"), list(zip(SPANNING.values(), DIMS, strict=True)), ids=SPANNING
+)
 
 
 @each_span
@@ -42,7 +44,8 @@ class TestAgainstTheProjector:
         assert (space.dim, space.width) == (dim, WIDTH)
         assert repr(space) == f"Subspace(dim {dim} of 9)"
         lengths = torch.linalg.svdvals(directions)
-        # an SVD is off by some eps of the largest singular value, and turns the space by that over the smallest
+        # an SVD is off by some eps of the largest singular value, and turns the space by that over the
+        # smallest
         turned = 2 * WIDTH * torch.finfo(torch.float64).eps * float(lengths[0] / lengths[dim - 1])
         assert error(space.projector(), projector_of(directions)) <= 1e-12 + turned
         assert_exact(space.basis.mT @ space.basis, torch.eye(dim, dtype=torch.float64))
@@ -53,7 +56,9 @@ class TestAgainstTheProjector:
         assert_exact(space.project(x), x @ space.projector())
         assert_exact(space.project(x) + space.reject(x), x)
         products = (space.project(x) * space.reject(x)).sum(-1)
-        assert_exact(products, torch.zeros(4, 5, dtype=torch.float64), largest=float(x.square().sum(-1).max()))
+        assert_exact(
+            products, torch.zeros(4, 5, dtype=torch.float64), largest=float(x.square().sum(-1).max())
+        )
         assert space.coordinates(x).shape == (4, 5, dim)
         assert_exact(space.coordinates(x).norm(dim=-1), space.project(x).norm(dim=-1))
         assert_exact(space.coordinates(x) @ space.basis.mT, space.project(x))
@@ -63,7 +68,9 @@ class TestAgainstTheProjector:
         assert space.contains(directions).all()
         assert space.contains(space.project(x)).all()
         assert not space.contains(x).any() or dim == WIDTH
-        nearly = space.project(x) + 1e-3 * space.reject(x) / space.reject(x).norm(dim=-1, keepdim=True).clamp(min=1e-9)
+        nearly = space.project(x) + 1e-3 * space.reject(x) / space.reject(x).norm(dim=-1, keepdim=True).clamp(
+            min=1e-9
+        )
         assert space.contains(nearly, tolerance=0.1).all()
         assert dim == WIDTH or not space.contains(nearly, tolerance=1e-6).any()
 
@@ -88,7 +95,9 @@ class TestEdit:
         assert_exact(edited @ unit, wanted)
 
     def test_all_else_stays(self):
-        """Outside the subspace, and inside it at right angles to the line; values that are there already change nothing."""
+        """Outside the subspace, and inside it at right angles to the line; values that are there already
+        change nothing.
+        """
         space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(5, WIDTH, seed=1)
         edited = space.edit(x, space.basis[:, 1], -4.0)
         assert_exact(space.reject(edited), space.reject(x))
@@ -112,15 +121,21 @@ class TestEdit:
 class TestTwoSubspaces:
     @pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-4, 0.3, 1.2, math.pi / 2])
     def test_angles_of_two_planes_in_space(self, angle):
-        """Two planes that share a line, turned about it: exact for small angles too, where cosines have lost them."""
+        """Two planes that share a line, turned about it: exact for small angles too, where cosines have lost
+        them.
+        """
         one = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
         two = torch.tensor([[1.0, 0.0, 0.0], [0.0, math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         angles = Subspace.spanned_by(one).angles(Subspace.spanned_by(two))
-        assert_exact(angles, torch.tensor([0.0, angle], dtype=torch.float64), largest=1.0)  # the numbers of the bases
+        assert_exact(
+            angles, torch.tensor([0.0, angle], dtype=torch.float64), largest=1.0
+        )  # the numbers of the bases
 
     @pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 5), (5, 2), (1, 8), (6, 6), (0, 3)])
     def test_angles_and_overlap_against_the_projectors(self, first, second):
-        """The eigenvalues of P1 P2 P1 are the squared cosines; overlap is their mean; both sides see the same."""
+        """The eigenvalues of P1 P2 P1 are the squared cosines; overlap is their mean; both sides see the
+        same.
+        """
         U, V = Subspace.spanned_by(drawn(first, WIDTH)), Subspace.spanned_by(drawn(second, WIDTH, seed=1))
         P, Q, smaller = U.projector(), V.projector(), min(first, second)
         squares = torch.linalg.eigvalsh(P @ Q @ P).flip(0)[:smaller].clamp(0, 1)
@@ -133,7 +148,8 @@ class TestTwoSubspaces:
     def test_the_overlap_of_random_subspaces(self):
         """On average larger dim / width."""
         overlaps = [
-            Subspace.spanned_by(drawn(3, 12, seed=s)).overlap(Subspace.spanned_by(drawn(5, 12, seed=999 + s))) for s in range(200)
+            Subspace.spanned_by(drawn(3, 12, seed=s)).overlap(Subspace.spanned_by(drawn(5, 12, seed=999 + s)))
+            for s in range(200)
         ]
         deviation = torch.tensor(overlaps).std().item() / 200**0.5  # of the mean of 200
         assert abs(sum(overlaps) / 200 - 5 / 12) < 4 * deviation < 0.03
@@ -177,15 +193,20 @@ class TestRefusals:
     space = Subspace.spanned_by(drawn(2, WIDTH))
 
     @pytest.mark.parametrize(
-        "basis", [torch.ones(4, 2), torch.eye(4)[0], torch.eye(3, 3, dtype=torch.int64), "basis", 2 * torch.eye(3)]
+        "basis",
+        [torch.ones(4, 2), torch.eye(4)[0], torch.eye(3, 3, dtype=torch.int64), "basis", 2 * torch.eye(3)],
     )
     def test_a_basis_that_is_none(self, basis):
         with pytest.raises(ValueError, match=r"basis must be .*orthonormal columns, got .*spanned_by"):
             Subspace(basis)
 
-    @pytest.mark.parametrize("directions", [torch.ones(2, 3, 4), torch.ones(3, dtype=torch.int64), [1.0, 2.0], torch.tensor(1.0)])
+    @pytest.mark.parametrize(
+        "directions", [torch.ones(2, 3, 4), torch.ones(3, dtype=torch.int64), [1.0, 2.0], torch.tensor(1.0)]
+    )
     def test_directions_of_another_kind(self, directions):
-        with pytest.raises(ValueError, match=r"directions must be a float tensor \[count, width\] or \[width\], got"):
+        with pytest.raises(
+            ValueError, match=r"directions must be a float tensor \[count, width\] or \[width\], got"
+        ):
             Subspace.spanned_by(directions)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -194,14 +215,18 @@ class TestRefusals:
             Subspace.spanned_by(torch.tensor([1.0, bad]))
 
     @pytest.mark.parametrize("method", ["coordinates", "project", "reject", "contains"])
-    @pytest.mark.parametrize("x", [torch.ones(4), torch.ones(2, 10), torch.ones(9, dtype=torch.int64), torch.tensor(1.0), "x"])
+    @pytest.mark.parametrize(
+        "x", [torch.ones(4), torch.ones(2, 10), torch.ones(9, dtype=torch.int64), torch.tensor(1.0), "x"]
+    )
     def test_states_of_another_width_or_kind(self, method, x):
         with pytest.raises(ValueError, match=r"x must be floats \[\*, 9\], as wide as the space, got"):
             getattr(self.space, method)(x)
 
     def test_an_edit_that_cannot_be(self):
         x, along = drawn(5, WIDTH), self.space.basis[:, 0]
-        with pytest.raises(ValueError, match=r"direction must have a part in the subspace, got one of length"):
+        with pytest.raises(
+            ValueError, match=r"direction must have a part in the subspace, got one of length"
+        ):
             self.space.edit(x, self.space.reject(drawn(WIDTH, seed=7)), 1.0)
         with pytest.raises(ValueError, match="direction must have a part in the subspace"):
             self.space.edit(x, torch.zeros(WIDTH), 1.0)
@@ -211,7 +236,9 @@ class TestRefusals:
             self.space.edit(x, torch.ones(4), 1.0)
         with pytest.raises(ValueError, match=r"x must be floats \[\*, 9\]"):
             self.space.edit(torch.ones(5, 4), along, 1.0)
-        with pytest.raises(ValueError, match=r"value must be one number or one for each of \[5\] states, got \[4\]"):
+        with pytest.raises(
+            ValueError, match=r"value must be one number or one for each of \[5\] states, got \[4\]"
+        ):
             self.space.edit(x, along, torch.ones(4))
 
     def test_subspaces_of_different_spaces(self):

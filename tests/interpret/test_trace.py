@@ -16,7 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns, score_mods
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    MessagePassingAttention,
+    StandardHeads,
+    patterns,
+    score_mods,
+)
 from gnn_attention import model as lm
 from gnn_attention.backends import call as backends_call
 from gnn_attention.heads.latent import LatentHeads
@@ -33,11 +40,17 @@ GRAPHS = {
     "causal": patterns.causal(7),
     "window": patterns.window(7, 3),
     "listed": LISTED,
-    "per head": ga.algebra.per_head(patterns.causal(7), patterns.window(7, 2), LISTED, patterns.strict_causal(7)),
+    "per head": ga.algebra.per_head(
+        patterns.causal(7), patterns.window(7, 2), LISTED, patterns.strict_causal(7)
+    ),
     "per sample": ga.algebra.per_sample(patterns.strict_causal(7), LISTED),
 }
 # Where an operation is tried: edges of the graph, in head 2 where it differs by head.
-PAIRS = {"causal": [(0, 3), (2, 3), (4, 4)], "window": [(1, 3), (2, 2)], "listed": [(6, 2), (0, 2), (5, 1), (4, 1), (3, 3)]}
+PAIRS = {
+    "causal": [(0, 3), (2, 3), (4, 4)],
+    "window": [(1, 3), (2, 2)],
+    "listed": [(6, 2), (0, 2), (5, 1), (4, 1), (3, 3)],
+}
 PAIRS |= {"per head": [(0, 2), (5, 5)], "per sample": [(0, 2), (0, 6)]}
 
 
@@ -81,11 +94,21 @@ class Dense:
 
 
 def dense(
-    made: StandardHeads, x: Tensor, graph: Any, cut: Any = None, mute: Any = None, cap: float | None = None, bias: Any = None
+    made: StandardHeads,
+    x: Tensor,
+    graph: Any,
+    cut: Any = None,
+    mute: Any = None,
+    cap: float | None = None,
+    bias: Any = None,
 ):
-    """``cut`` and ``mute`` are bool ``[H, dst, src]`` (or broadcastable), ``bias [H, E]`` in the order of the graph's edges."""
+    """``cut`` and ``mute`` are bool ``[H, dst, src]`` (or broadcastable), ``bias [H, E]`` in the order of the
+    graph's edges.
+    """
     each = made.num_heads // made.num_kv_heads
-    W_K, W_V, b_K, b_V = (getattr(made, name).repeat_interleave(each, 0) for name in ("W_K", "W_V", "b_K", "b_V"))
+    W_K, W_V, b_K, b_V = (
+        getattr(made, name).repeat_interleave(each, 0) for name in ("W_K", "W_V", "b_K", "b_V")
+    )
     q = torch.einsum("btw,hwd->bhtd", x, made.W_Q) + made.b_Q[:, None]
     k = torch.einsum("btw,hwd->bhtd", x, W_K) + b_K[:, None]
     logits = q @ k.mT / math.sqrt(made.head_dim)
@@ -117,13 +140,12 @@ def at(matrix: Tensor, pairs: Tensor) -> Tensor:
     return matrix[:, :, pairs[1], pairs[0]].mT
 
 
-# -- the record -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything_equals_the_dense_formula(graph, backend):
-    """Logits, weights, messages, what was carried, norms, projections and results of heads, on every kind of graph."""
+    """Logits, weights, messages, what was carried, norms, projections and results of heads, on every kind of
+    graph.
+    """
     made, x, direction = heads(), states(2, 7, 12), states(12, seed=5)
     call = trace.record(MessagePassingAttention(made, backend=backend), x, graph).layers[0]
     wanted = dense(made, x, graph)
@@ -144,7 +166,9 @@ def test_everything_equals_the_dense_formula(graph, backend):
     assert_exact(total + made.b_O, call.update)
 
 
-@pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of, lambda h: MergedHeads.of(h, side="sender")])
+@pytest.mark.parametrize(
+    "form", [lambda h: h, FactoredHeads.of, MergedHeads.of, lambda h: MergedHeads.of(h, side="sender")]
+)
 def test_every_form_of_the_weights_carries_the_same(form):
     """What an edge carries does not depend on where the product of matrices was taken."""
     made, x = heads(), states(2, 7, 12)
@@ -223,7 +247,9 @@ def test_matrices_are_made_on_request():
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 def test_recording_changes_nothing(backend):
-    """Output, states and weights are those of the model, which is left as it was; nothing stays after an exception either."""
+    """Output, states and weights are those of the model, which is left as it was; nothing stays after an
+    exception either.
+    """
     model, graph = new_model(backend), patterns.window(7, 3)
     wanted, before = model(TOKENS, graph), copy.deepcopy(model.state_dict())
     run = trace.record(model, TOKENS, graph)
@@ -241,7 +267,9 @@ def test_recording_changes_nothing(backend):
 
 
 def test_states_and_phases_of_the_residual_stream():
-    """Seeds S4.11, S4.19: B + 1 states for B phases, each the one before plus its update, the phases in turn."""
+    """Seeds S4.11, S4.19: B + 1 states for B phases, each the one before plus its update, the phases in
+    turn.
+    """
     run = trace.record(new_model(), TOKENS)
     assert [(phase.layer, phase.name) for phase in run.phases] == [
         (layer, name) for layer in range(3) for name in ("communication", "computation")
@@ -256,7 +284,9 @@ def test_states_and_phases_of_the_residual_stream():
 
 
 def test_a_block_and_a_layer_can_be_recorded_alone():
-    """A block has two phases; a layer over [N, d] counts as a batch of one; a module that calls a layer twice has two calls."""
+    """A block has two phases; a layer over [N, d] counts as a batch of one; a module that calls a layer twice
+    has two calls.
+    """
     model, x = new_model(), states(7, 12)
     run = trace.record(model.blocks[1], x[None], patterns.causal(7))
     assert (len(run.layers), len(run.states), run.layers[0].number) == (1, 3, 0)
@@ -284,9 +314,13 @@ def test_cross_attention_and_rows():
     made, x_src, x_dst = heads(), states(2, 7, 12), states(2, 3, 12, seed=2)
     layer, graph = MessagePassingAttention(made), patterns.causal(7).rows(4, 7)
     call = trace.record(layer, (x_src, x_dst), graph).layers[0]
-    total = torch.zeros(2, 3, 12, dtype=torch.float64).index_add(1, call.edge_index[1], call.carried(call.edge_index).sum(2))
+    total = torch.zeros(2, 3, 12, dtype=torch.float64).index_add(
+        1, call.edge_index[1], call.carried(call.edge_index).sum(2)
+    )
     assert_exact(total + made.b_O, layer((x_src, x_dst), graph))
-    with trace.operate(layer, trace.cut([(0, 1)])):  # senders and receivers of the graph at hand: the edge 0 -> 5
+    with trace.operate(
+        layer, trace.cut([(0, 1)])
+    ):  # senders and receivers of the graph at hand: the edge 0 -> 5
         found = layer((x_src, x_dst), graph)
     assert_exact(found, layer((x_src, x_dst), (patterns.causal(7) - one(0, 5)).rows(4, 7)))
 
@@ -297,23 +331,31 @@ def one(src: int, dst: int) -> ga.TokenGraph:
 
 
 def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan():
-    """Where the graph differs by head, a NaN message is carried by the heads that have the edge, and by no other."""
+    """Where the graph differs by head, a NaN message is carried by the heads that have the edge, and by no
+    other.
+    """
     made, x = heads(), states(1, 7, 12)
     x[0, 5] = math.nan
     graph = ga.algebra.per_head(*[patterns.causal(7)] * 2, *[patterns.window(7, 1) - one(5, 5)] * 2)
     call = trace.record(MessagePassingAttention(made), x, graph).layers[0]
-    for numbers in (call.carried([(5, 6)]).norm(dim=-1), call.norms([(5, 6)]), call.along(states(12), [(5, 6)])):
+    for numbers in (
+        call.carried([(5, 6)]).norm(dim=-1),
+        call.norms([(5, 6)]),
+        call.along(states(12), [(5, 6)]),
+    ):
         assert numbers.isnan().tolist() == [[[True, True, False, False]]]
         assert (numbers[..., 2:] == 0).all()
 
 
 def test_half_precision_is_read_in_float32():
-    """Numbers of a bfloat16 layer: float32, and as near to those of its own queries, keys and values as float32 allows."""
+    """Numbers of a bfloat16 layer: float32, and as near to those of its own queries, keys and values as
+    float32 allows.
+    """
     made, x = heads().bfloat16(), states(1, 7, 12).bfloat16()
     call = trace.record(MessagePassingAttention(made), x, LISTED).layers[0]
-    assert {part.dtype for part in (call.weights(), call.norms(), call.carried(call.edge_index), call.results())} == {
-        torch.float32
-    }
+    assert {
+        part.dtype for part in (call.weights(), call.norms(), call.carried(call.edge_index), call.results())
+    } == {torch.float32}
     src, _ = call.edge_index
     q, k, v, W_O = (part.detach().double() for part in (call.q, call.k, call.v, made.W_O))
     k, v = (part.repeat_interleave(2, 1) for part in (k, v))
@@ -322,9 +364,12 @@ def test_half_precision_is_read_in_float32():
     # Products of two bfloat16 numbers are exact in float32: a sum of 6 and a product with the scale.
     wide, size = at(q @ k.mT, call.edge_index) * scale, float((q.abs() @ k.abs().mT).max()) * scale
     assert_sum(logits, wide, 7, size)
-    # w = e^(logit - lse): its relative error is that of the two, at most one rounding of each for every step on the way to them
-    # (difference, exp, sum of at most 4 edges, log, sum, difference, exp: 16 of numbers of at most the logits' size or 1).
-    exact = at(torch.where(LISTED.mask(), q @ k.mT * scale, -math.inf).softmax(-1).nan_to_num(), call.edge_index)
+    # w = e^(logit - lse): its relative error is that of the two, at most one rounding of each for every step
+    # on the way to them (difference, exp, sum of at most 4 edges, log, sum, difference, exp: 16 of numbers of
+    # at most the logits' size or 1).
+    exact = at(
+        torch.where(LISTED.mask(), q @ k.mT * scale, -math.inf).softmax(-1).nan_to_num(), call.edge_index
+    )
     assert_sum(weights, exact, 2 * 7 + 16, max(size, 1.0))
     messages = torch.einsum("bhev,hvw->behw", v[:, :, src], W_O)
     size = float(torch.einsum("bhev,hvw->behw", v[:, :, src].abs(), W_O.abs()).max())
@@ -355,9 +400,6 @@ def test_a_record_prints_on_one_line():
     assert repr(run.phases[3]) == "Phase(layer 1, computation, [2, 7, 12])"
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
-
-
 def test_hook_names_and_words_are_the_same_tensors():
     """No name has numbers of its own: every alias points at the same memory."""
     run = trace.record(new_model(), TOKENS)
@@ -379,7 +421,10 @@ def test_hook_names_and_words_are_the_same_tensors():
 def test_hooks_have_the_axes_of_transformer_lens():
     """[batch, pos, head, d_head], and [batch, head] before what stands for query_pos x key_pos."""
     run = trace.record(MessagePassingAttention(heads()), states(2, 7, 12), LISTED)
-    shapes = {name: tuple(run[f"blocks.0.attn.hook_{name}"].shape) for name in ("q", "k", "v", "z", "pattern", "attn_scores")}
+    shapes = {
+        name: tuple(run[f"blocks.0.attn.hook_{name}"].shape)
+        for name in ("q", "k", "v", "z", "pattern", "attn_scores")
+    }
     assert shapes == {
         "q": (2, 7, 4, 6),
         "k": (2, 7, 2, 6),
@@ -393,7 +438,9 @@ def test_hooks_have_the_axes_of_transformer_lens():
 
 
 def test_one_run_told_in_four_views():
-    """Seeds S4.1 and S4.17: the seven steps of the protocol in their order, and the other views over the same numbers."""
+    """Seeds S4.1 and S4.17: the seven steps of the protocol in their order, and the other views over the same
+    numbers.
+    """
     call = trace.record(MessagePassingAttention(heads()), states(2, 7, 12), LISTED).layers[0]
     told = {view: call.told(view) for view in trace.VIEWS}
     assert list(told["message exchange"]) == [
@@ -401,10 +448,14 @@ def test_one_run_told_in_four_views():
         *("outgoing message", "mixed incoming message", "state update"),
     ]
     assert list(told["search"])[:4] == ["query", "key", "relevance score", "soft result ranking"]
-    assert told["transforms"]["column-probability matrix"].data_ptr() == told["search"]["soft result ranking"].data_ptr()
+    assert (
+        told["transforms"]["column-probability matrix"].data_ptr()
+        == told["search"]["soft result ranking"].data_ptr()
+    )
     assert told["routing"]["information written"] is call.update
     with pytest.raises(
-        ValueError, match="view must be one of 'search', 'routing', 'transforms', 'message exchange', got 'poetry'"
+        ValueError,
+        match="view must be one of 'search', 'routing', 'transforms', 'message exchange', got 'poetry'",
     ):
         call.told("poetry")
 
@@ -413,10 +464,13 @@ def test_unknown_names_are_refused_by_name():
     """A KeyError that lists what there is."""
     run = trace.record(MessagePassingAttention(heads()), states(7, 12), LISTED)
     with pytest.raises(
-        KeyError, match=r"no part of attention is called 'attn.hook_nonsense': expected one of .*listening distribution"
+        KeyError,
+        match=r"no part of attention is called 'attn.hook_nonsense': expected one of .*listening distribution",
     ):
         run["blocks.0.attn.hook_nonsense"]
-    with pytest.raises(KeyError, match=r"no part of this run is called 'blocks.1.attn.hook_q': expected blocks.0 .. blocks.0"):
+    with pytest.raises(
+        KeyError, match=r"no part of this run is called 'blocks.1.attn.hook_q': expected blocks.0 .. blocks.0"
+    ):
         run["blocks.1.attn.hook_q"]
     with pytest.raises(KeyError, match="no part of this run is called 'hook_embed'"):
         run["hook_embed"]
@@ -424,10 +478,9 @@ def test_unknown_names_are_refused_by_name():
         run["blocks.0.hook_resid_pre"]
 
 
-# -- surgery ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("backend", "name", "chosen"), pairwise(backend=BACKENDS, name=list(GRAPHS), chosen=[None, [2], [0, 2]]))
+@pytest.mark.parametrize(
+    ("backend", "name", "chosen"), pairwise(backend=BACKENDS, name=list(GRAPHS), chosen=[None, [2], [0, 2]])
+)
 def test_cut_and_mute_equal_the_dense_formula(backend, name, chosen):
     """Output, weights and what was carried, by head and edge, on every backend and graph; the two differ."""
     made, x, graph, direction = heads(), states(2, 7, 12), GRAPHS[name], states(12, seed=5)
@@ -459,13 +512,17 @@ def test_gradients_of_an_operation(backend, kind):
     wanted = dense(made, x, LISTED, **{kind: cells(pairs)}).update
     inputs = [x, *(parameter for name, parameter in made.named_parameters())]
     direction = states(*found.shape, seed=9)
-    grads, truths = (torch.autograd.grad((y * direction).sum(), inputs, allow_unused=True) for y in (found, wanted))
+    grads, truths = (
+        torch.autograd.grad((y * direction).sum(), inputs, allow_unused=True) for y in (found, wanted)
+    )
     assert_exact(grads, truths)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 def test_operations_on_a_model(backend):
-    """By layer: only from that layer on do states differ; both ways to operate agree, and leaving restores."""
+    """By layer: only from that layer on do states differ; both ways to operate agree, and leaving
+    restores.
+    """
     model = new_model(backend)
     plain = trace.record(model, TOKENS)
     operations = [trace.mute([(2, 5)], layers=1), trace.cut([(0, 4), (1, 4)], layers=[1, 2])]
@@ -484,7 +541,9 @@ def test_operations_on_a_model(backend):
 
 
 def test_operations_add_up_and_nest():
-    """Two mutes, of which one is inside the other; a mute of an edge whose neighbour is cut; twice the same."""
+    """Two mutes, of which one is inside the other; a mute of an edge whose neighbour is cut; twice the
+    same.
+    """
     made, x = heads(), states(2, 7, 12)
     layer = MessagePassingAttention(made)
     both = dense(made, x, LISTED, mute=cells([(6, 2), (0, 2)])).update
@@ -500,7 +559,9 @@ def test_operations_add_up_and_nest():
 
 
 def test_one_operation_on_many_graphs():
-    """Within one operation each call's own graph is operated on, of whatever length, and by layers of other numbers of heads."""
+    """Within one operation each call's own graph is operated on, of whatever length, and by layers of other
+    numbers of heads.
+    """
     made, x = heads(), states(2, 7, 12)
     layer = MessagePassingAttention(made, backend="auto")
     for kind in ("cut", "mute"):
@@ -521,12 +582,18 @@ def test_text_goes_on_under_an_operation():
 
 
 def test_an_operation_on_one_head_leaves_the_others_their_plans():
-    """Heads that are not operated on keep the graph itself, and "auto" takes no mask of heads x tokens x tokens."""
+    """Heads that are not operated on keep the graph itself, and "auto" takes no mask of heads x tokens x
+    tokens.
+    """
     graph = patterns.causal(1024)
     touched, rest = trace.cut((3, 1000), heads=2).split(graph, 8)
     assert (touched.num_edges, rest.num_edges, rest.heads) == (1, 8 * graph.num_edges - 1, 8)
-    assert [backends_call.one_of(touched, 0, head).num_edges for head in range(8)] == [int(head == 2) for head in range(8)]
-    assert [backends_call.one_of(rest, 0, head) is graph for head in range(8)] == [head != 2 for head in range(8)]
+    assert [backends_call.one_of(touched, 0, head).num_edges for head in range(8)] == [
+        int(head == 2) for head in range(8)
+    ]
+    assert [backends_call.one_of(rest, 0, head) is graph for head in range(8)] == [
+        head != 2 for head in range(8)
+    ]
     assert ga.explain(rest, heads=8, dim=64).choice == "tiles"
 
 
@@ -544,7 +611,9 @@ def test_every_edge_of_a_head_and_graphs_of_edges():
 
 
 def test_a_bias_stays_with_its_edges():
-    """Cut and mute in all heads beside a per-edge bias; in some heads it is refused, as no list of edges is left."""
+    """Cut and mute in all heads beside a per-edge bias; in some heads it is refused, as no list of edges is
+    left.
+    """
     made, x, bias = heads(), states(1, 7, 12), states(4, 9)
     layer, pairs = MessagePassingAttention(made), [(0, 2), (5, 1)]
     for kind in ("cut", "mute"):
@@ -552,7 +621,9 @@ def test_a_bias_stays_with_its_edges():
         wanted = dense(made, x, LISTED, bias=bias, **{kind: cells(pairs)})
         assert_exact(found.output, wanted.update)
         assert_exact(found.layers[0].weights(), at(wanted.weights, found.layers[0].edge_index))
-        with pytest.raises(NotImplementedError, match="bias with an operation on some heads: operate on all heads"):
+        with pytest.raises(
+            NotImplementedError, match="bias with an operation on some heads: operate on all heads"
+        ):
             trace.record(layer, x, LISTED, bias=bias, surgery=getattr(trace, kind)(pairs, heads=1))
 
 
@@ -572,7 +643,9 @@ def test_other_forms_of_a_graph_are_taken():
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 @pytest.mark.parametrize("kind", ["cut", "mute"])
 def test_what_is_not_sent_is_never_read(kind, backend):
-    """A NaN in the message of a cut or muted edge stays with its sender; so does its gradient (a muted key is still heard)."""
+    """A NaN in the message of a cut or muted edge stays with its sender; so does its gradient (a muted key is
+    still heard).
+    """
     made, x = heads(), states(1, 7, 12)
     layer = MessagePassingAttention(made, backend=backend)
     graph, pairs = patterns.causal(7) - (one(0, 3) | one(1, 3) | one(2, 3)), [(3, dst) for dst in range(4, 7)]
@@ -600,7 +673,9 @@ def test_what_is_not_sent_is_never_read(kind, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_receivers_left_with_nobody_hear_nothing(backend):
-    """Every in-edge cut: exactly 0 and lse -inf. Every in-edge muted: exactly 0, weights still sum to 1. Gradients are finite."""
+    """Every in-edge cut: exactly 0 and lse -inf. Every in-edge muted: exactly 0, weights still sum to 1.
+    Gradients are finite.
+    """
     made, x = heads(), states(1, 7, 12).requires_grad_()
     layer, pairs = MessagePassingAttention(made, backend=backend), [(6, 2), (0, 2), (2, 2)]
     for kind in (trace.cut, trace.mute):
@@ -618,7 +693,9 @@ def test_receivers_left_with_nobody_hear_nothing(backend):
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows"])
 @torch.no_grad()
 def test_muting_the_loudest_edge_loses_no_digits(backend, dtype):
-    """What a subtraction would ruin: the muted edge has nearly all the weight and a message 1000 times the others'."""
+    """What a subtraction would ruin: the muted edge has nearly all the weight and a message 1000 times the
+    others'.
+    """
     torch.manual_seed(0)
     n, width = 24, 16
     q, k, v = torch.randn(1, 2, n, width), torch.randn(1, 2, n, width), torch.randn(1, 2, n, width)
@@ -650,15 +727,26 @@ class Sizes(TorchDispatchMode):
 
 @torch.no_grad()
 def test_nothing_is_made_of_tokens_by_tokens():
-    """2048 tokens of 4 edges each, recorded, cut and muted: no tensor comes near 2048 x 2048, or edges x heads x width."""
+    """2048 tokens of 4 edges each, recorded, cut and muted: no tensor comes near 2048 x 2048, or edges x
+    heads x width.
+    """
     n, width = 2048, 64
     torch.manual_seed(0)
-    layer, x = MessagePassingAttention(StandardHeads(width, 8, head_dim=4), backend="rows"), torch.randn(n, width)
+    layer, x = (
+        MessagePassingAttention(StandardHeads(width, 8, head_dim=4), backend="rows"),
+        torch.randn(n, width),
+    )
     graph = patterns.window(n, 4)
     with Sizes() as sizes:
-        for surgery in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (2000, 2001)], heads=[1, 5]), trace.mute((1, 3))):
+        for surgery in (
+            trace.cut([(9, 10)], heads=2),
+            trace.mute([(9, 10), (2000, 2001)], heads=[1, 5]),
+            trace.mute((1, 3)),
+        ):
             call = trace.record(layer, x, graph, surgery=surgery).layers[0]
-            assert call.norms().shape == call.along(torch.ones(width)).shape == (1, call.edge_index.shape[1], 8)
+            assert (
+                call.norms().shape == call.along(torch.ones(width)).shape == (1, call.edge_index.shape[1], 8)
+            )
             assert call.carried([(2000, 2001)]).shape == (1, 1, 8, width)
             assert trace.rollout([call] * 2, [2000, 17]).shape == (1, 2, n)
     assert sizes.largest < n * n / 8, sizes.largest
@@ -670,7 +758,11 @@ def test_wrong_operations_are_refused_before_anything_changes():
     model = new_model()
     for operation, error, match in (
         (lambda: trace.cut([(0, 1.5)]), TypeError, "edge_index must be a tensor of signed integers"),
-        (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got int"),
+        (
+            lambda: trace.cut(3),
+            TypeError,
+            r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got int",
+        ),
         (lambda: trace.mute([(0, 1, 2)]), ValueError, r"edge_index must have shape \[2, E\]"),
         (lambda: trace.mute([(-1, 2)]), IndexError, "is no sender"),
         (lambda: trace.cut((0, 1), layers=-1), ValueError, "layers must be at least 0, got -1"),
@@ -679,10 +771,22 @@ def test_wrong_operations_are_refused_before_anything_changes():
         with pytest.raises(error, match=match):
             operation()
     for surgery, error, match in (
-        (trace.cut((0, 1), layers=[0, 3]), IndexError, r"layers must be in 0 .. 2, the attention layers of the module, got 3"),
+        (
+            trace.cut((0, 1), layers=[0, 3]),
+            IndexError,
+            r"layers must be in 0 .. 2, the attention layers of the module, got 3",
+        ),
         (trace.mute((0, 1), heads=3), IndexError, r"heads must be in 0 .. 2, got 3"),
-        (trace.cut((3, 1)), ValueError, r"3 -> 1 is no edge of TokenGraph\(causal\(7\).*: there is nothing to cut"),
-        (trace.mute([(0, 1), (5, 2)]), ValueError, r"5 -> 2 is no edge of TokenGraph\(causal\(7\).*: there is nothing to mute"),
+        (
+            trace.cut((3, 1)),
+            ValueError,
+            r"3 -> 1 is no edge of TokenGraph\(causal\(7\).*: there is nothing to cut",
+        ),
+        (
+            trace.mute([(0, 1), (5, 2)]),
+            ValueError,
+            r"5 -> 2 is no edge of TokenGraph\(causal\(7\).*: there is nothing to mute",
+        ),
         (trace.mute((0, 7)), IndexError, r"edge_index\[1, 0\] = 7 is no receiver: expected 0 .. 6"),
         (trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
         ("cut", TypeError, r"surgeries must be made by cut\(...\) or mute\(...\), got str"),
@@ -691,7 +795,9 @@ def test_wrong_operations_are_refused_before_anything_changes():
             model(TOKENS)
         assert model.backend == "auto"
         assert not any(layer._forward_pre_hooks for layer in model.layers)
-    with pytest.raises(ValueError, match=r"module must hold a MessagePassingAttention, got Linear, which has none"):
+    with pytest.raises(
+        ValueError, match=r"module must hold a MessagePassingAttention, got Linear, which has none"
+    ):
         trace.record(nn.Linear(2, 2), torch.zeros(2))
     walking = new_model(None)
     with (
@@ -705,16 +811,26 @@ def test_wrong_questions_are_refused():
     """Each by name, about the record of a run."""
     call = trace.record(MessagePassingAttention(heads()), states(7, 12), LISTED).layers[0]
     valueless = trace.record(
-        MessagePassingAttention(StandardHeads.from_arrays(*(torch.randn(2, 4, 3) for _ in range(3)))), torch.randn(7, 4), LISTED
+        MessagePassingAttention(StandardHeads.from_arrays(*(torch.randn(2, 4, 3) for _ in range(3)))),
+        torch.randn(7, 4),
+        LISTED,
     ).layers[0]
     for question, error, match in (
-        (lambda: call.weights([(0, 1)]), ValueError, "0 -> 1 is no edge of TokenGraph.*: nothing came along; overlap"),
+        (
+            lambda: call.weights([(0, 1)]),
+            ValueError,
+            "0 -> 1 is no edge of TokenGraph.*: nothing came along; overlap",
+        ),
         (lambda: call.weights([(0, 9)]), IndexError, "is no receiver: expected 0 .. 6"),
         (lambda: call.overlap([(7, 0)]), IndexError, "is no sender: expected 0 .. 6"),
         (lambda: call.norms(torch.tensor([9])), IndexError, r"edges must be positions in 0 .. 8, got 9 .. 9"),
         (lambda: call.norms(torch.ones(9, dtype=torch.bool)), TypeError, "of a bool mask use nonzero"),
         (lambda: call.carried((0, 2), heads=4), IndexError, r"heads must be in 0 .. 3, got 4"),
-        (lambda: call.along(torch.ones(5)), ValueError, r"direction must be a tensor \[12\], as wide as a state, got \[5\]"),
+        (
+            lambda: call.along(torch.ones(5)),
+            ValueError,
+            r"direction must be a tensor \[12\], as wide as a state, got \[5\]",
+        ),
         (
             lambda: call.dense(call.weights()[:, :3]),
             ValueError,
@@ -732,7 +848,9 @@ def test_wrong_questions_are_refused():
 
 
 def test_a_layer_with_message_hooks_is_refused():
-    """Hooks of torch_geometric make a layer walk whatever its backend: then nothing could be muted or recorded."""
+    """Hooks of torch_geometric make a layer walk whatever its backend: then nothing could be muted or
+    recorded.
+    """
     layer, x = MessagePassingAttention(heads(), backend="auto"), states(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
@@ -750,7 +868,9 @@ def test_a_layer_with_message_hooks_is_refused():
 
 
 def test_a_run_under_surgery_can_be_copied():
-    """A model inside an operation is still a model: deepcopy keeps the operation's backend and nothing of the original."""
+    """A model inside an operation is still a model: deepcopy keeps the operation's backend and nothing of the
+    original.
+    """
     model = new_model()
     with trace.operate(model, trace.mute((0, 5))):
         inside = model(TOKENS)
@@ -759,22 +879,23 @@ def test_a_run_under_surgery_can_be_copied():
 
 @torch.no_grad()
 def test_a_message_sent_on_through_another_token():
-    """Seed S1.9, on the trained model: without what layer 0 carries from the token before, the induction head hears no copy."""
+    """Seed S1.9, on the trained model: without what layer 0 carries from the token before, the induction head
+    hears no copy.
+    """
     model, _ = lm.load_trained()
     first = torch.randint(model.config.vocabulary_size, (4, 24), generator=torch.Generator().manual_seed(1))
     tokens = torch.cat([first, first], dim=1)
     head = divmod(int(lm.induction_scores(model, samples=2).argmax()), model.config.num_heads)
     copies = [(dst - 23, dst) for dst in range(24, 48)]
     before = [(dst - 1, dst) for dst in range(1, 48)]
-    runs = {kind: trace.record(model, tokens, surgery=kind(before, layers=0)) for kind in (trace.cut, trace.mute)}
+    runs = {
+        kind: trace.record(model, tokens, surgery=kind(before, layers=0)) for kind in (trace.cut, trace.mute)
+    }
     plain = trace.record(model, tokens).layers[head[0]].weights(copies, heads=head[1]).mean()
     assert head[0] == 1
     assert plain > 0.3
     for run in runs.values():
         assert run.layers[1].weights(copies, heads=head[1]).mean() < plain / 3
-
-
-# -- how much came from where -----------------------------------------------------------------------------------------
 
 
 def mixed(layers: Any) -> Tensor:
@@ -806,7 +927,9 @@ def test_rollout_is_the_product_of_the_layers(graph):
 
 
 def test_flow_is_the_least_cut_of_the_shares():
-    """Between rollout and 1, no more than any cut lets through; of one layer the share itself; of a chain the bottleneck."""
+    """Between rollout and 1, no more than any cut lets through; of one layer the share itself; of a chain the
+    bottleneck.
+    """
     run = trace.record(new_model(), TOKENS, ga.convert.from_edge_index(LISTED.edge_index, 7))
     shares = [mixed([call]) for call in run.layers]
     for src in range(7):
@@ -816,7 +939,9 @@ def test_flow_is_the_least_cut_of_the_shares():
             assert trace.rollout(run.layers)[1, dst, src] - EXACT <= found <= 1 + EXACT
             assert found <= sum(shares[0][1, :, src]) + EXACT
             assert_exact(trace.flow(run.layers[:1], src, dst), shares[0][0, dst, src].item())
-    chain = patterns.window(7, 2) - patterns.window(7, 1)  # 0 -> 1 -> 2 ...: one path over three layers, and it bends never
+    chain = patterns.window(7, 2) - patterns.window(
+        7, 1
+    )  # 0 -> 1 -> 2 ...: one path over three layers, and it bends never
     layers = trace.record(new_model(), TOKENS, chain).layers
     along = [mixed([call])[0, t + 1, t].item() for t, call in enumerate(layers)]
     assert_exact(trace.flow(layers, 0, 3), min(along))
@@ -836,11 +961,10 @@ def test_a_muted_edge_brings_nothing_to_rollout_and_flow():
         assert found[:, 4, 1].min() > 0
 
 
-# -- the pairs --------------------------------------------------------------------------------------------------------
-
-
 def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch):
-    """Logits of more pairs than are gathered together, with gradients; those of the whole graph are gathered nowhere."""
+    """Logits of more pairs than are gathered together, with gradients; those of the whole graph are gathered
+    nowhere.
+    """
     made, x = heads(), states(1, 7, 12).requires_grad_()
     chosen = torch.tensor([8, 1, 2, 3, 4, 5, 0, 7])
 

@@ -1,4 +1,6 @@
-"""General message passing: attention, graph attention and an MLP are cases of it, checked against float64 formulas."""
+"""General message passing: attention, graph attention and an MLP are cases of it, checked against float64
+formulas.
+"""
 
 import copy
 import pickle
@@ -16,7 +18,9 @@ from gnn_attention.layer import pairwise
 from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention.rotary import Rotary
 
-LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)  # 2 and 4 hear nobody
+LISTED = ga.convert.from_edge_index(
+    torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7
+)  # 2 and 4 hear nobody
 ACTIVATIONS = [nn.Identity(), nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Tanh(), nn.Softmax(dim=-1)]
 
 
@@ -42,22 +46,28 @@ def perceptron(activation=None, width=6, hidden=16, out=5, bias=True, dtype=torc
     return nn.Sequential(first, nn.GELU() if activation is None else activation, second).to(dtype)
 
 
-# -- attention in the general form ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of], ids=["standard", "factored", "merged"])
-@pytest.mark.parametrize("graph", [patterns.causal(7), patterns.window(7, 3), LISTED], ids=["causal", "window", "listed"])
+@pytest.mark.parametrize(
+    "form", [lambda h: h, FactoredHeads.of, MergedHeads.of], ids=["standard", "factored", "merged"]
+)
+@pytest.mark.parametrize(
+    "graph", [patterns.causal(7), patterns.window(7, 3), LISTED], ids=["causal", "window", "listed"]
+)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
 def test_attention_is_a_case(form, graph, batch):
     """Forward and every gradient, over senders and receivers of their own."""
     made = form(heads())
     results = []
     for layer in (PairwiseMessages.of(made), MessagePassingAttention(made)):
-        x = drawn(*batch, graph.num_src, 12, seed=1).requires_grad_(), drawn(*batch, graph.num_dst, 12, seed=2).requires_grad_()
+        x = (
+            drawn(*batch, graph.num_src, 12, seed=1).requires_grad_(),
+            drawn(*batch, graph.num_dst, 12, seed=2).requires_grad_(),
+        )
         made.zero_grad()
         y = layer(x, graph)
         (y * drawn(*y.shape, seed=3)).sum().backward()
-        results.append([y, x[0].grad, x[1].grad, *(parameter.grad.clone() for parameter in made.parameters())])
+        results.append(
+            [y, x[0].grad, x[1].grad, *(parameter.grad.clone() for parameter in made.parameters())]
+        )
     (found, *slopes), (wanted, *true_slopes) = results
     assert_exact(found, wanted)
     assert_exact(slopes, true_slopes)
@@ -95,7 +105,9 @@ def test_an_edge_index_will_do():
 
 
 def test_graph_attention_networks_are_a_case():
-    """Velickovic et al. 2018: a logit that is no product, a message that is linear in the sender. Equal to PyG's GATConv."""
+    """Velickovic et al. 2018: a logit that is no product, a message that is linear in the sender. Equal to
+    PyG's GATConv.
+    """
     torch.manual_seed(0)
     gat = GATConv(12, 5, heads=3, concat=False, add_self_loops=False, bias=False).double()
     graph, x = patterns.window(7, 3) | patterns.sinks(7, 1), drawn(7, 12)
@@ -123,13 +135,21 @@ def test_edge_convolution_is_a_case():
 @pytest.mark.parametrize("normaliser", [*pairwise.NORMALISERS, torch.tanh])
 @pytest.mark.parametrize("num_heads", [None, 3])
 def test_both_ends_against_a_loop(normaliser, num_heads):
-    """Messages and logits of both ends, with a head axis and without, over a graph with receivers that hear nobody."""
+    """Messages and logits of both ends, with a head axis and without, over a graph with receivers that hear
+    nobody.
+    """
     torch.manual_seed(0)
     count = num_heads or 1
     say, fit = (BothEnds(6, 8, count * out, source_width=4).double() for out in (5, 1))
-    shape = (lambda y, *end: y.unflatten(-1, (count, *end))) if num_heads else (lambda y, *end: y if end else y.squeeze(-1))
+    shape = (
+        (lambda y, *end: y.unflatten(-1, (count, *end)))
+        if num_heads
+        else (lambda y, *end: y if end else y.squeeze(-1))
+    )
     layer = PairwiseMessages(
-        lambda x_dst, x_src: shape(say(x_dst, x_src), 5), lambda x_dst, x_src: shape(fit(x_dst, x_src)), normaliser
+        lambda x_dst, x_src: shape(say(x_dst, x_src), 5),
+        lambda x_dst, x_src: shape(fit(x_dst, x_src)),
+        normaliser,
     )
     x_src, x_dst = drawn(2, 7, 4), drawn(2, 5, 6, seed=1)
     wanted = torch.zeros(2, 5, 5, dtype=torch.float64)
@@ -137,7 +157,9 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
         for i in range(5):
             for h in range(count):
                 heard = LISTED.mask()[i].nonzero().flatten().tolist()
-                logits = torch.tensor([fit(x_dst[b, i], x_src[b, j])[h].item() for j in heard], dtype=torch.float64)
+                logits = torch.tensor(
+                    [fit(x_dst[b, i], x_src[b, j])[h].item() for j in heard], dtype=torch.float64
+                )
                 weights = {
                     "softmax": lambda logit: logit.softmax(0),
                     "identity": lambda logit: logit,
@@ -152,7 +174,9 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
 
 
 def test_a_contextual_mlp():
-    """With gelu for the softmax, every receiver goes through an MLP whose matrices are its senders' patterns and messages."""
+    """With gelu for the softmax, every receiver goes through an MLP whose matrices are its senders' patterns
+    and messages.
+    """
     made, x, graph = heads(), drawn(7, 12), patterns.window(7, 3)
     found = PairwiseMessages.of(made, "gelu")(x, graph)
     for i in range(7):
@@ -182,7 +206,9 @@ def test_a_non_edge_carries_nothing():
     graph = patterns.window(7, 3)
     layers = [
         PairwiseMessages.of(heads()),
-        PairwiseMessages(BothEnds(12, 8, 12).double(), lambda x_dst, x_src: (x_dst * x_src).sum(-1), "sigmoid"),
+        PairwiseMessages(
+            BothEnds(12, 8, 12).double(), lambda x_dst, x_src: (x_dst * x_src).sum(-1), "sigmoid"
+        ),
     ]
     for layer in layers:
         y = layer(x, graph)
@@ -193,7 +219,9 @@ def test_a_non_edge_carries_nothing():
 
 
 def test_half_types_are_summed_in_float32():
-    """What travels is float32 until it has been summed; the error is at most twice that of torch's own attention."""
+    """What travels is float32 until it has been summed; the error is at most twice that of torch's own
+    attention.
+    """
     graph, made = patterns.causal(64), StandardHeads(32, 2, bias=True)
     seen = []
     layer = PairwiseMessages.of(made.to(torch.bfloat16))
@@ -210,9 +238,6 @@ def test_half_types_are_summed_in_float32():
         nodes.register_message_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
         assert nodes(drawn(3, 6, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert seen == [torch.float32] * 3
-
-
-# -- an MLP as attention ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -240,7 +265,9 @@ def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_as_exact_as_the_mlp(dtype):
-    """Error of forward at most twice, of gradients three times that of the MLP in the same dtype, against float64."""
+    """Error of forward at most twice, of gradients three times that of the MLP in the same dtype, against
+    float64.
+    """
     mlp = perceptron(width=64, hidden=256, out=64, dtype=dtype)
     exact, nodes = copy.deepcopy(mlp).double(), StaticNodes.of(mlp)
     x, errors = drawn(32, 64, dtype=dtype), []
@@ -250,13 +277,20 @@ def test_it_is_as_exact_as_the_mlp(dtype):
         y = module(states)
         (y * drawn(*y.shape, seed=1, dtype=dtype)).sum().backward()
         wanted = wanted or [y.detach(), states.grad]
-        errors.append([(a.double() - b).abs().max().item() for a, b in zip((y.detach(), states.grad), wanted, strict=True)])
+        errors.append(
+            [
+                (a.double() - b).abs().max().item()
+                for a, b in zip((y.detach(), states.grad), wanted, strict=True)
+            ]
+        )
     assert 0 < errors[2][0] <= 2 * errors[1][0]
     assert 0 < errors[2][1] <= 3 * errors[1][1]
 
 
 def test_a_graph_says_who_hears_which_node():
-    """A token over some of the nodes is an MLP with the others silenced; who hears none gets the bias of the update alone."""
+    """A token over some of the nodes is an MLP with the others silenced; who hears none gets the bias of the
+    update alone.
+    """
     mlp, x = perceptron(), drawn(5, 6)
     graph = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 4]]), 5, 16)
     found = StaticNodes.of(mlp)(x, graph)
@@ -267,7 +301,11 @@ def test_a_graph_says_who_hears_which_node():
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_context_held_still(bias):
     """The static nodes of all heads, under softmax, add what attention to that context adds."""
-    made = heads() if bias else StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, source_width=9).double()
+    made = (
+        heads()
+        if bias
+        else StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, source_width=9).double()
+    )
     context, x = drawn(7, made.source_width), drawn(5, 12, seed=1)
     nodes = [StaticNodes.of_context(made, context, head) for head in range(4)]
     wanted = MessagePassingAttention(made)((context, x), LISTED)
@@ -294,8 +332,6 @@ def test_nodes_own_their_numbers():
     assert torch.equal(again(drawn(7, 12), patterns.causal(7)), layer(drawn(7, 12), patterns.causal(7)))
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
 SAID = (lambda x_dst, x_src: x_src,)
 ATTENTION = PairwiseMessages.of(heads())
 NODES = StaticNodes.of(perceptron())
@@ -305,24 +341,64 @@ NODES = StaticNodes.of(perceptron())
     ("call", "error", "words"),
     [
         (lambda: PairwiseMessages(None), TypeError, "message must be a function or a module, got None"),
-        (lambda: PairwiseMessages(*SAID, logit=3), TypeError, "logit must be a function or a module, got 3 of type int"),
+        (
+            lambda: PairwiseMessages(*SAID, logit=3),
+            TypeError,
+            "logit must be a function or a module, got 3 of type int",
+        ),
         (lambda: PairwiseMessages(*SAID, update="x"), TypeError, "update must be a function"),
-        (lambda: PairwiseMessages(*SAID, normaliser="max"), ValueError, "normaliser must be one of 'softmax', 'identity'"),
-        (lambda: PairwiseMessages.of(nn.Linear(3, 3)), TypeError, "heads must be StandardHeads, .* got Linear"),
+        (
+            lambda: PairwiseMessages(*SAID, normaliser="max"),
+            ValueError,
+            "normaliser must be one of 'softmax', 'identity'",
+        ),
+        (
+            lambda: PairwiseMessages.of(nn.Linear(3, 3)),
+            TypeError,
+            "heads must be StandardHeads, .* got Linear",
+        ),
         (lambda: PairwiseMessages.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "rotary"),
         (lambda: ATTENTION([1.0], patterns.causal(1)), TypeError, "x must be a tensor .* got list"),
         (lambda: ATTENTION(drawn(12), patterns.causal(1)), ValueError, r"x must be \[N, d\] or \[B, T, d\]"),
-        (lambda: ATTENTION((drawn(7, 12), drawn(1, 7, 12)), patterns.causal(7)), ValueError, "both of a pair alike"),
-        (lambda: ATTENTION(drawn(7, 12), patterns.causal(6)), ValueError, r"causal\(6\).* does not fit x with 7 senders"),
-        (lambda: ATTENTION(drawn(7, 12), patterns.duo_attention(7, 2, [0], 3, 1)), NotImplementedError, "select"),
-        (lambda: PairwiseMessages(lambda a, b: b[:1])(drawn(7, 2), patterns.causal(7)), ValueError, "message must return"),
-        (lambda: PairwiseMessages(*SAID, SAID[0])(drawn(7, 2), patterns.causal(7)), ValueError, "logit must return .*28"),
+        (
+            lambda: ATTENTION((drawn(7, 12), drawn(1, 7, 12)), patterns.causal(7)),
+            ValueError,
+            "both of a pair alike",
+        ),
+        (
+            lambda: ATTENTION(drawn(7, 12), patterns.causal(6)),
+            ValueError,
+            r"causal\(6\).* does not fit x with 7 senders",
+        ),
+        (
+            lambda: ATTENTION(drawn(7, 12), patterns.duo_attention(7, 2, [0], 3, 1)),
+            NotImplementedError,
+            "select",
+        ),
+        (
+            lambda: PairwiseMessages(lambda a, b: b[:1])(drawn(7, 2), patterns.causal(7)),
+            ValueError,
+            "message must return",
+        ),
+        (
+            lambda: PairwiseMessages(*SAID, SAID[0])(drawn(7, 2), patterns.causal(7)),
+            ValueError,
+            "logit must return .*28",
+        ),
         (lambda: BothEnds(0, 3, 3), ValueError, "width must be at least 1"),
         (lambda: BothEnds(3, 3, 3, source_width=0), ValueError, "source_width must be at least 1"),
-        (lambda: pairwise.weigh(drawn(3), torch.zeros(3, dtype=torch.int64), 1, "soft"), ValueError, "normaliser must be one of"),
+        (
+            lambda: pairwise.weigh(drawn(3), torch.zeros(3, dtype=torch.int64), 1, "soft"),
+            ValueError,
+            "normaliser must be one of",
+        ),
         (lambda: StaticNodes.of(nn.Linear(3, 3)), TypeError, "mlp must be an nn.Sequential .* got Linear"),
         (lambda: StaticNodes.of(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), TypeError, "got Linear, ReLU"),
-        (lambda: StaticNodes.of(perceptron(nn.LayerNorm(16))), ValueError, "activation LayerNorm.* expected Softmax"),
+        (
+            lambda: StaticNodes.of(perceptron(nn.LayerNorm(16))),
+            ValueError,
+            "activation LayerNorm.* expected Softmax",
+        ),
         (lambda: StaticNodes.of(perceptron(nn.Softmax(dim=0))), ValueError, "activation Softmax"),
         (lambda: StaticNodes([1.0], drawn(1, 1)), TypeError, "patterns must be a tensor, got list"),
         (
@@ -331,12 +407,28 @@ NODES = StaticNodes.of(perceptron())
             r"patterns and messages must be .* got \[3, 2\] and \[4, 2\]",
         ),
         (lambda: StaticNodes(drawn(3, 2), drawn(3, 2), bias=drawn(2)), ValueError, r"bias must be \[3\]"),
-        (lambda: StaticNodes(drawn(3, 2), drawn(3, 2), update_bias=drawn(3)), ValueError, r"update_bias must be \[2\]"),
+        (
+            lambda: StaticNodes(drawn(3, 2), drawn(3, 2), update_bias=drawn(3)),
+            ValueError,
+            r"update_bias must be \[2\]",
+        ),
         (lambda: NODES(drawn(3, 7)), ValueError, r"x must be \[..., 6\] in torch.float64"),
         (lambda: NODES(drawn(3, 6).float()), ValueError, "got .* in torch.float32"),
-        (lambda: NODES(drawn(3, 6), patterns.causal(3)), ValueError, "does not fit x with 16 senders and 3 receivers"),
-        (lambda: StaticNodes.of_context(NODES, drawn(3, 6)), TypeError, "heads must be StandardHeads, got StaticNodes"),
-        (lambda: StaticNodes.of_context(heads(), drawn(3, 12), head=4), IndexError, r"head must be in 0 .. 3, got 4"),
+        (
+            lambda: NODES(drawn(3, 6), patterns.causal(3)),
+            ValueError,
+            "does not fit x with 16 senders and 3 receivers",
+        ),
+        (
+            lambda: StaticNodes.of_context(NODES, drawn(3, 6)),
+            TypeError,
+            "heads must be StandardHeads, got StaticNodes",
+        ),
+        (
+            lambda: StaticNodes.of_context(heads(), drawn(3, 12), head=4),
+            IndexError,
+            r"head must be in 0 .. 3, got 4",
+        ),
         (lambda: StaticNodes.of_context(heads(), drawn(3, 11)), ValueError, r"x must be \[B, T, 12\]"),
     ],
 )

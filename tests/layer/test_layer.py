@@ -1,4 +1,6 @@
-"""The message-passing layer: the walk equals attend and nn.MultiheadAttention, and it keeps PyG's conventions."""
+"""The message-passing layer: the walk equals attend and nn.MultiheadAttention, and it keeps PyG's
+conventions.
+"""
 
 import copy
 import pickle
@@ -12,7 +14,14 @@ from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.nn import Sequential
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns, score_mods
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    MessagePassingAttention,
+    StandardHeads,
+    patterns,
+    score_mods,
+)
 from gnn_attention.rotary import Rotary
 
 WAYS = [None, "dense", "reference", "auto"]
@@ -36,7 +45,9 @@ def states(*shape):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("graph", [patterns.causal(9), patterns.full(9), patterns.window(9, 3)])
 def test_equals_torch_multihead_attention(way, graph):
-    """The mission's sentence: one round of message passing over the mask as adjacency is torch's attention with that mask."""
+    """The mission's sentence: one round of message passing over the mask as adjacency is torch's attention
+    with that mask.
+    """
     mha = torch.nn.MultiheadAttention(16, 4, batch_first=True).double()
     torch.nn.init.normal_(mha.in_proj_bias)
     torch.nn.init.normal_(mha.out_proj.bias)
@@ -48,7 +59,9 @@ def test_equals_torch_multihead_attention(way, graph):
 
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
 def test_the_walk_equals_attend_on_everything(form):
-    """Score_mod, bias, a sender side of another length, receivers that hear nobody: walk and backends agree."""
+    """Score_mod, bias, a sender side of another length, receivers that hear nobody: walk and backends
+    agree.
+    """
     graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
     x = (states(2, 7, 12), states(2, 5, 12))
     bias = states(2, 4, 5)
@@ -76,10 +89,18 @@ def test_pyg_calls_message_aggregate_update_in_this_order():
     """The three functions do the work, on edges and then on nodes: seen through PyG's own hooks."""
     layer = MessagePassingAttention(heads())
     seen = []
-    layer.register_edge_update_forward_hook(lambda module, inputs, out: seen.append(("edge_update", tuple(out.shape))))
-    layer.register_message_forward_hook(lambda module, inputs, out: seen.append(("message", tuple(out.shape))))
-    layer.register_aggregate_forward_hook(lambda module, inputs, out: seen.append(("aggregate", tuple(out.shape))))
-    layer.register_propagate_forward_hook(lambda module, inputs, out: seen.append(("update", tuple(out.shape))))
+    layer.register_edge_update_forward_hook(
+        lambda module, inputs, out: seen.append(("edge_update", tuple(out.shape)))
+    )
+    layer.register_message_forward_hook(
+        lambda module, inputs, out: seen.append(("message", tuple(out.shape)))
+    )
+    layer.register_aggregate_forward_hook(
+        lambda module, inputs, out: seen.append(("aggregate", tuple(out.shape)))
+    )
+    layer.register_propagate_forward_hook(
+        lambda module, inputs, out: seen.append(("update", tuple(out.shape)))
+    )
     layer(states(9, 12), patterns.window(9, 3))
     edges = 9 * 3 - 3
     assert seen == [
@@ -100,7 +121,9 @@ def test_pyg_renders_its_fast_path():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_form_of_a_graph(way):
-    """TokenGraph, edge_index, EdgeIndex, adj_t as COO and CSR: the same update; weights in the order of what was given."""
+    """TokenGraph, edge_index, EdgeIndex, adj_t as COO and CSR: the same update; weights in the order of what
+    was given.
+    """
     layer, x = MessagePassingAttention(heads(), backend=way), states(9, 12)
     graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
     wanted, (edges, weights) = layer(x, graph, return_attention_weights=True)
@@ -125,7 +148,9 @@ def test_an_untransposed_adjacency_is_another_graph():
 
 
 def test_batch_axis_is_a_loop_over_samples():
-    """[B, T, d] equals sample by sample [N, d], weights included; PyG's own Batch (a disjoint union) agrees."""
+    """[B, T, d] equals sample by sample [N, d], weights included; PyG's own Batch (a disjoint union)
+    agrees.
+    """
     x, graph = states(3, 7, 12), patterns.window(7, 3)
     for way in WAYS:
         layer = MessagePassingAttention(heads(), backend=way)
@@ -141,7 +166,9 @@ def test_batch_axis_is_a_loop_over_samples():
 def test_rotary_positions_follow_decoding_rows(way):
     """Rows 5..8 of a graph are turned for positions 5..8: equal to the last rows of the whole."""
     torch.manual_seed(0)
-    layer = MessagePassingAttention(StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double(), backend=way)
+    layer = MessagePassingAttention(
+        StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double(), backend=way
+    )
     x, graph = states(9, 12), patterns.causal(9)
     whole = layer(x, graph)
     assert_exact(layer((x, x[5:]), graph.rows(5, 9)), whole[5:])
@@ -162,7 +189,11 @@ def test_return_attention_weights_follows_pyg():
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_only_in_training(way):
     """eval() is deterministic and undropped; returned weights are those before dropout."""
-    layer, x, graph = MessagePassingAttention(heads(), dropout=0.5, backend=way), states(9, 12), patterns.causal(9)
+    layer, x, graph = (
+        MessagePassingAttention(heads(), dropout=0.5, backend=way),
+        states(9, 12),
+        patterns.causal(9),
+    )
     plain = MessagePassingAttention(layer.heads, backend=way)(x, graph)
     assert torch.equal(layer.eval()(x, graph), plain)
     torch.manual_seed(0)
@@ -204,7 +235,10 @@ def test_half_precision_accumulates_in_float32():
     """bf16 in, bf16 out, and not worse than dense by more than roundings of the output."""
     x, graph = states(64, 12), patterns.causal(64)
     exact = MessagePassingAttention(heads().bfloat16().double())(x.bfloat16().double(), graph)
-    walk, dense = (MessagePassingAttention(heads().bfloat16(), backend=way)(x.bfloat16(), graph) for way in (None, "dense"))
+    walk, dense = (
+        MessagePassingAttention(heads().bfloat16(), backend=way)(x.bfloat16(), graph)
+        for way in (None, "dense")
+    )
     assert walk.dtype == torch.bfloat16
     assert (walk.double() - exact).abs().max() <= 2 * (dense.double() - exact).abs().max()
 
@@ -212,10 +246,14 @@ def test_half_precision_accumulates_in_float32():
 def test_pyg_tools_see_an_ordinary_layer():
     """Sequential, AttentionExplainer and a fullgraph compilation take it as they take any convolution."""
     x, edge_index = states(9, 12).float(), patterns.window(9, 3).edge_index
-    model = Sequential("x, edge_index", [(MessagePassingAttention(heads().float()), "x, edge_index -> x"), torch.nn.ReLU()])
+    model = Sequential(
+        "x, edge_index", [(MessagePassingAttention(heads().float()), "x, edge_index -> x"), torch.nn.ReLU()]
+    )
     assert model(x, edge_index).shape == (9, 12)
     config = {"mode": "regression", "task_level": "node", "return_type": "raw"}
-    explainer = Explainer(model, AttentionExplainer(), explanation_type="model", edge_mask_type="object", model_config=config)
+    explainer = Explainer(
+        model, AttentionExplainer(), explanation_type="model", edge_mask_type="object", model_config=config
+    )
     explained = explainer(x, edge_index)
     assert explained.edge_mask.shape == (edge_index.shape[1],)
     torch.compiler.reset()
@@ -229,7 +267,11 @@ def test_pyg_tools_see_an_ordinary_layer():
 def test_no_tokens_no_samples_no_edges(way, score_mod):
     """Empty sizes are sizes."""
     layer = MessagePassingAttention(heads(), score_mod, backend=way)
-    for shape, graph in (((0, 12), patterns.causal(0)), ((0, 9, 12), patterns.causal(9)), ((9, 12), patterns.window(9, 0))):
+    for shape, graph in (
+        ((0, 12), patterns.causal(0)),
+        ((0, 9, 12), patterns.causal(9)),
+        ((9, 12), patterns.window(9, 0)),
+    ):
         y, (_, weights) = layer(states(*shape), graph, return_attention_weights=True)
         assert y.shape == shape
         assert weights.shape == (*shape[:-2], graph.num_edges, 4)
@@ -237,7 +279,9 @@ def test_no_tokens_no_samples_no_edges(way, score_mod):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
-    """Weights in the order of its stored indices; the adjacency comes back in the same order, as not coalesced."""
+    """Weights in the order of its stored indices; the adjacency comes back in the same order, as not
+    coalesced.
+    """
     layer, x, graph = MessagePassingAttention(heads(), backend=way), states(9, 12), patterns.window(9, 3)
     _, (edges, wanted) = layer(x, graph, return_attention_weights=True)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
@@ -254,11 +298,19 @@ def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_a_graph_first_used_in_inference_mode_can_be_trained_on(way, made_inside):
     """What a graph keeps outlives the call: evaluate first, train afterwards."""
-    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), patterns.window(9, 3).edge_index
+    layer, x, edges = (
+        MessagePassingAttention(heads(), backend=way),
+        states(9, 12),
+        patterns.window(9, 3).edge_index,
+    )
     graphs = [patterns.window(9, 3), ga.convert.from_edge_index(edges, 9)]
     with torch.inference_mode():
         if made_inside:
-            graphs = [patterns.window(9, 3), ga.convert.from_edge_index(edges, 9), ga.convert.from_mask(graphs[0].mask())]
+            graphs = [
+                patterns.window(9, 3),
+                ga.convert.from_edge_index(edges, 9),
+                ga.convert.from_mask(graphs[0].mask()),
+            ]
         for graph in graphs:
             layer(x, graph)
     for graph in graphs:
@@ -278,7 +330,9 @@ def test_a_graph_first_used_in_inference_mode_can_be_trained_on(way, made_inside
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_autocast_runs_every_form(way, form, bias):
-    """float32 weights, and states in float32 or as the layer before left them: close to float32, with gradients."""
+    """float32 weights, and states in float32 or as the layer before left them: close to float32, with
+    gradients.
+    """
     torch.manual_seed(0)
     layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias)), backend=way)
     x, graph = states(9, 12).float(), patterns.window(9, 3)
@@ -289,7 +343,10 @@ def test_autocast_runs_every_form(way, form, bias):
         assert (y - wanted).abs().max() < 0.1
         assert weights.dtype == torch.float32
         y.float().sum().backward()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"x must be .* in torch.float64"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match=r"x must be .* in torch.float64"),
+    ):
         layer(x.double(), graph)
 
 
@@ -300,7 +357,11 @@ def test_autocast_with_a_bias_on_one_side_alone(way):
     one_sided = StandardHeads.from_arrays(*arrays, torch.randn(2, 6, 12), b_Q=torch.randn(2, 6))
     for made in (one_sided, StandardHeads(12, 2, qk_norm=True)):
         with torch.autocast("cpu", torch.bfloat16):
-            assert MessagePassingAttention(made, backend=way)(states(9, 12).float(), patterns.causal(9)).isfinite().all()
+            assert (
+                MessagePassingAttention(made, backend=way)(states(9, 12).float(), patterns.causal(9))
+                .isfinite()
+                .all()
+            )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -308,7 +369,9 @@ def test_a_wider_bias_does_not_widen_the_weights(way):
     """A float64 bias in a float32 layer: weights in float32 on every way."""
     layer = MessagePassingAttention(heads().float(), backend=way)
     bias = states(4, 24)
-    y, (_, weights) = layer(states(9, 12).float(), patterns.window(9, 3), bias=bias, return_attention_weights=True)
+    y, (_, weights) = layer(
+        states(9, 12).float(), patterns.window(9, 3), bias=bias, return_attention_weights=True
+    )
     assert (y.dtype, weights.dtype) == (torch.float32, torch.float32)
 
 
@@ -317,16 +380,56 @@ WRONG = [
     ((states(9), patterns.causal(9)), {}, ValueError, r"x must be \[N, d\] or \[B, T, d\]"),
     (((states(2, 9, 12), states(9, 12)), patterns.causal(9)), {}, ValueError, r"both of a pair alike"),
     (((states(2, 9, 12), states(3, 9, 12)), patterns.causal(9)), {}, ValueError, r"both of a pair alike"),
-    (((states(9, 12), None), patterns.causal(9)), {}, TypeError, r"x must be a tensor .* or a pair .*, got Tensor, NoneType"),
-    (((states(9, 12),) * 3, patterns.causal(9)), {}, TypeError, r"a pair \(x_src, x_dst\) of them, got Tensor, Tensor, Tensor"),
+    (
+        ((states(9, 12), None), patterns.causal(9)),
+        {},
+        TypeError,
+        r"x must be a tensor .* or a pair .*, got Tensor, NoneType",
+    ),
+    (
+        ((states(9, 12),) * 3, patterns.causal(9)),
+        {},
+        TypeError,
+        r"a pair \(x_src, x_dst\) of them, got Tensor, Tensor, Tensor",
+    ),
     (("x", patterns.causal(9)), {}, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
-    ((states(8, 12), patterns.causal(9)), {}, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
-    ((states(9, 12), torch.tensor([[0], [9]])), {}, IndexError, r"edge_index\[1, 0\] = 9 is no receiver: expected 0 .. 8"),
-    ((states(9, 12), torch.tensor([[0, 0], [1, 1]])), {}, ValueError, r"duplicate edges .* pass coalesce=True"),
+    (
+        (states(8, 12), patterns.causal(9)),
+        {},
+        ValueError,
+        r"causal\(9\).* does not fit x with 8 senders and 8 receivers",
+    ),
+    (
+        (states(9, 12), torch.tensor([[0], [9]])),
+        {},
+        IndexError,
+        r"edge_index\[1, 0\] = 9 is no receiver: expected 0 .. 8",
+    ),
+    (
+        (states(9, 12), torch.tensor([[0, 0], [1, 1]])),
+        {},
+        ValueError,
+        r"duplicate edges .* pass coalesce=True",
+    ),
     ((states(9, 12), "causal"), {}, TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got str"),
-    ((states(9, 12), patterns.causal(9).mask()), {}, TypeError, r"got a dense torch.bool tensor; .* convert.from_mask"),
-    ((states(9, 11), patterns.causal(9)), {}, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
-    ((states(9, 12).float(), patterns.causal(9)), {}, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* in torch.float32"),
+    (
+        (states(9, 12), patterns.causal(9).mask()),
+        {},
+        TypeError,
+        r"got a dense torch.bool tensor; .* convert.from_mask",
+    ),
+    (
+        (states(9, 11), patterns.causal(9)),
+        {},
+        ValueError,
+        r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]",
+    ),
+    (
+        (states(9, 12).float(), patterns.causal(9)),
+        {},
+        ValueError,
+        r"x must be \[B, T, 12\] in torch.float64 .* in torch.float32",
+    ),
     ((states(9, 12), BY_HEAD), {}, NotImplementedError, r"the walk \(backend=None\) needs one edge list"),
     (
         (states(9, 12), patterns.causal(9)),

@@ -1,4 +1,6 @@
-"""torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers; and a task of its own."""
+"""torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers; and a task
+of its own.
+"""
 
 import io
 
@@ -37,7 +39,9 @@ REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
 def heads(width=12, source_width=None, seed=0, **options):
     """Float64 heads with drawn biases."""
     torch.manual_seed(seed)
-    made = StandardHeads(width, 3, head_dim=4, value_dim=5, bias=True, source_width=source_width, **options).double()
+    made = StandardHeads(
+        width, 3, head_dim=4, value_dim=5, bias=True, source_width=source_width, **options
+    ).double()
     for name, parameter in made.named_parameters():
         if name.startswith("b_"):
             torch.nn.init.normal_(parameter)
@@ -56,13 +60,16 @@ def random_edges(num_dst, num_src, count, seed=0):
 
 
 def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
-    """The update by the dense formula: logits on a T x T grid, -inf off the edges, softmax, times values, through W_O.
+    """The update by the dense formula: logits on a T x T grid, -inf off the edges, softmax, times values,
+    through W_O.
 
     ``bias [heads, E]`` is added to the logits; ``muted [E]`` multiplies the weights, without a new softmax.
     """
     own = layer.heads
     src, dst = edge_index
-    q, k, v = (torch.einsum("nw,hwd->hnd", x, W) for x, W in ((x_dst, own.W_Q), (x_src, own.W_K), (x_src, own.W_V)))
+    q, k, v = (
+        torch.einsum("nw,hwd->hnd", x, W) for x, W in ((x_dst, own.W_Q), (x_src, own.W_K), (x_src, own.W_V))
+    )
     if own.b_Q is not None:
         q, k, v = q + own.b_Q[:, None], k + own.b_K[:, None], v + own.b_V[:, None]
     logits = torch.full((q.shape[1], k.shape[1]), -torch.inf, dtype=q.dtype).expand(len(q), -1, -1).clone()
@@ -75,12 +82,14 @@ def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
 
 def ragged():
     """Graphs of 4, 1, 6 and 3 nodes: with a deaf receiver, without an edge, full, and in no order."""
-    listed = [random_edges(4, 4, 5), torch.zeros(2, 0, dtype=torch.int64), patterns.full(6).edge_index, random_edges(3, 3, 4)]
+    listed = [
+        random_edges(4, 4, 5),
+        torch.zeros(2, 0, dtype=torch.int64),
+        patterns.full(6).edge_index,
+        random_edges(3, 3, 4),
+    ]
     sizes = [4, 1, 6, 3]
     return [Data(x=states(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, listed, strict=True)]
-
-
-# -- batches ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -96,7 +105,9 @@ def test_a_batch_of_ragged_graphs_is_each_graph_alone(way):
 
 
 def test_a_batch_is_a_disjoint_sum():
-    """The same graph by our algebra and by theirs, hops too: the k hops of a batch are the batch of the k hops."""
+    """The same graph by our algebra and by theirs, hops too: the k hops of a batch are the batch of the k
+    hops.
+    """
     data = ragged()
     graphs = [ga.convert.from_pyg(one) for one in data]
     whole = ga.convert.from_pyg(Batch.from_data_list(data))
@@ -107,7 +118,9 @@ def test_a_batch_is_a_disjoint_sum():
 def test_packed_documents_are_a_batch_of_causal_graphs():
     """One graph by three roads: documents, a Batch, and the lengths that varlen kernels take (PyG's ptr)."""
     lengths = [3, 1, 4]
-    batch = Batch.from_data_list([Data(x=states(n, 12, seed=n), edge_index=patterns.causal(n).edge_index) for n in lengths])
+    batch = Batch.from_data_list(
+        [Data(x=states(n, 12, seed=n), edge_index=patterns.causal(n).edge_index) for n in lengths]
+    )
     documents = patterns.documents(lengths)
     assert ga.convert.from_pyg(batch) == documents
     assert torch.equal(ga.convert.to_varlen(documents).cu_seqlens.long(), batch.ptr)
@@ -116,7 +129,9 @@ def test_packed_documents_are_a_batch_of_causal_graphs():
 
 
 def test_a_loader_feeds_it_in_any_order():
-    """Shuffled batches of a DataLoader, pooled for each graph: the answer of a graph does not depend on its company."""
+    """Shuffled batches of a DataLoader, pooled for each graph: the answer of a graph does not depend on its
+    company.
+    """
     layer, data = MessagePassingAttention(heads()), ragged()
     for number, one in enumerate(data):
         one.number = number
@@ -129,9 +144,6 @@ def test_a_loader_feeds_it_in_any_order():
         seen += batch.number.tolist()
     assert sorted(seen) == [0, 1, 2, 3]
     assert seen != [0, 1, 2, 3]
-
-
-# -- forms of a graph, and their own witnesses --------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSC tensor support:UserWarning")
@@ -183,7 +195,9 @@ def test_it_equals_their_transformer_conv(way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("order", ["row", "col"])
 def test_a_sorted_edge_index(way, order):
-    """Sorted by either side, with its caches filled: the same update, the same object back, weights in its order."""
+    """Sorted by either side, with its caches filled: the same update, the same object back, weights in its
+    order.
+    """
     layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
     given = EdgeIndex(edges, sparse_size=(9, 9)).sort_by(order)[0].fill_cache_()
     y, (same, weights) = layer(x, given, return_attention_weights=True)
@@ -200,7 +214,9 @@ def test_a_sorted_edge_index(way, order):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("way", WAYS)
 def test_many_in_edges_in_half_precision(way, dtype):
-    """4096 senders, a sorted EdgeIndex: sums in float32. A half accumulator sticks at 256 or 2048 of 4096 (PyG's, by ``ptr``)."""
+    """4096 senders, a sorted EdgeIndex: sums in float32. A half accumulator sticks at 256 or 2048 of 4096
+    (PyG's, by ``ptr``).
+    """
     count = 4096
     torch.manual_seed(0)
     layer = MessagePassingAttention(StandardHeads(8, 2), backend=way).to(dtype)
@@ -210,8 +226,9 @@ def test_many_in_edges_in_half_precision(way, dtype):
     star = torch.stack([torch.arange(count), torch.zeros(count, dtype=torch.int64)])
     given = EdgeIndex(star, sparse_size=(count, 1)).sort_by("col")[0].fill_cache_()
     y, (_, weights) = layer(x, given, return_attention_weights=True)
-    # a weight has the roundings of its exponential (2), of the sum and of their quotient; n roundings of a sum of random numbers
-    # exceed 6 sqrt(n) with a probability of 3e-8 (Higham and Mary 2019, A new approach to probabilistic rounding error analysis)
+    # a weight has the roundings of its exponential (2), of the sum and of their quotient; n roundings of a
+    # sum of random numbers exceed 6 sqrt(n) with a probability of 3e-8 (Higham and Mary 2019, A new approach
+    # to probabilistic rounding error analysis)
     assert_sum(weights.double().sum(0), torch.ones(2, dtype=torch.float64), 6 * count**0.5 + 3, 1.0)
     wanted = exact(tuple(side.double() for side in x), star)
     q, (k, v) = layer.heads.receive(x[1][None]), layer.heads.send(x[0][None])
@@ -220,7 +237,9 @@ def test_many_in_edges_in_half_precision(way, dtype):
 
 
 def test_their_transforms_make_our_graphs():
-    """Self loops, both directions, two hops, a virtual node: torch_geometric's transforms are words of our algebra."""
+    """Self loops, both directions, two hops, a virtual node: torch_geometric's transforms are words of our
+    algebra.
+    """
     edges = random_edges(9, 9, 18)
     data = Data(x=states(9, 12), edge_index=edges[:, edges[0] != edges[1]])
     g = ga.convert.from_pyg(data)
@@ -229,7 +248,10 @@ def test_their_transforms_make_our_graphs():
         (loops, g | g**0),
         (undirected, g | g.T),
         (transforms.TwoHop(), (g | g @ g) - g**0),
-        (transforms.Compose([undirected, transforms.TwoHop(), loops]), algebra.walks.closure(g | g.T, 2, reflexive=True)),
+        (
+            transforms.Compose([undirected, transforms.TwoHop(), loops]),
+            algebra.walks.closure(g | g.T, 2, reflexive=True),
+        ),
         (transforms.VirtualNode(), algebra.tokens.extend(g, 1, "both", "none")),
     ):
         assert ga.convert.from_pyg(transform(data.clone())) == wanted, transform
@@ -246,7 +268,9 @@ class Hops(transforms.BaseTransform):
 
     def forward(self, data):
         """The data with more edges."""
-        data.edge_index = algebra.walks.closure(ga.convert.from_pyg(data), self.hops, reflexive=True).edge_index
+        data.edge_index = algebra.walks.closure(
+            ga.convert.from_pyg(data), self.hops, reflexive=True
+        ).edge_index
         return data
 
 
@@ -266,8 +290,6 @@ def test_their_k_hop_subgraph_is_our_receptive_field(hops):
         subset, *_ = k_hop_subgraph(node, hops, graph.edge_index, num_nodes=12)
         assert subset.tolist() == ga.analyse.receptive_field(graph, node, hops).tolist()
 
-
-# -- heterogeneous graphs -----------------------------------------------------------------------------------------------
 
 WIDTHS = {"paper": 12, "author": 8, "venue": 6}
 SIZES = {"paper": 7, "author": 5, "venue": 2}
@@ -300,7 +322,9 @@ def convolutions(way=None, widths=WIDTHS):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_hetero_conv(way, biased):
-    """Each kind of edge its own layer, updates summed by receiver; a bias for each edge arrives as any other edge argument."""
+    """Each kind of edge its own layer, updates summed by receiver; a bias for each edge arrives as any other
+    edge argument.
+    """
     data, convs = library(), convolutions(way)
     bias = {key: states(3, count) for key, count in RELATIONS.items()} if biased else {}
     options = {"bias_dict": bias} if biased else {}
@@ -308,7 +332,9 @@ def test_hetero_conv(way, biased):
     wanted = {kind: torch.zeros(SIZES[kind], WIDTHS[kind], dtype=torch.float64) for kind in SIZES}
     for (src, name, dst), conv in convs.items():
         key = (src, name, dst)
-        wanted[dst] += dense(conv, data.x_dict[src], data.x_dict[dst], data.edge_index_dict[key], bias.get(key))
+        wanted[dst] += dense(
+            conv, data.x_dict[src], data.x_dict[dst], data.edge_index_dict[key], bias.get(key)
+        )
     for kind in SIZES:
         assert_exact(found[kind], wanted[kind])
 
@@ -330,9 +356,13 @@ class Network(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("made", [lambda: StandardHeads(12, 3, bias=True), lambda: LazyHeads(3, 4, bias=True)])
+@pytest.mark.parametrize(
+    "made", [lambda: StandardHeads(12, 3, bias=True), lambda: LazyHeads(3, 4, bias=True)]
+)
 def test_to_hetero(way, made):
-    """A model of one kind of node becomes one of many: layers are copied and drawn anew, lazy ones take each end's width."""
+    """A model of one kind of node becomes one of many: layers are copied and drawn anew, lazy ones take each
+    end's width.
+    """
     data = library()
     torch.manual_seed(0)
     model = to_hetero(Network(made, way), data.metadata(), aggr="sum").double()
@@ -388,13 +418,12 @@ def test_containers_of_theirs():
     assert_exact(block(x, edges), x + dense(layer, x, x, edges))
 
 
-# -- explainers -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(9, 12), (2, 9, 12)])
 def test_a_mask_on_the_messages(way, shape):
-    """What every explainer of theirs does: messages times a mask, no new softmax; on any backend, and over when it is over."""
+    """What every explainer of theirs does: messages times a mask, no new softmax; on any backend, and over
+    when it is over.
+    """
     layer, x, edges = MessagePassingAttention(heads(), backend=way), states(*shape), random_edges(9, 9, 30)
     before, muted = layer(x, edges), states(30).sigmoid()
     set_masks(layer, muted, edges, apply_sigmoid=False)
@@ -430,11 +459,21 @@ def test_hooks_on_a_graph_that_differs_by_head_are_refused():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_explainer_reads_the_weights(way):
-    """Its edge mask is the largest weight over heads and layers: the numbers that the layers return themselves."""
+    """Its edge mask is the largest weight over heads and layers: the numbers that the layers return
+    themselves.
+    """
     first, second = (MessagePassingAttention(heads(seed=seed), backend=way) for seed in (0, 1))
-    model = Sequential("x, edge_index", [(first, "x, edge_index -> x"), torch.nn.ReLU(), (second, "x, edge_index -> x")])
+    model = Sequential(
+        "x, edge_index", [(first, "x, edge_index -> x"), torch.nn.ReLU(), (second, "x, edge_index -> x")]
+    )
     x, edges = states(9, 12), random_edges(9, 9, 30)
-    explainer = Explainer(model, AttentionExplainer(), explanation_type="model", edge_mask_type="object", model_config=REGRESSION)
+    explainer = Explainer(
+        model,
+        AttentionExplainer(),
+        explanation_type="model",
+        edge_mask_type="object",
+        model_config=REGRESSION,
+    )
     y, (_, weights) = first(x, edges, return_attention_weights=True)
     _, (_, more) = second(y.relu(), edges, return_attention_weights=True)
     wanted = torch.cat([weights, more], dim=1).amax(1)
@@ -442,7 +481,9 @@ def test_attention_explainer_reads_the_weights(way):
 
 
 def informative():
-    """A layer and a star of five senders, of whom only sender 3 has anything to say: the messages of the others are 0."""
+    """A layer and a star of five senders, of whom only sender 3 has anything to say: the messages of the
+    others are 0.
+    """
     torch.manual_seed(0)
     layer = MessagePassingAttention(StandardHeads(4, 2))
     with torch.no_grad():
@@ -453,7 +494,9 @@ def informative():
     return layer, x, torch.stack([torch.arange(1, 6), torch.zeros(5, dtype=torch.int64)])
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning")  # PGExplainer's
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"
+)  # PGExplainer's
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [lambda: GNNExplainer(epochs=30), lambda: PGExplainer(epochs=3)])
 def test_explainers_find_the_edge_that_speaks(way, make):
@@ -462,7 +505,9 @@ def test_explainers_find_the_edge_that_speaks(way, make):
     layer.backend = way
     before, algorithm = layer(x, edges), make()
     kind = "model" if isinstance(algorithm, GNNExplainer) else "phenomenon"
-    explainer = Explainer(layer, algorithm, explanation_type=kind, edge_mask_type="object", model_config=REGRESSION)
+    explainer = Explainer(
+        layer, algorithm, explanation_type=kind, edge_mask_type="object", model_config=REGRESSION
+    )
     torch.manual_seed(0)
     if kind == "phenomenon":
         for epoch in range(3):
@@ -500,9 +545,6 @@ def test_explainers_of_heterogeneous_models():
     assert len(read) == len(RELATIONS)
 
 
-# -- compilers ----------------------------------------------------------------------------------------------------------
-
-
 def both_ways(layer, compiled, x, given, bias):
     """A compiled layer and the layer itself: update, weights and every gradient are the same."""
     found, (_, weights) = compiled(x, given, bias, return_attention_weights=True)
@@ -514,7 +556,9 @@ def both_ways(layer, compiled, x, given, bias):
 
 
 def test_fullgraph_compile_with_edges_as_an_input():
-    """One program without a break, for every list of so many edges; wrong lists meet the same errors, and it serves on."""
+    """One program without a break, for every list of so many edges; wrong lists meet the same errors, and it
+    serves on.
+    """
     torch.compiler.reset()
     layer, x, bias = MessagePassingAttention(heads()), states(9, 12).requires_grad_(), states(3, 2)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -534,7 +578,8 @@ WRONG = [
 
 
 OLD = pytest.mark.skipif(
-    torch.__version__.startswith(("2.9.", "2.10.")), reason="before torch 2.11 aot_autograd cannot trace an EdgeIndex"
+    torch.__version__.startswith(("2.9.", "2.10.")),
+    reason="before torch 2.11 aot_autograd cannot trace an EdgeIndex",
 )
 
 
@@ -550,7 +595,8 @@ def test_fullgraph_compile_with_an_edge_index_of_theirs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "form", [lambda edges, n: edges, pytest.param(lambda edges, n: EdgeIndex(edges, sparse_size=(n, n)), marks=OLD)]
+    "form",
+    [lambda edges, n: edges, pytest.param(lambda edges, n: EdgeIndex(edges, sparse_size=(n, n)), marks=OLD)],
 )
 def test_one_program_for_other_numbers_of_edges_and_nodes(form):
     """Sizes are symbols: edges are dropped, then nodes too."""
@@ -558,7 +604,13 @@ def test_one_program_for_other_numbers_of_edges_and_nodes(form):
     layer = MessagePassingAttention(heads())
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for n, count in ((9, 30), (9, 17), (7, 20)):
-        both_ways(layer, compiled, states(n, 12).requires_grad_(), form(random_edges(n, n, count), n), states(3, count))
+        both_ways(
+            layer,
+            compiled,
+            states(n, 12).requires_grad_(),
+            form(random_edges(n, n, count), n),
+            states(3, count),
+        )
 
 
 class Alone(torch.nn.Module):
@@ -577,7 +629,9 @@ def test_export_with_edges_as_an_input():
     """A program on disk that takes any number of edges, and still refuses a duplicate."""
     layer, x = MessagePassingAttention(heads()), states(9, 12)
     edges = {1: torch.export.Dim("edges", min=2)}
-    program = torch.export.export(Alone(layer), (x, random_edges(9, 9, 30)), dynamic_shapes={"x": None, "edge_index": edges})
+    program = torch.export.export(
+        Alone(layer), (x, random_edges(9, 9, 30)), dynamic_shapes={"x": None, "edge_index": edges}
+    )
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -591,7 +645,9 @@ def test_export_with_edges_as_an_input():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_vmap_and_gradients_of_samples(way):
-    """torch.vmap over samples equals the batch axis; torch.func gives the gradient of each sample by itself."""
+    """torch.vmap over samples equals the batch axis; torch.func gives the gradient of each sample by
+    itself.
+    """
     layer, x, graph = MessagePassingAttention(heads(), backend=way), states(4, 9, 12), patterns.window(9, 3)
     assert_exact(torch.vmap(lambda sample: layer(sample, graph))(x), layer(x, graph))
     parameters = {name: value.detach() for name, value in layer.named_parameters()}
@@ -605,16 +661,18 @@ def test_vmap_and_gradients_of_samples(way):
         assert_exact([found[name][number] for name, _ in layer.named_parameters()], wanted)
 
 
-# -- a public task: how far is the next infected node? --------------------------------------------------------------------
-
 FARTHEST = 3  # distances are told up to here; farther ones, and unreachable nodes, are one class more
 
 
 def infection(num_graphs, seed):
-    """PyG's InfectionDataset: sparse random graphs of 40 nodes, two of them infected; every node's distance is asked for."""
+    """PyG's InfectionDataset: sparse random graphs of 40 nodes, two of them infected; every node's distance
+    is asked for.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        dataset = InfectionDataset(ERGraph(40, 0.05), num_infected_nodes=[2] * num_graphs, max_path_length=FARTHEST)
+        dataset = InfectionDataset(
+            ERGraph(40, 0.05), num_infected_nodes=[2] * num_graphs, max_path_length=FARTHEST
+        )
         return Batch.from_data_list([Data(x=one.x, edge_index=one.edge_index, y=one.y) for one in dataset])
 
 
@@ -660,11 +718,15 @@ def trained(build, layers, seed, graphs=16, steps=200):
         return model(padded(other, other_graph), other_graph)[: other.num_nodes].argmax(-1), other.y
 
 
-@pytest.mark.parametrize(("build", "layers", "reach"), [(given_graph, 1, 1), (given_graph, 2, 2), (by_head, 1, FARTHEST)])
+@pytest.mark.parametrize(
+    ("build", "layers", "reach"), [(given_graph, 1, 1), (given_graph, 2, 2), (by_head, 1, FARTHEST)]
+)
 def test_what_no_training_can_tell_apart(build, layers, reach):
-    """All nodes too far from an infected one get the same answer, in all graphs, and all nodes in reach another one.
+    """All nodes too far from an infected one get the same answer, in all graphs, and all nodes in reach
+    another one.
 
-    The far ones hear only healthy nodes, and a weighted mean of equal messages is that message, whatever the degree.
+    The far ones hear only healthy nodes, and a weighted mean of equal messages is that message, whatever the
+    degree.
     """
     batch = infection(8, 0)
     torch.manual_seed(0)
@@ -677,14 +739,18 @@ def test_what_no_training_can_tell_apart(build, layers, reach):
 
 @pytest.mark.slow
 def test_one_layer_with_hops_by_head_tells_the_distance():
-    """A graph that differs by head: each head looks one hop farther, and one layer reads the distance off them."""
+    """A graph that differs by head: each head looks one hop farther, and one layer reads the distance off
+    them.
+    """
     predicted, answers = trained(by_head, layers=1, seed=0, graphs=8, steps=100)
     assert (predicted == answers).float().mean() > 0.9
 
 
 @pytest.mark.slow
 def test_reach_decides_the_infection_task():
-    """One layer, three seeds: over the given graph or with virtual nodes the far look alike, over the hops they do not."""
+    """One layer, three seeds: over the given graph or with virtual nodes the far look alike, over the hops
+    they do not.
+    """
     plans = {"given": given_graph, "hops by head": by_head, "virtual nodes": with_virtual_nodes}
     scores = {}
     for name, build in plans.items():

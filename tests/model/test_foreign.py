@@ -1,8 +1,10 @@
-"""Layers of foreign models against the models themselves: their own forward pass is run, and each attention module's input
-and output are caught on the way. Tiny models of drawn weights, sharpened so that a wrong scale, bias, norm or turn shows.
+"""Layers of foreign models against the models themselves: their own forward pass is run, and each attention
+module's input and output are caught on the way. Tiny models of drawn weights, sharpened so that a wrong
+scale, bias, norm or turn shows.
 
-In float32 the judge is the error of transformers' eager attention. In float64 eager stops at float32 precision (softmax, norms
-and angles are computed in it), so there the modules run with an attention, norms and angles of this file, in plain float64.
+In float32 the judge is the error of transformers' eager attention. In float64 eager stops at float32
+precision (softmax, norms and angles are computed in it), so there the modules run with an attention, norms
+and angles of this file, in plain float64.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, TokenGraph, patterns
+from gnn_attention import (
+    FactoredHeads,
+    MergedHeads,
+    MessagePassingAttention,
+    StandardHeads,
+    TokenGraph,
+    patterns,
+)
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.model import foreign
 from gnn_attention.model._foreign_families import FAMILIES
@@ -33,7 +42,6 @@ ALL_MASK_ATTENTION_FUNCTIONS = needs("transformers.masking_utils").ALL_MASK_ATTE
 
 TOKENS, OTHERS = 9, 7  # receivers, and senders of another text
 
-# -- the models -------------------------------------------------------------------------------------------------------
 
 LLAMA = {
     "hidden_size": 32,
@@ -64,7 +72,12 @@ LLAMA3_TURNS = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN_TURNS = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN_TURNS = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 def causal(layer: int, num_dst: int, num_src: int) -> TokenGraph:
@@ -94,7 +107,9 @@ def states(length: int, width: int = 32) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model, what goes in, and for each part the path of its attention and the graph that the model's mask is."""
+    """A tiny model, what goes in, and for each part the path of its attention and the graph that the model's
+    mask is.
+    """
 
     config: str
     sizes: dict[str, Any]
@@ -114,7 +129,9 @@ class Case:
         for name, parameter in model.named_parameters():
             if "attn" in name.lower() or "attention" in name.lower():
                 spread = 1.5 / 32**0.5 if parameter.dim() == 2 else 0.4
-                parameter.data = torch.randn_like(parameter) * (1.5 if "relative" in name else spread) + norm_offset(name)
+                parameter.data = torch.randn_like(parameter) * (
+                    1.5 if "relative" in name else spread
+                ) + norm_offset(name)
         return model.to(dtype)
 
 
@@ -122,8 +139,22 @@ def norm_offset(name: str) -> float:
     return 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
 
 
-BERT = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 50, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
+BERT = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+}
+GPT2 = {
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 2,
+    "vocab_size": 50,
+    "n_positions": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 T5 = {
     "d_model": 32,
     "d_kv": 6,
@@ -164,11 +195,16 @@ CASES = {
         {**BERT, "ffn_dim": 40, "max_position_embeddings": 32, "word_embed_proj_dim": 32},
         {"decoder": ("decoder.layers.{}.self_attn", causal)},
     ),
-    "bert": Case("BertConfig", BERT, {"encoder": ("encoder.layer.{}.attention", everyone)}, output="output.dense"),
+    "bert": Case(
+        "BertConfig", BERT, {"encoder": ("encoder.layer.{}.attention", everyone)}, output="output.dense"
+    ),
     "bert, cross": Case(
         "BertConfig",
         {**BERT, "is_decoder": True, "add_cross_attention": True},
-        {"encoder": ("encoder.layer.{}.attention", causal), "cross": ("encoder.layer.{}.crossattention", everyone)},
+        {
+            "encoder": ("encoder.layer.{}.attention", causal),
+            "cross": ("encoder.layer.{}.crossattention", everyone),
+        },
         inputs=lambda: {"input_ids": ids(), "encoder_hidden_states": states(OTHERS)},
         output="output.dense",
     ),
@@ -200,7 +236,9 @@ CASES = {
     ),
     "llama": Case("LlamaConfig", LLAMA, SELF, positions=True),
     "llama, biases": Case("LlamaConfig", {**LLAMA, "attention_bias": True}, SELF, positions=True),
-    "llama, scaled turns": Case("LlamaConfig", {**LLAMA, "rope_parameters": LLAMA3_TURNS}, SELF, positions=True),
+    "llama, scaled turns": Case(
+        "LlamaConfig", {**LLAMA, "rope_parameters": LLAMA3_TURNS}, SELF, positions=True
+    ),
     "llama, linear": Case(
         "LlamaConfig",
         {**LLAMA, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
@@ -208,8 +246,12 @@ CASES = {
         positions=True,
     ),
     "llama, yarn": Case("LlamaConfig", {**LLAMA, "rope_parameters": YARN_TURNS}, SELF, positions=True),
-    "mistral": Case("MistralConfig", {**LLAMA, "sliding_window": 4}, {"self": (SELF["self"][0], windows)}, positions=True),
-    "qwen2": Case("Qwen2Config", {key: value for key, value in LLAMA.items() if key != "head_dim"}, SELF, positions=True),
+    "mistral": Case(
+        "MistralConfig", {**LLAMA, "sliding_window": 4}, {"self": (SELF["self"][0], windows)}, positions=True
+    ),
+    "qwen2": Case(
+        "Qwen2Config", {key: value for key, value in LLAMA.items() if key != "head_dim"}, SELF, positions=True
+    ),
     "qwen3": Case("Qwen3Config", LLAMA, SELF, positions=True),
     "gemma": Case("GemmaConfig", {**LLAMA, "num_key_value_heads": 1}, SELF, positions=True),
     "gemma2": Case(
@@ -250,8 +292,6 @@ CASES = {
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 PLAIN = {name: case for name, case in CASES.items() if not case.positions}
 
-# -- what the model itself does ---------------------------------------------------------------------------------------
-
 
 @dataclass
 class Seen:
@@ -282,9 +322,16 @@ def watch(case: Case, model: nn.Module, dtype: torch.dtype) -> dict[tuple[str, i
                 call["update"] = output[0] if isinstance(output, tuple) else output
 
             hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            hooks.append((module.get_submodule(case.output) if case.output else module).register_forward_hook(after))
+            hooks.append(
+                (module.get_submodule(case.output) if case.output else module).register_forward_hook(after)
+            )
     with torch.no_grad():
-        model(**{name: value.to(dtype) if value.is_floating_point() else value for name, value in case.inputs().items()})
+        model(
+            **{
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in case.inputs().items()
+            }
+        )
     for hook in hooks:
         hook.remove()
     return {place: Seen(**call) for place, call in calls.items()}
@@ -310,7 +357,9 @@ transformers.AttentionMaskInterface.register("plain_float64", ALL_MASK_ATTENTION
 
 
 class ExactTurns(nn.Module):
-    """Angles in float64: of the powers of the base where they are the default, else of the model's own frequencies."""
+    """Angles in float64: of the powers of the base where they are the default, else of the model's own
+    frequencies.
+    """
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
@@ -321,7 +370,9 @@ class ExactTurns(nn.Module):
             prefix = f"{kind}_" if kind else ""
             frequencies = getattr(rotary, f"{prefix}inv_freq").double()
             if given["rope_type"] == "default":
-                frequencies = given["rope_theta"] ** -(torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies))
+                frequencies = given["rope_theta"] ** -(
+                    torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
+                )
             self.turns[kind] = frequencies, getattr(rotary, f"{prefix}attention_scaling")
 
     def forward(self, x, position_ids, layer_type=None):
@@ -360,7 +411,9 @@ def places(case: Case) -> list[tuple[str, int]]:
     return [(part, layer) for part in case.parts for layer in range(2)]
 
 
-def through_the_graph(case: Case, layer: MessagePassingAttention, part: str, number: int, seen: Seen) -> Tensor:
+def through_the_graph(
+    case: Case, layer: MessagePassingAttention, part: str, number: int, seen: Seen
+) -> Tensor:
     graph = case.parts[part][1](number, seen.x_dst.shape[1], seen.x_src.shape[1])
     with torch.no_grad():
         return layer((seen.x_src, seen.x_dst), graph)
@@ -377,24 +430,29 @@ def worst(case: Case, dtype: torch.dtype, change: Callable[[Any], Any] = lambda 
     model = case.made(dtype)
     layers = {place: change(foreign.layer_of(model, place[1], place[0])) for place in places(case)}
     seen = watch(case, made_exact(model) if dtype == torch.float64 else model, dtype)
-    return max(error(through_the_graph(case, layer, *place, seen[place]), seen[place].update) for place, layer in layers.items())
-
-
-# -- equal ------------------------------------------------------------------------------------------------------------
+    return max(
+        error(through_the_graph(case, layer, *place, seen[place]), seen[place].update)
+        for place, layer in layers.items()
+    )
 
 
 @pytest.mark.slow
 @each_case
 def test_is_as_exact_as_the_models_own_attention_in_float32(case):
-    """At most twice its error; what is true, layers of the model in float64 say, which are equal to its arithmetic (below).
+    """At most twice its error; what is true, layers of the model in float64 say, which are equal to its
+    arithmetic (below).
 
     Over eight inputs: the largest error on one, of a few numbers, is luck.
     """
     model, exact = case.made(torch.float32), case.made(torch.float64)
     ours, theirs = [], []
-    for place, seen in (call for shift in range(8) for call in watch(rolled(case, shift), model, torch.float32).items()):
+    for place, seen in (
+        call for shift in range(8) for call in watch(rolled(case, shift), model, torch.float32).items()
+    ):
         layer, wide = (foreign.layer_of(kind, place[1], place[0]) for kind in (model, exact))
-        true = through_the_graph(case, wide, *place, Seen(seen.x_dst.double(), seen.x_src.double(), seen.update))
+        true = through_the_graph(
+            case, wide, *place, Seen(seen.x_dst.double(), seen.x_src.double(), seen.update)
+        )
         found = through_the_graph(case, layer, *place, seen)
         assert found.dtype == torch.float32
         ours.append(error(found.double(), true))
@@ -453,7 +511,9 @@ def test_pattern_matrix_of_a_distance_gives_the_models_logits(name):
     wanted = query @ key.mT * scaling
     for dst, src in [(0, 0), (8, 1), (5, 4), (2, 6)]:
         W_P = heads.pattern_matrix(dst - src)
-        logits = torch.einsum("bi,hij,bj->bh", seen.x_dst[:, dst], W_P.full(), seen.x_src[:, src]) * heads.scale
+        logits = (
+            torch.einsum("bi,hij,bj->bh", seen.x_dst[:, dst], W_P.full(), seen.x_src[:, src]) * heads.scale
+        )
         assert_exact(logits, wanted[:, :, dst, src])
     with pytest.raises(ValueError, match="give distance = dst - src"):
         heads.pattern_matrix()
@@ -487,14 +547,14 @@ def test_gradients_reach_the_states_as_in_the_model():
     attention, layer = model.h[0].attn, foreign.layer_of(model, 0)
     mask = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
     gradients = []
-    for update in (lambda x: attention(x, attention_mask=mask)[0], lambda x: layer(x, patterns.causal(TOKENS))):
+    for update in (
+        lambda x: attention(x, attention_mask=mask)[0],
+        lambda x: layer(x, patterns.causal(TOKENS)),
+    ):
         x = states(TOKENS).double().requires_grad_()
         (update(x) * states(TOKENS).double().flip(0)).sum().backward()
         gradients.append(x.grad)
     assert_exact(*gradients)
-
-
-# -- and would not be, if ---------------------------------------------------------------------------------------------
 
 
 def swapped(layer: MessagePassingAttention) -> MessagePassingAttention:
@@ -598,9 +658,6 @@ def test_another_graph_would_show():
         assert worst(other, torch.float32) > 1e-2
 
 
-# -- copies -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "qwen3", "deepseek"])
 def test_weights_are_copies(name):
     """Neither side sees the other's training: no memory is shared, gradients stay where they belong."""
@@ -622,7 +679,9 @@ def test_weights_are_copies(name):
 
 
 def test_weights_come_over_bit_by_bit():
-    """Where the scale is 1 / sqrt(head_dim) nothing is folded in; of T5, whose scale is 1, sqrt(head_dim) is."""
+    """Where the scale is 1 / sqrt(head_dim) nothing is folded in; of T5, whose scale is 1, sqrt(head_dim)
+    is.
+    """
     model = CASES["llama"].made(torch.float32)
     heads, attention = foreign.heads_of(model, 1), model.layers[1].self_attn
     assert (heads.num_heads, heads.num_kv_heads, heads.head_dim) == (4, 2, 6)
@@ -653,11 +712,10 @@ def test_no_random_numbers_are_drawn():
     assert torch.equal(drawn, torch.rand(1))
 
 
-# -- score_mods -------------------------------------------------------------------------------------------------------
-
-
 def test_score_mod_of_t5_is_its_first_layers_bias():
-    """In every layer of a stack, for distances of either sign and beyond the last bucket; none between two texts."""
+    """In every layer of a stack, for distances of either sign and beyond the last bucket; none between two
+    texts.
+    """
     model = CASES["t5"].made(torch.float64)
     for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         first = stack.block[0].layer[0].SelfAttention
@@ -666,7 +724,9 @@ def test_score_mod_of_t5_is_its_first_layers_bias():
         for layer in (0, 1):
             mod = foreign.score_mod_of(model, layer, part)
             for head in range(4):
-                found = mod(torch.zeros(20, 20, dtype=torch.float64), torch.tensor(0), torch.tensor(head), dst, src)
+                found = mod(
+                    torch.zeros(20, 20, dtype=torch.float64), torch.tensor(0), torch.tensor(head), dst, src
+                )
                 assert torch.equal(found, wanted[head])
     assert foreign.score_mod_of(model, 1, "cross") is None
 
@@ -676,9 +736,6 @@ def test_score_mod_of_gemma2_is_its_softcap():
     assert foreign.score_mod_of(model, 0) == ga.score_mods.softcap(2.0)
     model.layers[0].self_attn.attn_logit_softcapping = None
     assert foreign.score_mod_of(model, 0) is None
-
-
-# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_is_found_in_whatever_holds_it():
@@ -697,7 +754,9 @@ def test_a_layer_is_found_in_whatever_holds_it():
 
 
 def test_torch_attention_wherever_it_stands():
-    """Encoder, decoder and cross-attention of nn.Transformer; a module by itself; parts of nn.TransformerDecoder."""
+    """Encoder, decoder and cross-attention of nn.Transformer; a module by itself; parts of
+    nn.TransformerDecoder.
+    """
     torch.manual_seed(0)
     model = nn.Transformer(16, 4, 2, 3, 20, dropout=0.0, batch_first=True).double().eval()
     for number, (part, attention) in enumerate(
@@ -715,7 +774,9 @@ def test_torch_attention_wherever_it_stands():
     assert torch.equal(
         foreign.heads_of(model.decoder, 2).W_V, foreign.heads_of(model.decoder.layers[2].self_attn).W_V
     )  # "cross" aside there is one part
-    assert torch.equal(foreign.heads_of(nn.Sequential(nn.Linear(2, 2), attention)).W_V, foreign.heads_of(attention).W_V)
+    assert torch.equal(
+        foreign.heads_of(nn.Sequential(nn.Linear(2, 2), attention)).W_V, foreign.heads_of(attention).W_V
+    )
 
 
 def test_weights_as_they_act():
@@ -770,7 +831,13 @@ def made(name: str) -> Callable[[], nn.Module]:
 
 
 def gpt_neo() -> nn.Module:
-    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]], "vocab_size": 50}
+    sizes = {
+        "hidden_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "attention_types": [[["global"], 1]],
+        "vocab_size": 50,
+    }
     return transformers.GPTNeoModel(transformers.GPTNeoConfig(**sizes))
 
 
@@ -788,7 +855,12 @@ REFUSED = [
         NotImplementedError,
         r"Known: torch\.nn\.MultiheadAttention, GPT-2, OPT, BERT, .*, DeepSeek-V3\. StandardHeads\.from",
     ),
-    (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear is of no known family, which seems to have no attention"),
+    (
+        lambda: nn.Linear(2, 2),
+        (),
+        NotImplementedError,
+        "Linear is of no known family, which seems to have no attention",
+    ),
     (LlamaAttention, (), NotImplementedError, "LlamaAttention is of no known family"),
     (made("gpt2"), (), ValueError, "the model has 2 layers with attention: give layer, one of 0, 1"),
     (made("gpt2"), (2,), IndexError, "layer must be one of 0, 1, got 2"),
@@ -800,22 +872,62 @@ REFUSED = [
         r"layer must be one of 0 \.\. 2, got 4",
     ),
     (made("gpt2"), (1.0,), TypeError, r"layer must be an integer, got 1\.0"),
-    (made("gpt2"), (0, "middle"), ValueError, "part must be one of 'encoder', 'decoder', 'self', 'cross', got 'middle'"),
+    (
+        made("gpt2"),
+        (0, "middle"),
+        ValueError,
+        "part must be one of 'encoder', 'decoder', 'self', 'cross', got 'middle'",
+    ),
     (made("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
-    (made("t5"), (0,), ValueError, "attends in several parts: give part, one of 'encoder', 'decoder', 'cross'"),
-    (lambda: made("gpt2")().h[0].attn, (1,), ValueError, "model is one GPT2Attention: give it without layer and part"),
+    (
+        made("t5"),
+        (0,),
+        ValueError,
+        "attends in several parts: give part, one of 'encoder', 'decoder', 'cross'",
+    ),
+    (
+        lambda: made("gpt2")().h[0].attn,
+        (1,),
+        ValueError,
+        "model is one GPT2Attention: give it without layer and part",
+    ),
     (
         lambda: nn.ModuleDict({"a": made("gpt2")(), "b": made("llama")()}),
         (0,),
         ValueError,
         r"ModuleDict has several lists of layers, 'a\.h', 'b\.layers': give the one you mean, such as model\.get_sub",
     ),
-    (lambda: nn.ModuleList([made("gpt2")()]), (0,), ValueError, "layer 0 holds 2 attention modules: give the one you mean"),
-    (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, .* got .*Adapted; merge adapters"),
-    (older, (0,), NotImplementedError, r"OPT: transformers\..*OPTAttention is built otherwise than transformers 5\.23 has it"),
-    (dynamic("dynamic"), (0,), NotImplementedError, "rope_type 'dynamic' turns otherwise at another length; known: default, lin"),
+    (
+        lambda: nn.ModuleList([made("gpt2")()]),
+        (0,),
+        ValueError,
+        "layer 0 holds 2 attention modules: give the one you mean",
+    ),
+    (
+        adapted,
+        (0,),
+        ValueError,
+        r"k_proj of LlamaAttention must be a plain nn\.Linear, .* got .*Adapted; merge adapters",
+    ),
+    (
+        older,
+        (0,),
+        NotImplementedError,
+        r"OPT: transformers\..*OPTAttention is built otherwise than transformers 5\.23 has it",
+    ),
+    (
+        dynamic("dynamic"),
+        (0,),
+        NotImplementedError,
+        "rope_type 'dynamic' turns otherwise at another length; known: default, lin",
+    ),
     (dynamic("longrope"), (0,), NotImplementedError, "rope_type 'longrope' turns otherwise"),
-    (lambda: made("llama, yarn")().layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its frequencies outside the att"),
+    (
+        lambda: made("llama, yarn")().layers[0].self_attn,
+        (),
+        ValueError,
+        "rope_type 'yarn' keeps its frequencies outside the att",
+    ),
 ]
 
 

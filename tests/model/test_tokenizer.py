@@ -1,4 +1,6 @@
-"""The vocabulary: ids of version 0.1.0, theory worked by hand, round trips, and how wrong input is refused."""
+"""The vocabulary: ids of version 0.1.0, theory worked by hand, round trips, and how wrong input is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from gnn_attention.verify.layer_checks import SENTENCE, TOKENS
 
 tokenizers = needs("tokenizers")
 
-# The words of the paper's example. Each ends a line, and a line's end joins nothing, so the counts are the paper's.
+# The words of the paper's example. Each ends a line, and a line's end joins nothing, so the counts are the
+# paper's.
 PAPER = "low\n" * 5 + "lower\n" * 2 + "newest\n" * 6 + "widest\n" * 3
 
 # Computed by the pure Python code of version 0.1.0 with the vocabulary that ships.
@@ -35,7 +38,32 @@ OLD_IDS = {
         *(32, 226, 134, 146, 32, 230, 157, 177, 228, 186, 172, 13, 10),
     ),
     "\x85\xa0\u2003\x1c__init__²Ⅷ٣12\n\n    \n": (
-        *(194, 133, 194, 160, 226, 128, 131, 28, 345, 584, 345, 194, 178, 226, 133, 167, 217, 163, 49, 50, 10, 10, 257, 10),
+        *(
+            194,
+            133,
+            194,
+            160,
+            226,
+            128,
+            131,
+            28,
+            345,
+            584,
+            345,
+            194,
+            178,
+            226,
+            133,
+            167,
+            217,
+            163,
+            49,
+            50,
+            10,
+            10,
+            257,
+            10,
+        ),
     ),
     "e\u0301 \U0001f468\u200d\U0001f469 " + "y" * 40: (
         *(101, 204, 129, 32, 240, 159, 145, 168, 226, 128, 141, 240, 159, 145, 169, 604, *[121] * 39),
@@ -76,7 +104,8 @@ def test_every_merge_joins_a_most_frequent_pair() -> None:
         counts = [pair for word in split for pair in pairwise(word)]
         assert counts.count(pair) == max(map(counts.count, counts)) >= 2
         split = [join(word, pair) for word in split]
-    # by hand: of equal counts either pair may come first, but every word becomes one piece, by 12 merges in all
+    # by hand: of equal counts either pair may come first, but every word becomes one piece, by 12 merges in
+    # all
     assert {b"est", b"low", b"lower", b"newest", b"widest"} <= set(vocabulary.vocabulary)
     assert len(vocabulary) == 256 + 12
     assert all(len(word) == 1 for word in split)
@@ -116,7 +145,10 @@ def test_every_text_comes_back(text: str) -> None:
     ("text", "words"),
     [
         ("low lower", ["low", " lower"]),
-        ("        return x", ["       ", " return", " x"]),  # the word takes the last space of its indentation
+        (
+            "        return x",
+            ["       ", " return", " x"],
+        ),  # the word takes the last space of its indentation
         ("\n\n    \n", ["\n", "\n", "    ", "\n"]),
         ("\tif a  == b:", ["\t", "if", " a", " ", " ==", " b", ":"]),
         ("self.__init__()", ["self", ".__", "init", "__()"]),
@@ -142,7 +174,11 @@ def test_a_text_that_is_one_long_run_takes_linear_time() -> None:
 
 def test_json_pickle_and_copies_give_an_equal_vocabulary() -> None:
     tokens = MIXED.encode(PAPER)
-    for other in (BytePair.from_json(MIXED.to_json()), pickle.loads(pickle.dumps(MIXED)), copy.deepcopy(MIXED)):
+    for other in (
+        BytePair.from_json(MIXED.to_json()),
+        pickle.loads(pickle.dumps(MIXED)),
+        copy.deepcopy(MIXED),
+    ):
         assert other == MIXED
         assert other.encode(PAPER) == tokens
     assert pickle.dumps(BytePair(MIXED.merges)) == pickle.dumps(MIXED)
@@ -150,7 +186,9 @@ def test_json_pickle_and_copies_give_an_equal_vocabulary() -> None:
 
 
 def test_json_of_version_0_1_0_is_read() -> None:
-    assert BytePair.from_json('{"kind": "byte pairs", "merges": [["\\u00c3", "\\u00a9"]]}').pieces("é") == ["é"]
+    assert BytePair.from_json('{"kind": "byte pairs", "merges": [["\\u00c3", "\\u00a9"]]}').pieces("é") == [
+        "é"
+    ]
 
 
 def test_labels_and_cut_characters() -> None:
@@ -165,7 +203,11 @@ def test_labels_and_cut_characters() -> None:
 @pytest.mark.parametrize(
     ("merges", "error", "match"),
     [
-        ([(b"a", b"bc")], ValueError, r"merges\[0\] joins b'bc': expected a byte or what an earlier merge makes"),
+        (
+            [(b"a", b"bc")],
+            ValueError,
+            r"merges\[0\] joins b'bc': expected a byte or what an earlier merge makes",
+        ),
         ([(b"a", b"b"), (b"a", b"b")], ValueError, r"merges\[1\] makes b'ab' a second time"),
         ([(b"a", b"b"), b"ab"], TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
     ],
@@ -224,7 +266,9 @@ WHOLE = json.loads(MIXED.to_json())
     ],
 )
 def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="text is no byte-pair vocabulary, expected what to_json wrote: ") as caught:
+    with pytest.raises(
+        ValueError, match="text is no byte-pair vocabulary, expected what to_json wrote: "
+    ) as caught:
         BytePair.from_json(text)
     assert len(str(caught.value)) < 300
 

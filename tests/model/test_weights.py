@@ -18,7 +18,16 @@ from torch import Tensor
 from gnn_attention import model as lm
 from gnn_attention.model import weights
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 fixed = settings(derandomize=True, deadline=None, max_examples=50)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -50,7 +59,9 @@ def path(tmp_path: Path) -> Path:
 
 @given(st.dictionaries(names, some_tensors(), max_size=4), st.dictionaries(words, words, max_size=3))
 @fixed
-def test_what_is_saved_is_loaded_here_and_by_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def test_what_is_saved_is_loaded_here_and_by_safetensors(
+    tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "some.safetensors"
         weights.save(path, tensors, metadata)
@@ -75,7 +86,9 @@ def test_views_parameters_and_shared_memory_are_written_as_they_read(path: Path)
     whole = torch.arange(12.0).reshape(3, 4)
     # a lazy negation: the bits in memory are not the values
     negative = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
-    weights.save(path, {"t": whole.T, "step": whole[:, ::2], "p": torch.nn.Parameter(whole), "n": negative, "w": whole})
+    weights.save(
+        path, {"t": whole.T, "step": whole[:, ::2], "p": torch.nn.Parameter(whole), "n": negative, "w": whole}
+    )
     found, _ = weights.load(path)
     assert torch.equal(found["t"], whole.T)
     assert torch.equal(found["step"], whole[:, ::2])
@@ -121,7 +134,9 @@ def test_a_save_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.M
         ({}, {"width": "\udfff"}, ValueError, "surrogates not allowed"),
     ],
 )
-def test_what_cannot_be_saved(path: Path, tensors: Any, metadata: Any, error: type[Exception], match: str) -> None:
+def test_what_cannot_be_saved(
+    path: Path, tensors: Any, metadata: Any, error: type[Exception], match: str
+) -> None:
     with pytest.raises(error, match=match):
         weights.save(path, tensors, metadata)
     assert list(path.parent.iterdir()) == []

@@ -28,8 +28,12 @@ class TestKin:
 
     def test_the_lower_right_is_a_decoding_step(self):
         """The last receivers over all senders; the upper left the first ones."""
-        assert torch.equal(patterns.causal_aligned(2, 6, "lower_right").mask(), patterns.causal(6).rows(4, 6).mask())
-        assert torch.equal(patterns.causal_aligned(2, 6, "upper_left").mask(), patterns.causal(6).rows(0, 2).mask())
+        assert torch.equal(
+            patterns.causal_aligned(2, 6, "lower_right").mask(), patterns.causal(6).rows(4, 6).mask()
+        )
+        assert torch.equal(
+            patterns.causal_aligned(2, 6, "upper_left").mask(), patterns.causal(6).rows(0, 2).mask()
+        )
 
     def test_deaf_receivers_of_the_lower_right(self):
         assert patterns.causal_aligned(5, 3, "lower_right").in_degree().tolist() == [0, 0, 1, 2, 3]
@@ -58,20 +62,37 @@ class TestRefusals:
                     ValueError,
                     "align must be one of 'upper_left', 'lower_right', got 'left'",
                 ),
-                (lambda: patterns.causal_aligned(-2, 4, "upper_left"), ValueError, "num_dst must be at least 0, got -2"),
-                (lambda: patterns.causal_aligned(2, "4", "upper_left"), TypeError, "num_src must be an integer, got '4'"),
+                (
+                    lambda: patterns.causal_aligned(-2, 4, "upper_left"),
+                    ValueError,
+                    "num_dst must be at least 0, got -2",
+                ),
+                (
+                    lambda: patterns.causal_aligned(2, "4", "upper_left"),
+                    TypeError,
+                    "num_src must be an integer, got '4'",
+                ),
                 (lambda: patterns.encoder_decoder(-1, 4), ValueError, "source must be at least 0, got -1"),
-                (lambda: patterns.encoder_decoder(4, True), TypeError, "target must be an integer, got the bool True"),
+                (
+                    lambda: patterns.encoder_decoder(4, True),
+                    TypeError,
+                    "target must be an integer, got the bool True",
+                ),
             ]
         )
 
 
 class TestTorch:
-    """``torch.nn.attention.bias`` has both alignments: with an identity as values, the output is the weights."""
+    """``torch.nn.attention.bias`` has both alignments: with an identity as values, the output is the
+    weights.
+    """
 
     @pytest.mark.parametrize(
         ("align", "num_dst", "num_src"),
-        [*(("upper_left", *sizes) for sizes in ((3, 5), (4, 4), (1, 6), (6, 4))), *(("lower_right", 3, n) for n in (3, 5, 8))],
+        [
+            *(("upper_left", *sizes) for sizes in ((3, 5), (4, 4), (1, 6), (6, 4))),
+            *(("lower_right", 3, n) for n in (3, 5, 8)),
+        ],
     )
     def test_causal_bias(self, align, num_dst, num_src):
         """Its lower right has no deaf receivers: it warns that their rows would be NaN."""

@@ -1,4 +1,6 @@
-"""``patterns.blocks``: relations between its builders, data that differ by head and sample, refusals, kin elsewhere."""
+"""``patterns.blocks``: relations between its builders, data that differ by head and sample, refusals, kin
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class TestKin:
     @pytest.mark.parametrize("n", [11, 12])
     def test_all_blocks_are_the_past(self, n):
         logits = numbers(n, 3)
-        assert blocks.block_top_k(logits, 4, 3) == blocks.block_top_k(logits, 4, 9, 2, 3) == patterns.causal(n)
+        assert (
+            blocks.block_top_k(logits, 4, 3) == blocks.block_top_k(logits, 4, 9, 2, 3) == patterns.causal(n)
+        )
         assert blocks.moba(numbers(n, 2), numbers(n, 2), 4, 3) == patterns.causal(n)
         assert blocks.quest(numbers(n, 2), numbers(n, 2), 4, 3) == patterns.causal(n)
 
@@ -43,7 +47,9 @@ class TestKin:
         assert blocks.moba(q, k, 4, 2) == blocks.block_top_k(q @ means.T, 4, 2)
 
     def test_a_page_promises_no_less_than_its_keys_give(self):
-        """Quest's number bounds every logit of the page from above, so the page of a lone outlier is always read."""
+        """Quest's number bounds every logit of the page from above, so the page of a lone outlier is always
+        read.
+        """
         q, k = numbers(16, 3).abs(), numbers(16, 3, seed=1) * 0.1
         k[5] = 9.0
         assert bool(blocks.quest(q, k, 4, 1).mask()[5:, 5].all())
@@ -56,7 +62,9 @@ class TestKin:
         assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later, 4, 2)
 
     def test_native_sparse_attention(self):
-        """Its three graphs: together they hold the window, and pooled blocks are attended to once they are complete."""
+        """Its three graphs: together they hold the window, and pooled blocks are attended to once they are
+        complete.
+        """
         n, pooled = 24, blocks.compressed_blocks(24, 4, 2)
         q, k = numbers(n, 4), numbers(n, 4, seed=1).view(12, 2, 4)
         keys = torch.stack([k[c : c + 2].mean((0, 1)) for c in range(11)])
@@ -76,9 +84,9 @@ class TestKin:
     def test_a_permutation_turned_round(self):
         order = torch.tensor([2, 0, 3, 1])
         assert blocks.permuted_blocks(12, order.argsort(), 3) == blocks.permuted_blocks(12, order, 3).T
-        assert blocks.permuted_blocks(12, order, 3) @ blocks.permuted_blocks(12, order.argsort(), 3) == patterns.documents(
-            [3] * 4, causal=False
-        )
+        assert blocks.permuted_blocks(12, order, 3) @ blocks.permuted_blocks(
+            12, order.argsort(), 3
+        ) == patterns.documents([3] * 4, causal=False)
 
     def test_tiles_of_one_token_are_top_k(self):
         q, k = numbers(5, 4), numbers(8, 4, seed=1)
@@ -105,36 +113,86 @@ class TestRefusals:
                     ValueError,
                     "k must hold the 1 initial and 1 local blocks.*k = 1",
                 ),
-                (lambda: blocks.block_top_k(numbers(4, 2), 0, 1), ValueError, "block must be at least 1, got 0"),
-                (lambda: blocks.block_top_k(numbers(4, 2), 2, 1, local=-1), ValueError, "local must be at least 0, got -1"),
+                (
+                    lambda: blocks.block_top_k(numbers(4, 2), 0, 1),
+                    ValueError,
+                    "block must be at least 1, got 0",
+                ),
+                (
+                    lambda: blocks.block_top_k(numbers(4, 2), 2, 1, local=-1),
+                    ValueError,
+                    "local must be at least 0, got -1",
+                ),
                 (lambda: blocks.block_top_k(numbers(4), 2, 1), ValueError, r"logits must be \[n, blocks\]"),
                 (lambda: blocks.moba(numbers(4, 2), numbers(5, 2), 2, 1), ValueError, "q and k must agree"),
-                (lambda: blocks.moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1), ValueError, "repeat_interleave keys"),
-                (lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 2, 0), ValueError, "top must be at least 1, got 0"),
-                (lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 1.5, 1), TypeError, "block must be an integer, got 1.5"),
+                (
+                    lambda: blocks.moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1),
+                    ValueError,
+                    "repeat_interleave keys",
+                ),
+                (
+                    lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 2, 0),
+                    ValueError,
+                    "top must be at least 1, got 0",
+                ),
+                (
+                    lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 1.5, 1),
+                    TypeError,
+                    "block must be an integer, got 1.5",
+                ),
                 (lambda: blocks.quest(numbers(4, 2), numbers(4, 3), 2, 1), ValueError, "q and k must agree"),
-                (lambda: blocks.quest(numbers(4, 2), numbers(4, 2), 0, 1), ValueError, "page must be at least 1, got 0"),
+                (
+                    lambda: blocks.quest(numbers(4, 2), numbers(4, 2), 0, 1),
+                    ValueError,
+                    "page must be at least 1, got 0",
+                ),
                 (lambda: blocks.compressed_blocks(4, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: blocks.compressed_blocks(4, 2, 0), ValueError, "stride must be at least 1, got 0"),
                 (lambda: blocks.compressed_blocks(-4, 2), ValueError, "n must be at least 0, got -4"),
-                (lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 3), 2, 1), ValueError, "q and k must agree"),
-                (lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 2), 2, -1), ValueError, "top must be at least 0, got -1"),
+                (
+                    lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 3), 2, 1),
+                    ValueError,
+                    "q and k must agree",
+                ),
+                (
+                    lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 2), 2, -1),
+                    ValueError,
+                    "top must be at least 0, got -1",
+                ),
                 (
                     lambda: blocks.sorted_blocks(4, [0], 2),
                     ValueError,
                     "order must name a block for each of the 2 blocks of 2 tokens",
                 ),
-                (lambda: blocks.sorted_blocks(4, [0, 2], 2), IndexError, r"order must name blocks in 0 \.\. 1, got 2"),
-                (lambda: blocks.sorted_blocks(4, [0.0, 1.0], 2), TypeError, "order must be integers, got torch.float32"),
-                (lambda: blocks.permuted_blocks(4, [-1, 0], 2), IndexError, r"permutation must name blocks in 0 \.\. 1, got -1"),
-                (lambda: blocks.permuted_blocks(4, [1, 1], 2), ValueError, r"must hold each of the 2 blocks once, got \[1, 1\]"),
+                (
+                    lambda: blocks.sorted_blocks(4, [0, 2], 2),
+                    IndexError,
+                    r"order must name blocks in 0 \.\. 1, got 2",
+                ),
+                (
+                    lambda: blocks.sorted_blocks(4, [0.0, 1.0], 2),
+                    TypeError,
+                    "order must be integers, got torch.float32",
+                ),
+                (
+                    lambda: blocks.permuted_blocks(4, [-1, 0], 2),
+                    IndexError,
+                    r"permutation must name blocks in 0 \.\. 1, got -1",
+                ),
+                (
+                    lambda: blocks.permuted_blocks(4, [1, 1], 2),
+                    ValueError,
+                    r"must hold each of the 2 blocks once, got \[1, 1\]",
+                ),
             ]
         )
 
 
 @pytest.mark.parametrize("top", [1, 2, 4])
 def test_attention_gym_selects_the_same_tiles(top):
-    """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as the BlockMask that it runs."""
+    """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as the BlockMask that it
+    runs.
+    """
     q, k = numbers(2, 3, 16, 4), numbers(2, 3, 16, 4, seed=1)
     vsa = needs("attn_gym.masks.vsa")
     theirs = vsa.create_vsa_block_mask(vsa.compute_vsa_topk_indices(q, k, 4, top), 4, 4).to_dense()

@@ -1,4 +1,6 @@
-"""``patterns.content``: relations between its builders, refusals, kin elsewhere; data by head and sample (``blocks`` too)."""
+"""``patterns.content``: relations between its builders, refusals, kin elsewhere; data by head and sample
+(``blocks`` too).
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ class TestKin:
         """Without ties ``torch.topk`` chooses the same, of what the causal mask leaves."""
         logits = numbers(8, 8)
         past = logits.masked_fill(~patterns.causal(8).mask(), -torch.inf)
-        for values, graph in ((logits, content.top_k(logits, k, causal=False)), (past, content.top_k(logits, k))):
+        for values, graph in (
+            (logits, content.top_k(logits, k, causal=False)),
+            (past, content.top_k(logits, k)),
+        ):
             expected = torch.zeros(8, 8, dtype=torch.bool).scatter(1, values.topk(min(k, 8)).indices, True)
             assert torch.equal(graph.mask(), expected & (values > -torch.inf))
 
     def test_nothing_hidden_is_ever_chosen(self):
         """A sender at -inf is none, even where too few are left; +inf is always chosen."""
         logits = torch.tensor([[-torch.inf, 3.0, torch.inf], [-torch.inf] * 3, [1.0, -torch.inf, 0.0]])
-        assert content.top_k(logits, 2, causal=False).edge_index.t().tolist() == [[1, 0], [2, 0], [0, 2], [2, 2]]
+        assert content.top_k(logits, 2, causal=False).edge_index.t().tolist() == [
+            [1, 0],
+            [2, 0],
+            [0, 2],
+            [2, 2],
+        ]
 
     def test_ties_go_to_the_earlier(self):
         assert content.top_k(torch.zeros(40, 40), 3) == patterns.causal(40) & patterns.sinks(40, 3)
@@ -44,7 +54,9 @@ class TestKin:
         logits = numbers(3, 7)
         graph = content.top_k(logits, 2, causal=False)
         assert (graph.num_dst, graph.num_src) == (3, 7)
-        assert [sorted(row) for row in logits.topk(2).indices.tolist()] == graph.edge_index[0].view(3, 2).tolist()
+        assert [sorted(row) for row in logits.topk(2).indices.tolist()] == graph.edge_index[0].view(
+            3, 2
+        ).tolist()
 
     def test_large_k_is_everyone(self):
         assert content.top_k(numbers(9, 9), 9) == content.nearest(numbers(9, 2), 30) == patterns.causal(9)
@@ -63,7 +75,9 @@ class TestKin:
     def test_nearest_far_from_the_origin(self):
         """Differences are taken before squares: a large common part of the coordinates costs no precision."""
         points = numbers(20, 2).double()
-        assert content.nearest(points + 2**24, 3, causal=False) == content.nearest((points + 2**24) - 2**24, 3, causal=False)
+        assert content.nearest(points + 2**24, 3, causal=False) == content.nearest(
+            (points + 2**24) - 2**24, 3, causal=False
+        )
 
     def test_one_bucket_is_the_strict_past(self):
         """Each token attends to all before it; the first has nobody else and attends to itself."""
@@ -94,7 +108,9 @@ class TestKin:
         assert content.routing(x, x, torch.eye(2), 3) == content.clusters(kinds)
 
     def test_vertical_slash_holds_streaming(self):
-        assert content.vertical_slash(20, range(4), range(6)) == patterns.window(20, 6) | patterns.sinks(20, 4)
+        assert content.vertical_slash(20, range(4), range(6)) == patterns.window(20, 6) | patterns.sinks(
+            20, 4
+        )
         assert content.vertical_slash(20, [], range(20)) == patterns.causal(20)
         assert content.vertical_slash(20, [], range(0, 12, 4)) == patterns.dilated(20, 3, 4)
 
@@ -120,7 +136,11 @@ class TestKin:
     def test_the_callers_data_are_not_held(self):
         table, logits, points = labels(1, 9), numbers(2, 9, 9), numbers(2, 9, 2)
         graphs = content.shared_bucket(table), content.top_k(logits, 3), content.nearest(points, 3)
-        expected = content.shared_bucket(table.clone()), content.top_k(logits.clone(), 3), content.nearest(points.clone(), 3)
+        expected = (
+            content.shared_bucket(table.clone()),
+            content.top_k(logits.clone(), 3),
+            content.nearest(points.clone(), 3),
+        )
         for data in (table, logits, points):
             data.zero_()
         assert graphs == expected
@@ -156,7 +176,9 @@ class TestHeadsAndSamples:
 
     @pytest.mark.parametrize(("build", "data"), DATA)
     def test_a_graph_looks_only_at_what_it_differs_by(self, build, data):
-        """A kernel may ask a graph that differs by head for any sample, and one that differs by sample for any head."""
+        """A kernel may ask a graph that differs by head for any sample, and one that differs by sample for
+        any head.
+        """
         by_head, by_sample = build(data[0]), build(data[:, :1])
         dst, src = torch.arange(by_head.num_dst).unsqueeze(1), torch.arange(by_head.num_src)
         assert torch.equal(by_head.rule(torch.tensor(9), torch.tensor(1), dst, src), by_head.mask()[1])
@@ -172,7 +194,9 @@ class TestHeadsAndSamples:
     def test_centroids_by_head(self):
         x, centres = numbers(2, 7, 2), numbers(2, 3, 2, seed=1)
         graph = content.routing(x, x, centres, 3)
-        assert [graph.select(0, h) for h in range(2)] == [content.routing(x[h], x[h], centres[h], 3) for h in range(2)]
+        assert [graph.select(0, h) for h in range(2)] == [
+            content.routing(x[h], x[h], centres[h], 3) for h in range(2)
+        ]
 
     def test_the_first_head_of_a_hash(self):
         """Heads have directions of their own, samples share them."""
@@ -192,42 +216,106 @@ class TestRefusals:
     def test_wrong_arguments(self):
         assert_refusals(
             [
-                (lambda: content.top_k([[1.0]], 1), TypeError, "logits must be a tensor of numbers, got list"),
-                (lambda: content.top_k(torch.ones(2, 2, dtype=torch.bool), 1), TypeError, "tensor of numbers, got torch.bool"),
+                (
+                    lambda: content.top_k([[1.0]], 1),
+                    TypeError,
+                    "logits must be a tensor of numbers, got list",
+                ),
+                (
+                    lambda: content.top_k(torch.ones(2, 2, dtype=torch.bool), 1),
+                    TypeError,
+                    "tensor of numbers, got torch.bool",
+                ),
                 (
                     lambda: content.top_k(torch.ones(2), 1),
                     ValueError,
                     r"logits must be \[dst, src\], \[heads, dst, src\] or .*\[2\]",
                 ),
                 (lambda: content.top_k(torch.ones(1, 1, 1, 2, 2), 1), ValueError, "logits must be .*got"),
-                (lambda: content.top_k(torch.ones(0, 2, 2), 1), ValueError, r"logits must be .*got \[0, 2, 2\]"),
-                (lambda: content.top_k(torch.tensor([[torch.nan]]), 1), ValueError, "logits must hold no NaN"),
+                (
+                    lambda: content.top_k(torch.ones(0, 2, 2), 1),
+                    ValueError,
+                    r"logits must be .*got \[0, 2, 2\]",
+                ),
+                (
+                    lambda: content.top_k(torch.tensor([[torch.nan]]), 1),
+                    ValueError,
+                    "logits must hold no NaN",
+                ),
                 (lambda: content.top_k(torch.ones(2, 2), -1), ValueError, "k must be at least 0, got -1"),
-                (lambda: content.nearest(torch.ones(2, 2), True), TypeError, "k must be an integer, got the bool True"),
+                (
+                    lambda: content.nearest(torch.ones(2, 2), True),
+                    TypeError,
+                    "k must be an integer, got the bool True",
+                ),
                 (lambda: content.nearest(torch.ones(2), 1), ValueError, r"points must be \[n, dim\]"),
-                (lambda: content.shared_bucket([[0.5]]), TypeError, "buckets must be integers, got torch.float32"),
-                (lambda: content.shared_bucket(torch.tensor([1, 2])), ValueError, r"buckets must be \[rounds, n\]"),
+                (
+                    lambda: content.shared_bucket([[0.5]]),
+                    TypeError,
+                    "buckets must be integers, got torch.float32",
+                ),
+                (
+                    lambda: content.shared_bucket(torch.tensor([1, 2])),
+                    ValueError,
+                    r"buckets must be \[rounds, n\]",
+                ),
                 (lambda: content.lsh(torch.ones(2, 2), 3), ValueError, "num_buckets must be even, .*got 3"),
-                (lambda: content.lsh(torch.ones(2, 2), 0), ValueError, "num_buckets must be at least 2, got 0"),
+                (
+                    lambda: content.lsh(torch.ones(2, 2), 0),
+                    ValueError,
+                    "num_buckets must be at least 2, got 0",
+                ),
                 (lambda: content.lsh(torch.ones(2, 2), 2, 0), ValueError, "rounds must be at least 1, got 0"),
-                (lambda: content.lsh(torch.ones(2, 2), 2, seed=None), TypeError, "seed must be an integer, got None"),
-                (lambda: content.clusters([True, False]), TypeError, "dst_labels must be integers, got torch.bool"),
-                (lambda: content.clusters(labels(2, 3), labels(3)), ValueError, "both labels must have the same heads and batch"),
+                (
+                    lambda: content.lsh(torch.ones(2, 2), 2, seed=None),
+                    TypeError,
+                    "seed must be an integer, got None",
+                ),
+                (
+                    lambda: content.clusters([True, False]),
+                    TypeError,
+                    "dst_labels must be integers, got torch.bool",
+                ),
+                (
+                    lambda: content.clusters(labels(2, 3), labels(3)),
+                    ValueError,
+                    "both labels must have the same heads and batch",
+                ),
                 (
                     lambda: content.routing(numbers(3, 2), numbers(2, 3, 2), torch.eye(2), 1),
                     ValueError,
                     "q and k must agree .*repeat",
                 ),
-                (lambda: content.routing(numbers(3, 2), numbers(3, 4), torch.eye(2), 1), ValueError, "q and k must agree"),
+                (
+                    lambda: content.routing(numbers(3, 2), numbers(3, 4), torch.eye(2), 1),
+                    ValueError,
+                    "q and k must agree",
+                ),
                 (
                     lambda: content.routing(numbers(3, 2), numbers(3, 2), torch.eye(3), 1),
                     ValueError,
                     r"centroids must be \[clusters, 2\]",
                 ),
-                (lambda: content.vertical_slash(4, [4], []), IndexError, r"columns must be positions in 0 \.\. 3, got 4"),
-                (lambda: content.vertical_slash(4, [], [-1]), IndexError, r"slashes must be positions in 0 \.\. 3, got -1"),
-                (lambda: content.vertical_slash(4, [0.5], []), TypeError, "each of columns must be an integer, got 0.5"),
-                (lambda: content.vertical_slash(4, 2, []), TypeError, "columns must be a list of positions, .*got 2"),
+                (
+                    lambda: content.vertical_slash(4, [4], []),
+                    IndexError,
+                    r"columns must be positions in 0 \.\. 3, got 4",
+                ),
+                (
+                    lambda: content.vertical_slash(4, [], [-1]),
+                    IndexError,
+                    r"slashes must be positions in 0 \.\. 3, got -1",
+                ),
+                (
+                    lambda: content.vertical_slash(4, [0.5], []),
+                    TypeError,
+                    "each of columns must be an integer, got 0.5",
+                ),
+                (
+                    lambda: content.vertical_slash(4, 2, []),
+                    TypeError,
+                    "columns must be a list of positions, .*got 2",
+                ),
                 (
                     lambda: content.vertical_slash(4, [[0], [1]], [[0]]),
                     ValueError,
@@ -243,7 +331,12 @@ class TestHuggingFace:
         """The same seed, the same directions: tokens share a bucket here where they do there."""
         transformers = needs("transformers")
         config = transformers.ReformerConfig(
-            num_attention_heads=2, attention_head_size=5, hidden_size=10, num_buckets=6, num_hashes=rounds, hash_seed=7
+            num_attention_heads=2,
+            attention_head_size=5,
+            hidden_size=10,
+            num_buckets=6,
+            num_hashes=rounds,
+            hash_seed=7,
         )
         x = numbers(2, 2, 20, 5)
         reformer = needs("transformers.models.reformer.modeling_reformer")
@@ -252,7 +345,9 @@ class TestHuggingFace:
         assert content.shared_bucket(theirs) == content.lsh(x, 6, rounds, seed=7)
 
     def test_deepseek_sparse_attention_hides_what_topk_left(self):
-        """Its mask: True for all but the indices of topk over causally masked numbers, and what is not causal is hidden again."""
+        """Its mask: True for all but the indices of topk over causally masked numbers, and what is not causal
+        is hidden again.
+        """
         logits, causal = numbers(9, 9), patterns.causal(9).mask()
         indices = logits.masked_fill(~causal, -torch.inf).topk(4).indices.to(torch.int32)
         hidden = indices.new_ones((9, 9), dtype=torch.bool).scatter(-1, indices.long(), False)

@@ -20,7 +20,9 @@ def quarters(graph, n):
 class TestBlockDiffusion:
     @pytest.mark.parametrize(("n", "block"), [(8, 4), (7, 3), (5, 1), (5, 5), (5, 9)])
     def test_its_quarters(self, n, block):
-        """Noised among themselves: separate blocks. Clean to clean: block-causal. Clean to noised: what that adds."""
+        """Noised among themselves: separate blocks. Clean to clean: block-causal. Clean to noised: what that
+        adds.
+        """
         (noised, to_noised), (leak, clean) = quarters(patterns.block_diffusion(n, block), n)
         sizes = [len(range(start, min(start + block, n))) for start in range(0, n, block)]
         own, past = patterns.documents(sizes, causal=False), patterns.block_causal(n, block)
@@ -43,7 +45,9 @@ class TestBlockDiffusion:
     @pytest.mark.parametrize(("n", "block"), [(12, 4), (7, 3), (5, 1), (5, 8)])
     def test_attention_gym(self, n, block):
         masks = needs("attn_gym.masks")
-        assert TokenGraph.from_rule(masks.generate_block_diffusion_mask(n, block), 2 * n) == patterns.block_diffusion(n, block)
+        assert TokenGraph.from_rule(
+            masks.generate_block_diffusion_mask(n, block), 2 * n
+        ) == patterns.block_diffusion(n, block)
 
 
 class TestDraftTraining:
@@ -67,7 +71,10 @@ class TestDraftTraining:
 
 class TestMediaCross:
     def test_all_so_far_contains_the_last(self):
-        last, all_of_them = patterns.media_cross(9, [2, 3, 7], 2), patterns.media_cross(9, [2, 3, 7], 2, last=False)
+        last, all_of_them = (
+            patterns.media_cross(9, [2, 3, 7], 2),
+            patterns.media_cross(9, [2, 3, 7], 2, last=False),
+        )
         assert last & all_of_them == last
         assert last.in_degree().tolist() == [0, 0, 2, 2, 2, 2, 2, 2, 2]
         assert all_of_them.in_degree().tolist() == [0, 0, 2, 4, 4, 4, 4, 6, 6]
@@ -101,7 +108,9 @@ class TestMediaCross:
         tiles = 4
         mllama = needs("transformers.models.mllama.processing_mllama")
         sparse = [mllama.get_cross_attention_token_mask(ids, 7)]
-        dense = mllama.convert_sparse_cross_attention_mask_to_dense(sparse, [[tiles] * len(media)], tiles, len(ids))
+        dense = mllama.convert_sparse_cross_attention_mask_to_dense(
+            sparse, [[tiles] * len(media)], tiles, len(ids)
+        )
         theirs = torch.from_numpy(dense[0]).flatten(1).bool()
         ours = patterns.media_cross(9, media, tiles).mask()
         assert torch.equal(theirs, ours) == same
@@ -134,10 +143,26 @@ class TestRefusals:
                     TypeError,
                     r"media must be a list of text positions, got 1; one image is \[1\]",
                 ),
-                (lambda: patterns.media_cross(4, [0.5], 2), TypeError, "each of media must be an integer, got 0.5"),
-                (lambda: patterns.media_cross(4, [4], 2), IndexError, r"media must be text positions in 0 \.\. 3, got 4"),
+                (
+                    lambda: patterns.media_cross(4, [0.5], 2),
+                    TypeError,
+                    "each of media must be an integer, got 0.5",
+                ),
+                (
+                    lambda: patterns.media_cross(4, [4], 2),
+                    IndexError,
+                    r"media must be text positions in 0 \.\. 3, got 4",
+                ),
                 (lambda: patterns.media_cross(4, [-1], 2), IndexError, r"in 0 \.\. 3, got -1"),
-                (lambda: patterns.media_cross(4, [2, 1], 2), ValueError, r"strictly increasing positions, got \[2, 1\]"),
-                (lambda: patterns.media_cross(4, [1, 1], 2), ValueError, r"strictly increasing positions, got \[1, 1\]"),
+                (
+                    lambda: patterns.media_cross(4, [2, 1], 2),
+                    ValueError,
+                    r"strictly increasing positions, got \[2, 1\]",
+                ),
+                (
+                    lambda: patterns.media_cross(4, [1, 1], 2),
+                    ValueError,
+                    r"strictly increasing positions, got \[1, 1\]",
+                ),
             ]
         )

@@ -18,7 +18,9 @@ SEEDED = {
     "random_senders": lambda seed: patterns.random_senders(40, 3, seed=seed),
     "random_senders, all": lambda seed: patterns.random_senders(40, 3, seed=seed, causal=False),
     "expander of cycles": lambda seed: patterns.expander(40, 2, seed=seed),
-    "expander of permutations": lambda seed: patterns.expander(40, 2, method="permutations", seed=seed, causal=False),
+    "expander of permutations": lambda seed: patterns.expander(
+        40, 2, method="permutations", seed=seed, causal=False
+    ),
     "watts_strogatz": lambda seed: patterns.watts_strogatz(40, 4, 0.3, seed=seed),
     "erdos_renyi": lambda seed: patterns.erdos_renyi(40, 0.2, seed=seed),
 }
@@ -65,8 +67,12 @@ class TestRandomSenders:
         assert patterns.random_senders(12, 0).num_edges == 0
 
     def test_every_sender_and_every_pair_is_as_likely(self):
-        """2 of 5 senders, 1500 times: each 600 times, 19 more or less being one deviation; each pair 150 times, 12 being one."""
-        rows = torch.cat([patterns.random_senders(5, 2, seed=seed, causal=False).mask() for seed in range(300)]).double()
+        """2 of 5 senders, 1500 times: each 600 times, 19 more or less being one deviation; each pair 150
+        times, 12 being one.
+        """
+        rows = torch.cat(
+            [patterns.random_senders(5, 2, seed=seed, causal=False).mask() for seed in range(300)]
+        ).double()
         pairs = rows.t() @ rows
         assert ((pairs.diag() - 600).abs() < 4 * 19).all()
         assert ((pairs[~torch.eye(5, dtype=torch.bool)] - 150).abs() < 4 * 12).all()
@@ -110,7 +116,11 @@ class TestDeBruijn:
     def test_the_diameter_is_the_logarithm(self, k, length):
         digraph = convert.to_networkx(patterns.de_bruijn(k, length))
         assert networkx.diameter(digraph) == length
-        assert {degree for _, degree in digraph.in_degree()} == {degree for _, degree in digraph.out_degree()} == {k}
+        assert (
+            {degree for _, degree in digraph.in_degree()}
+            == {degree for _, degree in digraph.out_degree()}
+            == {k}
+        )
         assert networkx.number_of_selfloops(digraph) == k
 
     def test_its_line_graph_is_the_next(self):
@@ -163,7 +173,10 @@ class TestErdosRenyi:
         """Around log(n) / n: twice that is connected, half of it leaves tokens that have no in-edges."""
         threshold = log(300) / 300
         for seed in range(5):
-            assert networkx.number_of_nodes(undirected(patterns.erdos_renyi(300, threshold / 2, seed=seed))) < 300
+            assert (
+                networkx.number_of_nodes(undirected(patterns.erdos_renyi(300, threshold / 2, seed=seed)))
+                < 300
+            )
             connected = undirected(patterns.erdos_renyi(300, 2 * threshold, seed=seed))
             assert networkx.number_of_nodes(connected) == 300
             assert networkx.is_connected(connected)
@@ -173,7 +186,9 @@ class TestExpander:
     @pytest.mark.parametrize("method", ["cycles", "permutations"])
     @pytest.mark.parametrize(("n", "d"), [(64, 2), (64, 3), (200, 3), (200, 5)])
     def test_the_spectral_gap_is_nearly_the_largest_possible(self, n, d, method):
-        """Alon and Boppana's bound for 2d-regular graphs, 2 sqrt(2d - 1), is kept up to 0.1 by the draw that was taken."""
+        """Alon and Boppana's bound for 2d-regular graphs, 2 sqrt(2d - 1), is kept up to 0.1 by the draw that
+        was taken.
+        """
         for seed in range(4):
             graph = patterns.expander(n, d, method=method, seed=seed, causal=False)
             assert second_eigenvalue(graph) <= 2 * sqrt(2 * d - 1) + 0.1
@@ -197,12 +212,17 @@ class TestExpander:
         assert networkx.is_isomorphic(graph, networkx.cycle_graph(30))
 
     def test_more_draws_are_better_where_the_first_is_bad(self):
-        """Two permutations of 64 often miss the bound; then the first good draw is taken, never a worse one."""
+        """Two permutations of 64 often miss the bound; then the first good draw is taken, never a worse
+        one.
+        """
         bound, missed = 2 * sqrt(3) + 0.1, 0
         for seed in range(40):
             first, best = (expanders._best_draw(64, 2, "permutations", seed, draws) for draws in (1, 100))
-            second = [torch.linalg.eigvalsh(multigraph(neighbours))[-2].item() for neighbours in (first, best)]
-            # the draw was taken by its estimate: all 63 steps of Lanczos, but for directions shorter than 1e-9
+            second = [
+                torch.linalg.eigvalsh(multigraph(neighbours))[-2].item() for neighbours in (first, best)
+            ]
+            # the draw was taken by its estimate: all 63 steps of Lanczos, but for directions shorter than
+            # 1e-9
             assert second[1] <= bound + 1e-9
             assert (second[0] <= bound) == torch.equal(first, best)
             missed += second[0] > bound
@@ -214,7 +234,9 @@ class TestExpander:
         chosen = patterns.expander(50, 2, method="permutations", draws=4, causal=False)
         generator = torch.Generator().manual_seed(0)
         third = [expanders._draw(50, 2, "permutations", generator) for _ in range(3)][2]
-        assert torch.equal(chosen.mask() | torch.eye(50).bool(), (multigraph(third) > 0) | torch.eye(50).bool())
+        assert torch.equal(
+            chosen.mask() | torch.eye(50).bool(), (multigraph(third) > 0) | torch.eye(50).bool()
+        )
 
     @pytest.mark.parametrize("method", ["cycles", "permutations"])
     @pytest.mark.parametrize("n", [2, 3, 10, 65, 300])
@@ -222,11 +244,15 @@ class TestExpander:
         for d in (1, 2, 3):
             neighbours = expanders._draw(n, d, method, torch.Generator().manual_seed(d))
             exact = torch.linalg.eigvalsh(multigraph(neighbours))[-2].item()
-            # never from above but for rounding: 1e-12 of the largest eigenvalue; from below, steps of Lanczos end at 0.05
+            # never from above but for rounding: 1e-12 of the largest eigenvalue; from below, steps of Lanczos
+            # end at 0.05
             assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + EXACT * 2 * d
 
     def test_the_name_tells_what_is_not_default(self):
-        assert patterns.expander(8, 2, draws=3, seed=1, causal=False).name == "expander(8, 2, seed=1, draws=3, causal=False)"
+        assert (
+            patterns.expander(8, 2, draws=3, seed=1, causal=False).name
+            == "expander(8, 2, seed=1, draws=3, causal=False)"
+        )
         assert patterns.expander(8, 2, "permutations").name == "expander(8, 2, method='permutations')"
 
     def test_the_causal_graph_is_the_past_of_the_paper_s(self):
@@ -256,11 +282,23 @@ class TestRefusals:
             [
                 (lambda: patterns.random_senders(-1, 2), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.random_senders(4, -2), ValueError, "r must be at least 0, got -2"),
-                (lambda: patterns.random_senders(4, 2, seed=-1), ValueError, "seed must be at least 0, got -1"),
-                (lambda: patterns.random_senders(4, 2, seed=0.5), TypeError, "seed must be an integer, got 0.5"),
+                (
+                    lambda: patterns.random_senders(4, 2, seed=-1),
+                    ValueError,
+                    "seed must be at least 0, got -1",
+                ),
+                (
+                    lambda: patterns.random_senders(4, 2, seed=0.5),
+                    TypeError,
+                    "seed must be an integer, got 0.5",
+                ),
                 (lambda: patterns.expander(-1, 2), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.expander(8, 0), ValueError, "d must be at least 1, got 0"),
-                (lambda: patterns.expander(8, 2, method="trees"), ValueError, "method must be one of 'cycles', 'permutations'"),
+                (
+                    lambda: patterns.expander(8, 2, method="trees"),
+                    ValueError,
+                    "method must be one of 'cycles', 'permutations'",
+                ),
                 (lambda: patterns.expander(8, 2, seed=None), TypeError, "seed must be an integer, got None"),
                 (lambda: patterns.expander(8, 2, draws=0), ValueError, "draws must be at least 1, got 0"),
                 (lambda: patterns.hypercube(-1), ValueError, "dimension must be at least 0, got -1"),
@@ -268,15 +306,47 @@ class TestRefusals:
                 (lambda: patterns.de_bruijn(0, 2), ValueError, "k must be at least 1, got 0"),
                 (lambda: patterns.de_bruijn(2, 0), ValueError, "length must be at least 1, got 0"),
                 (lambda: patterns.torus(3, 0), ValueError, "each of sizes must be at least 1, got 0"),
-                (lambda: patterns.torus([3, 4]), TypeError, r"each of sizes must be an integer, got \[3, 4\]"),
-                (lambda: patterns.watts_strogatz(4, 5, 0.1), ValueError, "k must be at most n = 4, the number of tokens, got 5"),
+                (
+                    lambda: patterns.torus([3, 4]),
+                    TypeError,
+                    r"each of sizes must be an integer, got \[3, 4\]",
+                ),
+                (
+                    lambda: patterns.watts_strogatz(4, 5, 0.1),
+                    ValueError,
+                    "k must be at most n = 4, the number of tokens, got 5",
+                ),
                 (lambda: patterns.watts_strogatz(4, -1, 0.1), ValueError, "k must be at least 0, got -1"),
-                (lambda: patterns.watts_strogatz(4, 2, 1.5), ValueError, r"p must be a probability in \[0, 1\], got 1.5"),
-                (lambda: patterns.watts_strogatz(4, 2, 0.5, seed=-3), ValueError, "seed must be at least 0, got -3"),
-                (lambda: patterns.erdos_renyi(4, -0.1), ValueError, r"p must be a probability in \[0, 1\], got -0.1"),
-                (lambda: patterns.erdos_renyi(4, "0.1"), ValueError, r"p must be a probability in \[0, 1\], got '0.1'"),
-                (lambda: patterns.erdos_renyi(4, True), ValueError, r"p must be a probability in \[0, 1\], got True"),
-                (lambda: patterns.erdos_renyi(4, float("nan")), ValueError, r"p must be a probability in \[0, 1\], got nan"),
+                (
+                    lambda: patterns.watts_strogatz(4, 2, 1.5),
+                    ValueError,
+                    r"p must be a probability in \[0, 1\], got 1.5",
+                ),
+                (
+                    lambda: patterns.watts_strogatz(4, 2, 0.5, seed=-3),
+                    ValueError,
+                    "seed must be at least 0, got -3",
+                ),
+                (
+                    lambda: patterns.erdos_renyi(4, -0.1),
+                    ValueError,
+                    r"p must be a probability in \[0, 1\], got -0.1",
+                ),
+                (
+                    lambda: patterns.erdos_renyi(4, "0.1"),
+                    ValueError,
+                    r"p must be a probability in \[0, 1\], got '0.1'",
+                ),
+                (
+                    lambda: patterns.erdos_renyi(4, True),
+                    ValueError,
+                    r"p must be a probability in \[0, 1\], got True",
+                ),
+                (
+                    lambda: patterns.erdos_renyi(4, float("nan")),
+                    ValueError,
+                    r"p must be a probability in \[0, 1\], got nan",
+                ),
                 (lambda: patterns.erdos_renyi(-4, 0.1), ValueError, "n must be at least 0, got -4"),
             ]
         )

@@ -58,7 +58,9 @@ class TestKin:
         assert not graph.mask()[0::2, 1::2].any()
 
     def test_one_value_or_one_for_each_axis(self):
-        assert patterns.natten((5, 5), 3, 1, 1, False) == patterns.natten((5, 5), (3, 3), (1, 1), (1, 1), (False, False))
+        assert patterns.natten((5, 5), 3, 1, 1, False) == patterns.natten(
+            (5, 5), (3, 3), (1, 1), (1, 1), (False, False)
+        )
         assert patterns.swin([4, 6], [2, 2], [1, 1]) == patterns.swin(torch.Size([4, 6]), 2, 1)
 
     def test_names_give_the_axes_that_differ(self):
@@ -104,14 +106,18 @@ class TestKin:
     def test_tiles_slide_as_a_stride_of_one_tile(self, tile, window):
         """Generalised neighbourhood attention of ``window`` tiles, where the window has a middle tile."""
         shape = (4 * tile, 3 * tile)
-        assert patterns.sliding_tile(shape, tile, window) == patterns.natten(shape, window * tile, stride=tile)
+        assert patterns.sliding_tile(shape, tile, window) == patterns.natten(
+            shape, window * tile, stride=tile
+        )
 
     def test_tiled_is_the_same_graph_in_another_order(self):
         shape, tile = (4, 6), (2, 3)
         order = sorted(range(24), key=lambda i: (i // 6 // 2, i % 6 // 3, i // 6, i % 6))
         mask = patterns.sliding_tile(shape, tile, (1, 2), text=1).mask()
         order = torch.tensor([*order, 24])
-        assert torch.equal(patterns.sliding_tile(shape, tile, (1, 2), text=1, tiled=True).mask(), mask[order][:, order])
+        assert torch.equal(
+            patterns.sliding_tile(shape, tile, (1, 2), text=1, tiled=True).mask(), mask[order][:, order]
+        )
 
     def test_video_heads_without_a_prompt(self):
         assert patterns.svg_spatial(3, 4, 5) == patterns.window(12, 5, causal=False)
@@ -144,14 +150,22 @@ class TestRefusals:
                 ),
                 (lambda: patterns.natten((), 3), ValueError, "shape must have at least one axis"),
                 (lambda: patterns.natten((4, 0), 3), ValueError, "each of shape must be at least 1, got 0"),
-                (lambda: patterns.natten((4, 4.0), 3), TypeError, "each of shape must be an integer, got 4.0"),
+                (
+                    lambda: patterns.natten((4, 4.0), 3),
+                    TypeError,
+                    "each of shape must be an integer, got 4.0",
+                ),
                 (lambda: patterns.natten((4, 4), 0), ValueError, "kernel must be at least 1, got 0"),
                 (
                     lambda: patterns.natten((4, 4), (3, 3, 3)),
                     ValueError,
                     r"kernel must be one value or 2, .*\(4, 4\), got \(3, 3, 3\)",
                 ),
-                (lambda: patterns.natten((4, 4), (3, "3")), TypeError, "each of kernel must be an integer, got '3'"),
+                (
+                    lambda: patterns.natten((4, 4), (3, "3")),
+                    TypeError,
+                    "each of kernel must be an integer, got '3'",
+                ),
                 (
                     lambda: patterns.natten((5, 4), 5),
                     ValueError,
@@ -168,8 +182,16 @@ class TestRefusals:
                     "stride must be at most kernel, got 4 for a kernel of 3",
                 ),
                 (lambda: patterns.natten((7,), 3, stride=0), ValueError, "stride must be at least 1, got 0"),
-                (lambda: patterns.natten((7,), 3, dilation=True), TypeError, "dilation must be an integer, got the bool True"),
-                (lambda: patterns.natten((7,), 3, causal=1), TypeError, "causal must be True or False, .* got 1 of type int"),
+                (
+                    lambda: patterns.natten((7,), 3, dilation=True),
+                    TypeError,
+                    "dilation must be an integer, got the bool True",
+                ),
+                (
+                    lambda: patterns.natten((7,), 3, causal=1),
+                    TypeError,
+                    "causal must be True or False, .* got 1 of type int",
+                ),
                 (
                     lambda: patterns.natten((7, 7), 3, causal=(True,)),
                     ValueError,
@@ -182,14 +204,38 @@ class TestRefusals:
                 ),
                 (lambda: patterns.swin((8, 8), 4, -1), ValueError, "shift must be at least 0, got -1"),
                 (lambda: patterns.swin((8, 8), 0), ValueError, "window must be at least 1, got 0"),
-                (lambda: patterns.haloed_blocks((8, 8), 4, -1), ValueError, "halo must be at least 0, got -1"),
-                (lambda: patterns.haloed_blocks((8, 8), (4, 0), 1), ValueError, "each of block must be at least 1, got 0"),
-                (lambda: patterns.axial((2, 3), 2), IndexError, r"axis must be in 0 \.\. 1 for a grid of shape \(2, 3\), got 2"),
+                (
+                    lambda: patterns.haloed_blocks((8, 8), 4, -1),
+                    ValueError,
+                    "halo must be at least 0, got -1",
+                ),
+                (
+                    lambda: patterns.haloed_blocks((8, 8), (4, 0), 1),
+                    ValueError,
+                    "each of block must be at least 1, got 0",
+                ),
+                (
+                    lambda: patterns.axial((2, 3), 2),
+                    IndexError,
+                    r"axis must be in 0 \.\. 1 for a grid of shape \(2, 3\), got 2",
+                ),
                 (lambda: patterns.axial((2, 3), -1), IndexError, r"axis must be in 0 \.\. 1 .* got -1"),
                 (lambda: patterns.axial((2, 3), 0.0), TypeError, "axis must be an integer, got 0.0"),
-                (lambda: patterns.image_local_2d((8,), 4, 1), ValueError, r"shape must be \(height, width\), got \(8,\)"),
-                (lambda: patterns.image_local_2d((8, 8), 0, 1), ValueError, "block must be at least 1, got 0"),
-                (lambda: patterns.image_local_2d((8, 8), 2, -1), ValueError, "memory must be at least 0, got -1"),
+                (
+                    lambda: patterns.image_local_2d((8,), 4, 1),
+                    ValueError,
+                    r"shape must be \(height, width\), got \(8,\)",
+                ),
+                (
+                    lambda: patterns.image_local_2d((8, 8), 0, 1),
+                    ValueError,
+                    "block must be at least 1, got 0",
+                ),
+                (
+                    lambda: patterns.image_local_2d((8, 8), 2, -1),
+                    ValueError,
+                    "memory must be at least 0, got -1",
+                ),
                 (
                     lambda: patterns.sliding_tile((8, 6), 4, 1),
                     ValueError,
@@ -200,11 +246,19 @@ class TestRefusals:
                     ValueError,
                     "window must fit into the grid, got window = 3 along axis 0",
                 ),
-                (lambda: patterns.sliding_tile((8,), 4, 1, text=-1), ValueError, "text must be at least 0, got -1"),
+                (
+                    lambda: patterns.sliding_tile((8,), 4, 1, text=-1),
+                    ValueError,
+                    "text must be at least 0, got -1",
+                ),
                 (lambda: patterns.svg_spatial(-1, 4, 2), ValueError, "frames must be at least 0, got -1"),
                 (lambda: patterns.svg_spatial(2, 0, 2), ValueError, "frame_size must be at least 1, got 0"),
                 (lambda: patterns.svg_temporal(2, 4, -2), ValueError, "w must be at least 0, got -2"),
-                (lambda: patterns.svg_temporal(2, 4, 2, prompt=-1), ValueError, "prompt must be at least 0, got -1"),
+                (
+                    lambda: patterns.svg_temporal(2, 4, 2, prompt=-1),
+                    ValueError,
+                    "prompt must be at least 0, got -1",
+                ),
             ]
         )
 
@@ -223,7 +277,8 @@ class TestAttentionGym:
         assert theirs == patterns.natten((7, 7), 5)
 
     @pytest.mark.parametrize(
-        ("shape", "tile", "window"), [((8, 6), (2, 2), (3, 1)), ((8, 8), (2, 4), (2, 2)), ((9, 6), (3, 1), (3, 4))]
+        ("shape", "tile", "window"),
+        [((8, 6), (2, 2), (3, 1)), ((8, 8), (2, 4), (2, 2)), ((9, 6), (3, 1), (3, 4))],
     )
     @pytest.mark.parametrize("text", [0, 3])
     def test_sliding_tiles_of_a_picture(self, shape, tile, window, text):
@@ -241,7 +296,9 @@ class TestAttentionGym:
         assert TokenGraph.from_rule(theirs, graph.num_dst) == graph
 
     @pytest.mark.parametrize("first_frame", [True, False])
-    @pytest.mark.parametrize(("prompt", "frames", "size", "width", "multiple"), [(2, 4, 5, 2, 4), (0, 3, 4, 1, 1)])
+    @pytest.mark.parametrize(
+        ("prompt", "frames", "size", "width", "multiple"), [(2, 4, 5, 2, 4), (0, 3, 4, 1, 1)]
+    )
     def test_spatial_head(self, prompt, frames, size, width, multiple, first_frame):
         masks = needs("attn_gym.masks")
         theirs = masks.generate_spatial_head_mask_mod(prompt, frames, size, width, first_frame, multiple)
@@ -258,13 +315,19 @@ class TestAttentionGym:
 
 
 class TestHuggingFace:
-    @pytest.mark.parametrize(("shape", "window", "shift"), [((8, 8), 4, 2), ((8, 12), 4, 1), ((6, 9), 3, 2), ((8, 8), 4, 0)])
+    @pytest.mark.parametrize(
+        ("shape", "window", "shift"), [((8, 8), 4, 2), ((8, 12), 4, 1), ((6, 9), 3, 2), ((8, 8), 4, 0)]
+    )
     def test_shifted_windows_of_swin(self, shape, window, shift):
         """Its layer's own roll, partition and mask, carried by the positions of the tokens."""
         transformers = needs("transformers")
         modeling_swin = needs("transformers.models.swin.modeling_swin")
         layer = modeling_swin.SwinLayer(
-            transformers.SwinConfig(window_size=window), dim=4, input_resolution=shape, num_heads=1, shift_size=shift
+            transformers.SwinConfig(window_size=window),
+            dim=4,
+            input_resolution=shape,
+            num_heads=1,
+            shift_size=shift,
         )
         places = torch.arange(shape[0] * shape[1]).view(1, *shape, 1)
         windows = modeling_swin.window_partition(layer.cyclic_shift(places), window).view(-1, window**2)
@@ -279,9 +342,13 @@ class TestHuggingFace:
 class TestElsewhere:
     @pytest.mark.parametrize(("shape", "block", "halo"), [((4, 6), 2, 1), ((6, 6), 3, 2), ((4, 4), 4, 1)])
     def test_halos_by_unfolding(self, shape, block, halo):
-        """As convolutions gather their input: blocks of senders are windows of ``block + 2 halo`` at steps of ``block``."""
+        """As convolutions gather their input: blocks of senders are windows of ``block + 2 halo`` at steps of
+        ``block``.
+        """
         places = torch.arange(shape[0] * shape[1]).view(1, 1, *shape)
-        senders = torch.nn.functional.unfold(places + 1.0, block + 2 * halo, stride=block, padding=halo).long() - 1
+        senders = (
+            torch.nn.functional.unfold(places + 1.0, block + 2 * halo, stride=block, padding=halo).long() - 1
+        )
         receivers = torch.nn.functional.unfold(places.float(), block, stride=block).long()
         mask = torch.zeros(shape[0] * shape[1], shape[0] * shape[1], dtype=torch.bool)
         for dst, src in zip(receivers[0].T, senders[0].T, strict=True):

@@ -42,7 +42,9 @@ class TestReach:
     @pytest.mark.parametrize("block", [1, 3])
     @pytest.mark.parametrize("layers", range(1, 5))
     def test_power_attention_covers_two_to_the_layers(self, block, layers):
-        """All blocks at a gap below 2^d, whole ones: complete and without a hole; the next gap is not complete yet."""
+        """All blocks at a gap below 2^d, whole ones: complete and without a hole; the next gap is not
+        complete yet.
+        """
         heard = (patterns.power_attention(48, block) ** layers).mask()
         gap = torch.arange(48)[:, None] // block - torch.arange(48) // block
         assert bool(heard[(gaps(48) >= 0) & (gap < 2**layers)].all())
@@ -60,7 +62,9 @@ class TestReach:
         first, second, third = (patterns.butterfly_factor(8 * block, level, block) for level in order)
         assert (first @ second @ third).is_full()
         walks = first.mask().long() @ second.mask().long() @ third.mask().long()
-        assert walks.unique().tolist() == [block**2]  # one path of blocks, through any token of the two blocks between
+        assert walks.unique().tolist() == [
+            block**2
+        ]  # one path of blocks, through any token of the two blocks between
 
     @pytest.mark.parametrize("k", [1, 2, 5])
     @each_n
@@ -122,7 +126,9 @@ class TestBinaryPartition:
     @pytest.mark.parametrize("k", [1, 2, 3])
     @each_n
     def test_every_token_is_heard_exactly_once_at_some_scale(self, n, k):
-        """What each token attends to, opened up into tokens, is all before it and itself (all on both sides), each once."""
+        """What each token attends to, opened up into tokens, is all before it and itself (all on both sides),
+        each once.
+        """
         for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
             mask = patterns.binary_partition(n, k, causal=causal).mask().long()
             spans = mask[n:, :n]  # the tokens of each span
@@ -132,10 +138,14 @@ class TestBinaryPartition:
         for k in (1, 2, 3):
             degree = patterns.binary_partition(256, k).in_degree()[:256]
             assert int(degree.max()) <= 1 + k * 8
-            assert int(patterns.binary_partition(256, k, causal=False).in_degree()[:256].max()) <= 1 + 2 * k * 8
+            assert (
+                int(patterns.binary_partition(256, k, causal=False).in_degree()[:256].max()) <= 1 + 2 * k * 8
+            )
 
     def test_near_context_is_fine_and_far_context_coarse(self):
-        """Token 12 of 16, two a level: tokens 11 and 10, then spans 8-9 and 6-7, then 4-5 (half of 4-7) and 0-3."""
+        """Token 12 of 16, two a level: tokens 11 and 10, then spans 8-9 and 6-7, then 4-5 (half of 4-7) and
+        0-3.
+        """
         graph = patterns.binary_partition(16, 2)
         halves = {16 + index: (2 * index, 2 * index + 1) for index in range(8)}
         heard = graph.edge_index[0, graph.edge_index[1] == 12].tolist()
@@ -167,11 +177,15 @@ class TestKin:
         assert every_third.in_degree().tolist() == [i // 3 + 1 if i % 3 == 0 else 0 for i in range(18)]
 
     def test_longnet_heads_take_turns(self):
-        """Heads as many as the dilation: the offsets differ, and together they attend to every residue class."""
+        """Heads as many as the dilation: the offsets differ, and together they attend to every residue
+        class.
+        """
         graph = patterns.longnet(12, [12], [3], heads=6)
         assert graph.heads == 6
         for head in range(6):
-            assert graph.select(0, head).in_degree().nonzero().flatten().tolist() == list(range(head % 3, 12, 3))
+            assert graph.select(0, head).in_degree().nonzero().flatten().tolist() == list(
+                range(head % 3, 12, 3)
+            )
         together = graph.select(0, 0) | graph.select(0, 1) | graph.select(0, 2)
         assert together == patterns.dilated(12, 12, 3)
         assert patterns.longnet(12, [12], [3]) == graph.select(0, 0)
@@ -183,7 +197,9 @@ class TestKin:
         assert all(torch.equal(mask[head], graph.mask()) for head in range(6))
 
     def test_longnet_merges_as_a_multigraph(self):
-        """Outputs of the single pairs weighted by their softmax denominators = one softmax, edges of m pairs counted m times."""
+        """Outputs of the single pairs weighted by their softmax denominators = one softmax, edges of m pairs
+        counted m times.
+        """
         pairs = [(4, 1), (8, 2), (16, 4)]
         q, k, v = torch.randn(3, 1, 1, 16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         parts = [attend(q, k, v, patterns.longnet(16, [w], [r]), return_info=True) for w, r in pairs]
@@ -205,11 +221,14 @@ class TestKin:
 
     @pytest.mark.parametrize("level", [1, 2, 3])
     def test_a_level_is_made_of_coarse_tokens(self, level):
-        """Level l of blocks of two is the level 1 of n / 2^l coarse tokens, in blocks of one: the averages suffice."""
+        """Level l of blocks of two is the level 1 of n / 2^l coarse tokens, in blocks of one: the averages
+        suffice.
+        """
         size = 2 ** (level - 1)
         coarse = patterns.h_matrix_level(64 // size, 2, 1, causal=False).mask()
         assert torch.equal(
-            patterns.h_matrix_level(64, 2, level, causal=False).mask(), kron(coarse.float(), torch.ones(size, size))
+            patterns.h_matrix_level(64, 2, level, causal=False).mask(),
+            kron(coarse.float(), torch.ones(size, size)),
         )
 
     def test_level_zero_is_the_block_tridiagonal_band(self):
@@ -223,7 +242,13 @@ class TestKin:
 class TestFibottention:
     """Khaleghi Rahimian et al. 2024: distances from the Wythoff array, a row for each head."""
 
-    WYTHOFF = ((1, 2, 3, 5, 8, 13), (4, 7, 11, 18, 29), (6, 10, 16, 26, 42), (9, 15, 24, 39), (12, 20, 32, 52))  # A035513
+    WYTHOFF = (
+        (1, 2, 3, 5, 8, 13),
+        (4, 7, 11, 18, 29),
+        (6, 10, 16, 26, 42),
+        (9, 15, 24, 39),
+        (12, 20, 32, 52),
+    )  # A035513
 
     @staticmethod
     def distances(graph, head):
@@ -248,7 +273,11 @@ class TestFibottention:
 
     def test_modified_rows_begin_two_terms_earlier(self):
         graph = patterns.fibottention(75, 3, modified=True)
-        assert [self.distances(graph, head) for head in range(3)] == [(0, 1, 2, 3, 5), (1, 3, 4, 7, 11), (2, 4, 6, 10, 16)]
+        assert [self.distances(graph, head) for head in range(3)] == [
+            (0, 1, 2, 3, 5),
+            (1, 3, 4, 7, 11),
+            (2, 4, 6, 10, 16),
+        ]
 
     def test_wrong_arguments(self):
         for build, match in [
@@ -266,10 +295,18 @@ class TestRefusals:
             [
                 (lambda: patterns.log_sparse(-1), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.log_sparse(4.0), TypeError, "n must be an integer, got 4.0"),
-                (lambda: patterns.power_attention(True), TypeError, "n must be an integer, got the bool True"),
+                (
+                    lambda: patterns.power_attention(True),
+                    TypeError,
+                    "n must be an integer, got the bool True",
+                ),
                 (lambda: patterns.power_attention(8, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.power_attention(8, 2, 0), ValueError, "window must be at least 1, got 0"),
-                (lambda: patterns.power_attention(8, 2, 1, -1), ValueError, "sinks must be at least 0, got -1"),
+                (
+                    lambda: patterns.power_attention(8, 2, 1, -1),
+                    ValueError,
+                    "sinks must be at least 0, got -1",
+                ),
                 (lambda: patterns.butterfly(-2), ValueError, "n must be at least 0, got -2"),
                 (lambda: patterns.butterfly(8, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.butterfly(8, levels=-1), ValueError, "levels must be at least 0, got -1"),
@@ -277,13 +314,37 @@ class TestRefusals:
                 (lambda: patterns.butterfly_factor(8, 0, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.binary_partition(-1), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.binary_partition(8, 0), ValueError, "k must be at least 1, got 0"),
-                (lambda: patterns.longnet(8, [4], [0]), ValueError, "each of dilations must be at least 1, got 0"),
-                (lambda: patterns.longnet(8, [0], [1]), ValueError, "each of segments must be at least 1, got 0"),
+                (
+                    lambda: patterns.longnet(8, [4], [0]),
+                    ValueError,
+                    "each of dilations must be at least 1, got 0",
+                ),
+                (
+                    lambda: patterns.longnet(8, [0], [1]),
+                    ValueError,
+                    "each of segments must be at least 1, got 0",
+                ),
                 (lambda: patterns.longnet(8, [4, 8], [1]), ValueError, "got 1 dilations for 2 segments"),
-                (lambda: patterns.longnet(8, [], []), ValueError, "a dilation for each segment length, got 0 dilations for 0"),
-                (lambda: patterns.longnet(8, 4, [1]), TypeError, r"segments must be a sequence of sizes, got 4; .* \[4\]"),
-                (lambda: patterns.longnet(8, [4], 1), TypeError, r"dilations must be a sequence of sizes, got 1; .* \[1\]"),
-                (lambda: patterns.longnet(8, [4], [1], heads=0), ValueError, "heads must be at least 1, got 0"),
+                (
+                    lambda: patterns.longnet(8, [], []),
+                    ValueError,
+                    "a dilation for each segment length, got 0 dilations for 0",
+                ),
+                (
+                    lambda: patterns.longnet(8, 4, [1]),
+                    TypeError,
+                    r"segments must be a sequence of sizes, got 4; .* \[4\]",
+                ),
+                (
+                    lambda: patterns.longnet(8, [4], 1),
+                    TypeError,
+                    r"dilations must be a sequence of sizes, got 1; .* \[1\]",
+                ),
+                (
+                    lambda: patterns.longnet(8, [4], [1], heads=0),
+                    ValueError,
+                    "heads must be at least 1, got 0",
+                ),
                 (lambda: patterns.h_matrix_level(8, 0, 1), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.h_matrix_level(8, 2, -1), ValueError, "level must be at least 0, got -1"),
             ]

@@ -1,4 +1,6 @@
-"""Graphs with hubs: relations, random blocks, refusals, and the same graphs in attention-gym and transformers."""
+"""Graphs with hubs: relations, random blocks, refusals, and the same graphs in attention-gym and
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class TestKin:
         assert patterns.bigbird(17, 2, num_random=99) == patterns.full(17)
         assert patterns.bigbird_etc(17, 2, 1, num_random=99) == patterns.full(18)
 
-    @pytest.mark.parametrize("build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)])
+    @pytest.mark.parametrize(
+        "build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)]
+    )
     def test_random_blocks(self, build):
         """Each head draws its own, the seed decides, one more random block only adds edges."""
         graph = build(48, 2, num_random=3, heads=4, seed=7)
@@ -94,22 +98,33 @@ class TestKin:
         assert (often[allowed] - 3 / 11).abs().max() < 4 * spread
 
     def test_random_blocks_shorten_the_way(self):
-        """A window of three blocks alone needs a layer for each block; three random ones each make it a small world."""
-        line, small_world = (convert.to_networkx(patterns.bigbird_etc(200, 1, 0, num_random=num_random)) for num_random in (0, 3))
+        """A window of three blocks alone needs a layer for each block; three random ones each make it a small
+        world.
+        """
+        line, small_world = (
+            convert.to_networkx(patterns.bigbird_etc(200, 1, 0, num_random=num_random))
+            for num_random in (0, 3)
+        )
         assert networkx.diameter(line) == 199
         assert networkx.diameter(small_world) < 10
 
-    @pytest.mark.parametrize("graph", [patterns.bigbird(20, 2, heads=2), patterns.bigbird_etc(20, 2, 1), patterns.etc(6, 2, 1)])
+    @pytest.mark.parametrize(
+        "graph", [patterns.bigbird(20, 2, heads=2), patterns.bigbird_etc(20, 2, 1), patterns.etc(6, 2, 1)]
+    )
     def test_copies(self, graph):
         assert copy.deepcopy(graph) == pickle.loads(pickle.dumps(graph)) == graph
 
     def test_a_graph_by_head_joins_one_that_is_not(self):
         joined = patterns.bigbird(20, 2, num_random=1, heads=3) & patterns.causal(20)
-        assert joined.select(0, 2) == patterns.bigbird(20, 2, num_random=1, heads=3).select(0, 2) & patterns.causal(20)
+        assert joined.select(0, 2) == patterns.bigbird(20, 2, num_random=1, heads=3).select(
+            0, 2
+        ) & patterns.causal(20)
 
     def test_names_say_what_is_not_default(self):
         assert patterns.bigbird(8, 2).name == "bigbird(8, 2)"
-        assert patterns.bigbird(8, 2, 1, heads=2, seed=4).name == "bigbird(8, 2, num_random=1, heads=2, seed=4)"
+        assert (
+            patterns.bigbird(8, 2, 1, heads=2, seed=4).name == "bigbird(8, 2, num_random=1, heads=2, seed=4)"
+        )
         assert patterns.bigbird_etc(8, 2, 1, seed=3).name == "bigbird_etc(8, 2, 1, seed=3)"
         assert len(patterns.etc(90, 2, 1, owner=[0] * 90).name) < 40
 
@@ -127,16 +142,44 @@ class TestRefusals:
                 (lambda: patterns.longformer(-1, 2, []), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.longformer(4, -1, 1), ValueError, "w must be at least 0, got -1"),
                 (lambda: patterns.longformer(4, 1.0, 1), TypeError, "w must be an integer, got 1.0"),
-                (lambda: patterns.longformer(4, 2, [4]), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
-                (lambda: patterns.longformer(4, 2, 5), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
+                (
+                    lambda: patterns.longformer(4, 2, [4]),
+                    IndexError,
+                    r"tokens must be positions in 0 \.\. 3, got 4",
+                ),
+                (
+                    lambda: patterns.longformer(4, 2, 5),
+                    IndexError,
+                    r"tokens must be positions in 0 \.\. 3, got 4",
+                ),
                 (lambda: patterns.etc(-4, 2, 1), ValueError, "n must be at least 0, got -4"),
                 (lambda: patterns.etc(4, -2, 1), ValueError, "w must be at least 0, got -2"),
                 (lambda: patterns.etc(4, 2, -1), ValueError, "num_global must be at least 0, got -1"),
-                (lambda: patterns.etc(4, 2, 1, owner=0), TypeError, "owner must be a sequence .* each of the 4 long ones, got 0"),
-                (lambda: patterns.etc(4, 2, 1, owner=[0]), ValueError, "for each of the 4 long ones, got 1 of them"),
-                (lambda: patterns.etc(2, 2, 1, owner=[0, 1]), IndexError, r"owner must hold global tokens in 0 \.\. 0, got 1"),
-                (lambda: patterns.etc(2, 2, 1, owner=[0, -1]), IndexError, r"owner must hold global tokens in 0 \.\. 0, got -1"),
-                (lambda: patterns.etc(2, 2, 1, owner=[0, 0.0]), TypeError, "each of owner must be an integer, got 0.0"),
+                (
+                    lambda: patterns.etc(4, 2, 1, owner=0),
+                    TypeError,
+                    "owner must be a sequence .* each of the 4 long ones, got 0",
+                ),
+                (
+                    lambda: patterns.etc(4, 2, 1, owner=[0]),
+                    ValueError,
+                    "for each of the 4 long ones, got 1 of them",
+                ),
+                (
+                    lambda: patterns.etc(2, 2, 1, owner=[0, 1]),
+                    IndexError,
+                    r"owner must hold global tokens in 0 \.\. 0, got 1",
+                ),
+                (
+                    lambda: patterns.etc(2, 2, 1, owner=[0, -1]),
+                    IndexError,
+                    r"owner must hold global tokens in 0 \.\. 0, got -1",
+                ),
+                (
+                    lambda: patterns.etc(2, 2, 1, owner=[0, 0.0]),
+                    TypeError,
+                    "each of owner must be an integer, got 0.0",
+                ),
                 (lambda: patterns.bigbird(-8, 2), ValueError, "n must be at least 0, got -8"),
                 (lambda: patterns.bigbird(8, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.bigbird(8, 2, -1), ValueError, "num_random must be at least 0, got -1"),
@@ -190,24 +233,32 @@ class TestLongformer:
     def run(layer, x, tokens):
         mask = torch.zeros(1, x.shape[1], dtype=x.dtype)
         mask[:, tokens] = 10_000.0
-        return layer(x, mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=bool(tokens))[0]
+        return layer(
+            x, mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=bool(tokens)
+        )[0]
 
     @pytest.mark.parametrize("window", [4, 8])
     @pytest.mark.parametrize("tokens", [[], [0], [2, 11]])
     def test_who_hears_whom(self, window, tokens):
         x = torch.randn(1, 24, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         output = self.run(self.layer(window), x, tokens)
-        rows = [torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0 for row in output[0]]
+        rows = [
+            torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0
+            for row in output[0]
+        ]
         expected = patterns.longformer(24, window // 2 + 1, tokens, causal=False)
         assert torch.equal(torch.stack(rows), expected.mask())
 
     def test_what_they_hear(self):
         """With the same weights for global tokens as for others, their layer is attention over our graph."""
         layer, x = self.layer(4).double(), numbers(1, 24, 8)
-        q, k, v = (getattr(layer, word)(x).view(1, 24, 2, 4).transpose(1, 2) for word in ("query", "key", "value"))
+        q, k, v = (
+            getattr(layer, word)(x).view(1, 24, 2, 4).transpose(1, 2) for word in ("query", "key", "value")
+        )
         ours = ga.attend(q, k, v, patterns.longformer(24, 3, [2, 11], causal=False))
         theirs = self.run(layer, x, [2, 11])
-        # their softmax is in float32: sums of up to 24 exponentials, each of them a difference, an exponential and a quotient
+        # their softmax is in float32: sums of up to 24 exponentials, each of them a difference, an
+        # exponential and a quotient
         assert_sum(theirs, ours.transpose(1, 2).reshape(1, 24, 8), 24 + 4, float(v.detach().abs().max()))
 
 
@@ -219,7 +270,11 @@ class TestBigBird:
         torch.manual_seed(0)
         transformers = needs("transformers")
         config = transformers.BigBirdConfig(
-            hidden_size=8, num_attention_heads=2, block_size=size, num_random_blocks=num_random, max_position_embeddings=4096
+            hidden_size=8,
+            num_attention_heads=2,
+            block_size=size,
+            num_random_blocks=num_random,
+            max_position_embeddings=4096,
         )
         big_bird = needs("transformers.models.big_bird.modeling_big_bird")
         return big_bird.BigBirdBlockSparseAttention(config, seed=5).eval()
@@ -227,7 +282,9 @@ class TestBigBird:
     @staticmethod
     def run(layer, x):
         big_bird = needs("transformers.models.big_bird.modeling_big_bird")
-        masks = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(x.shape[:2], dtype=x.dtype), layer.block_size)
+        masks = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(
+            torch.ones(x.shape[:2], dtype=x.dtype), layer.block_size
+        )
         blocked, band, rows, columns = masks
         return layer(x, band, rows, columns, blocked, blocked)
 
@@ -239,10 +296,14 @@ class TestBigBird:
 
     @pytest.mark.parametrize("num_random", [1, 3])
     def test_evaluation_counts_block_0_again(self, num_random):
-        """Every random block is a copy of block 0, and the softmax counts the copies: a multiplicity, not an edge."""
+        """Every random block is a copy of block 0, and the softmax counts the copies: a multiplicity, not an
+        edge.
+        """
         n, size = 36, 4
         layer, x = self.layer(size, num_random).double(), numbers(1, n, 8)
-        q, k, v = (getattr(layer, word)(x).view(1, n, 2, 4).transpose(1, 2) for word in ("query", "key", "value"))
+        q, k, v = (
+            getattr(layer, word)(x).view(1, n, 2, 4).transpose(1, 2) for word in ("query", "key", "value")
+        )
         graph = patterns.bigbird(n, size, num_random=0)
         src, dst = graph.edge_index
         again = (src < size) & (dst >= size) & (dst < n - size)
@@ -258,7 +319,9 @@ class TestBigBird:
 
     @pytest.mark.parametrize(("n", "size", "num_random"), [(60, 3, 2), (44, 2, 3)])
     def test_training_draws_as_many_blocks(self, n, size, num_random):
-        """Its random blocks are blocks that ours may be: new to the row, as many, other ones in other heads."""
+        """Its random blocks are blocks that ours may be: new to the row, as many, other ones in other
+        heads.
+        """
         layer = self.layer(size, num_random).train()
         state = numpy.random.get_state()
         _, weights = self.run(layer, torch.randn(1, n, 8))

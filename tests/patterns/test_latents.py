@@ -19,7 +19,9 @@ class TestKin:
     """Relations between builders."""
 
     def test_memory_is_what_etc_adds_to_a_window(self):
-        assert patterns.memory_tokens(patterns.window(9, 3, causal=False), 2, causal=False) == patterns.etc(9, 3, 2)
+        assert patterns.memory_tokens(patterns.window(9, 3, causal=False), 2, causal=False) == patterns.etc(
+            9, 3, 2
+        )
 
     def test_memory_is_what_bigbird_etc_adds_to_blocks(self):
         blocks = patterns.bigbird_etc(18, 2, 0, heads=3)
@@ -41,7 +43,18 @@ class TestKin:
     def test_memory_of_listed_edges(self):
         ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, name="ring")
         graph = patterns.memory_tokens(ring, 1, causal=False)
-        assert graph.edge_index.t().tolist() == [[0, 0], [1, 0], [2, 0], [3, 0], [0, 1], [3, 1], [0, 2], [1, 2], [0, 3], [2, 3]]
+        assert graph.edge_index.t().tolist() == [
+            [0, 0],
+            [1, 0],
+            [2, 0],
+            [3, 0],
+            [0, 1],
+            [3, 1],
+            [0, 2],
+            [1, 2],
+            [0, 3],
+            [2, 3],
+        ]
 
     def test_memory_by_head_and_sample(self):
         def rule(b, h, dst, src):
@@ -52,7 +65,9 @@ class TestKin:
         assert graph.select(2, 1).in_degree().tolist() == [4, 2, 4, 2]
 
     def test_every_token_hears_of_every_token_in_one_layer(self):
-        """Through the side nodes: each token attends to all of them, and together they stand for all tokens."""
+        """Through the side nodes: each token attends to all of them, and together they stand for all
+        tokens.
+        """
         n, mask = 19, patterns.tglobal(19, 3, 4).mask()
         assert mask[:, :n].tolist() == patterns.window(n, 3, causal=False).mask().tolist()
         assert mask[:, n:].tolist() == [[True] * 4] * n
@@ -63,7 +78,9 @@ class TestKin:
         assert patterns.side_nodes(8, 1) == patterns.window(8, 1)
 
     def test_star_in_steps(self):
-        """Any two satellites are two layers apart, through the relay; without it they would be n // 2 apart."""
+        """Any two satellites are two layers apart, through the relay; without it they would be n // 2
+        apart.
+        """
         satellites = slice(1, 11)
         graph = patterns.star(10)
         assert bool((graph**2).mask()[satellites, satellites].all())
@@ -87,7 +104,12 @@ class TestKin:
 
     @pytest.mark.parametrize(
         "graph",
-        [patterns.memory_tokens(patterns.window(4, 2), 1), patterns.tglobal(5, 2, 2), patterns.star(3), *patterns.isab(4, 2)],
+        [
+            patterns.memory_tokens(patterns.window(4, 2), 1),
+            patterns.tglobal(5, 2, 2),
+            patterns.star(3),
+            *patterns.isab(4, 2),
+        ],
     )
     def test_copies(self, graph):
         assert copy.deepcopy(graph) == pickle.loads(pickle.dumps(graph)) == graph
@@ -97,19 +119,31 @@ class TestRefusals:
     def test_wrong_arguments(self):
         assert_refusals(
             [
-                (lambda: patterns.memory_tokens(5, 1), TypeError, "graph must be a TokenGraph .* got 5 of type int"),
+                (
+                    lambda: patterns.memory_tokens(5, 1),
+                    TypeError,
+                    "graph must be a TokenGraph .* got 5 of type int",
+                ),
                 (
                     lambda: patterns.memory_tokens(patterns.cross(2, 3), 1),
                     ValueError,
                     r"must be square, .* got TokenGraph\(cross\(2, 3\)",
                 ),
-                (lambda: patterns.memory_tokens(patterns.causal(3).rows(1, 3), 1), ValueError, "must be square"),
+                (
+                    lambda: patterns.memory_tokens(patterns.causal(3).rows(1, 3), 1),
+                    ValueError,
+                    "must be square",
+                ),
                 (
                     lambda: patterns.memory_tokens(patterns.causal(6).rows(2, 6).T.rows(0, 4).T, 1),
                     ValueError,
                     "must be square, the same tokens on both sides, .* dst from 2",
                 ),
-                (lambda: patterns.memory_tokens(patterns.causal(3), -1), ValueError, "m must be at least 0, got -1"),
+                (
+                    lambda: patterns.memory_tokens(patterns.causal(3), -1),
+                    ValueError,
+                    "m must be at least 0, got -1",
+                ),
                 (lambda: patterns.tglobal(-1, 2, 2), ValueError, "n must be at least 0, got -1"),
                 (lambda: patterns.tglobal(5, -2, 2), ValueError, "w must be at least 0, got -2"),
                 (lambda: patterns.tglobal(5, 2, 0), ValueError, "block must be at least 1, got 0"),
@@ -159,7 +193,9 @@ class TestLongT5:
         """Its weights are not 0 exactly at our edges, and its output is attention over our graph."""
         torch.manual_seed(0)
         transformers = needs("transformers")
-        config = transformers.LongT5Config(d_model=8, d_kv=4, num_heads=2, local_radius=3, global_block_size=4, dropout_rate=0.0)
+        config = transformers.LongT5Config(
+            d_model=8, d_kv=4, num_heads=2, local_radius=3, global_block_size=4, dropout_rate=0.0
+        )
         longt5 = needs("transformers.models.longt5.modeling_longt5")
         layer = longt5.LongT5TransientGlobalAttention(config, has_relative_attention_bias=True).eval()
         for bias in (layer.relative_attention_bias, layer.global_relative_attention_bias):
@@ -176,6 +212,7 @@ class TestLongT5:
             for part in (layer.q(x), *(w(torch.cat([x, sums], 1)) for w in (layer.k, layer.v)))
         )
         ours = ga.attend(q, k, v, graph, scale=1.0)
-        # their softmax is in float32: sums of up to n exponentials, each of them a difference, an exponential and a quotient
+        # their softmax is in float32: sums of up to n exponentials, each of them a difference, an exponential
+        # and a quotient
         largest = float((v.abs().max() * layer.o.weight.abs().sum(1).max()).detach())
         assert_sum(theirs, layer.o(ours.transpose(1, 2).reshape(1, n, 8)), n + 4, largest)

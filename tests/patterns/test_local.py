@@ -11,7 +11,9 @@ from gnn_attention import TokenGraph, patterns
 
 
 def heard(layer, n, width=8):
-    """bool [dst, src]: whose input moves whose output, by the derivatives of a layer that maps [1, n, width] to its like."""
+    """bool [dst, src]: whose input moves whose output, by the derivatives of a layer that maps [1, n, width]
+    to its like.
+    """
     torch.manual_seed(0)
     jacobian = torch.autograd.functional.jacobian(layer, torch.randn(1, n, width, dtype=torch.float64))
     return jacobian[0, :, :, 0].abs().sum((1, 3)) > 0
@@ -27,7 +29,9 @@ class TestKin:
     @pytest.mark.parametrize(("distance", "dilation"), [(6, 3), (7, 3), (0, 2), (5, 1)])
     def test_a_dilation_by_distance_is_one_by_number(self, distance, dilation):
         w = distance // dilation + 1
-        assert patterns.band(17, distance, distance, dilation) == patterns.dilated(17, w, dilation, causal=False)
+        assert patterns.band(17, distance, distance, dilation) == patterns.dilated(
+            17, w, dilation, causal=False
+        )
         assert patterns.band(17, distance, 0, dilation) == patterns.dilated(17, w, dilation)
 
     def test_a_band_beyond_the_ends_is_full(self):
@@ -58,7 +62,9 @@ class TestKin:
         assert patterns.chunked(0, 4, before=1, causal=False, wrap=True).num_edges == 0
 
     def test_segments_between_chunks_and_windows(self):
-        """Without memory they are chunks, with whole segments as memory chunks beside chunks, of one token windows."""
+        """Without memory they are chunks, with whole segments as memory chunks beside chunks, of one token
+        windows.
+        """
         assert patterns.segment_recurrence(11, 4, 0) == patterns.chunked(11, 4)
         assert patterns.segment_recurrence(11, 4, 8) == patterns.chunked(11, 4, before=2)
         assert patterns.segment_recurrence(11, 1, 3) == patterns.window(11, 4)
@@ -84,9 +90,21 @@ class TestRefusals:
                 (lambda: patterns.chunked(-4, 2), ValueError, "n must be at least 0, got -4"),
                 (lambda: patterns.chunked(4, 2, before=-1), ValueError, "before must be at least 0, got -1"),
                 (lambda: patterns.chunked(4, 2, after=1.0), TypeError, "after must be an integer, got 1.0"),
-                (lambda: patterns.chunked(4, 2, before=True), TypeError, "before must be an integer, got the bool True"),
-                (lambda: patterns.segment_recurrence(4, 0, 2), ValueError, "segment must be at least 1, got 0"),
-                (lambda: patterns.segment_recurrence(4, 2, -2), ValueError, "memory must be at least 0, got -2"),
+                (
+                    lambda: patterns.chunked(4, 2, before=True),
+                    TypeError,
+                    "before must be an integer, got the bool True",
+                ),
+                (
+                    lambda: patterns.segment_recurrence(4, 0, 2),
+                    ValueError,
+                    "segment must be at least 1, got 0",
+                ),
+                (
+                    lambda: patterns.segment_recurrence(4, 2, -2),
+                    ValueError,
+                    "memory must be at least 0, got -2",
+                ),
             ]
         )
 
@@ -122,7 +140,9 @@ class TestHuggingFace:
         assert TokenGraph.from_rule(both, 17) == patterns.band(17, w, w)
 
     @pytest.mark.parametrize("causal", [True, False])
-    @pytest.mark.parametrize(("n", "before", "after"), [(12, 1, 0), (12, 1, 1), (15, 2, 0), (12, 0, 0), (3, 1, 0)])
+    @pytest.mark.parametrize(
+        ("n", "before", "after"), [(12, 1, 0), (12, 1, 1), (15, 2, 0), (12, 0, 0), (3, 1, 0)]
+    )
     def test_local_attention_of_reformer(self, causal, n, before, after):
         """Its chunks stand in a ring: whose input moves whose output, by the layer's own derivatives."""
         transformers = needs("transformers")
@@ -157,10 +177,14 @@ class TestHuggingFace:
 class TestTransformerXL:
     @pytest.mark.parametrize(("segment", "memory"), [(4, 3), (4, 6), (5, 0)])
     def test_segment_by_segment(self, segment, memory):
-        """Its mask of one segment over memory and segment: everything but what lies above the diagonal moved by the memory."""
+        """Its mask of one segment over memory and segment: everything but what lies above the diagonal moved
+        by the memory.
+        """
         n = 20
         mask = torch.zeros(n, n, dtype=torch.bool)
         for start in range(0, n, segment):
             kept = min(memory, start)
-            mask[start : start + segment, start - kept : start + segment] = torch.ones(segment, kept + segment).tril(kept) > 0
+            mask[start : start + segment, start - kept : start + segment] = (
+                torch.ones(segment, kept + segment).tril(kept) > 0
+            )
         assert torch.equal(patterns.segment_recurrence(n, segment, memory).mask(), mask)

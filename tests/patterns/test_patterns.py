@@ -39,7 +39,9 @@ def table(row, n):
 
 
 def reach(mask):
-    """From which tokens each has received, with one more layer each time, the own state carried along, until nothing changes."""
+    """From which tokens each has received, with one more layer each time, the own state carried along, until
+    nothing changes.
+    """
     heard = torch.eye(len(mask))
     while True:
         yield heard > 0
@@ -154,7 +156,9 @@ class TestKin:
         assert patterns.window(12, 4) ** 3 == patterns.window(12, 10)
 
     def test_dilated_windows_tile_a_window(self):
-        """The windows of the four residues, each shifted, make up one causal graph: dilated(n, w, 1) is a window."""
+        """The windows of the four residues, each shifted, make up one causal graph: dilated(n, w, 1) is a
+        window.
+        """
         assert patterns.dilated(20, 7, 1) == patterns.window(20, 7)
         assert patterns.dilated(20, 3, 4).num_edges == sum(patterns.window(5, 3).num_edges for _ in range(4))
 
@@ -193,10 +197,13 @@ class TestKin:
         assert graph.in_degree().tolist() == [min(i + 1, 12) for i in range(40)]
 
     @pytest.mark.parametrize(
-        ("tokens", "expected"), [(3, [0, 1, 2]), ([5, 2, 5], [2, 5]), (torch.tensor([1, 4]), [1, 4]), (range(2), [0, 1]), (0, [])]
+        ("tokens", "expected"),
+        [(3, [0, 1, 2]), ([5, 2, 5], [2, 5]), (torch.tensor([1, 4]), [1, 4]), (range(2), [0, 1]), (0, [])],
     )
     def test_forms_of_global_tokens(self, tokens, expected):
-        assert patterns.global_tokens(6, tokens, causal=False) == patterns.global_tokens(6, expected, causal=False)
+        assert patterns.global_tokens(6, tokens, causal=False) == patterns.global_tokens(
+            6, expected, causal=False
+        )
         column = patterns.global_tokens(6, tokens, causal=False).mask().all(0)
         assert column.nonzero().flatten().tolist() == expected
 
@@ -279,38 +286,121 @@ class TestRefusals:
                 (lambda: patterns.dilated(4, 2, 0), ValueError, "dilation must be at least 1, got 0"),
                 (lambda: patterns.prefix(4, -2), ValueError, "p must be at least 0, got -2"),
                 (lambda: patterns.prefix(4, None), TypeError, "p must be an integer, got None"),
-                (lambda: patterns.documents([2, -1]), ValueError, "each of lengths must be at least 0, got -1"),
-                (lambda: patterns.documents([2, 1.0]), TypeError, "each of lengths must be an integer, got 1.0"),
+                (
+                    lambda: patterns.documents([2, -1]),
+                    ValueError,
+                    "each of lengths must be at least 0, got -1",
+                ),
+                (
+                    lambda: patterns.documents([2, 1.0]),
+                    TypeError,
+                    "each of lengths must be an integer, got 1.0",
+                ),
                 (lambda: patterns.documents(3), TypeError, "lengths must be"),
                 (lambda: patterns.sinks(4, -1), ValueError, "s must be at least 0, got -1"),
                 (lambda: patterns.sinks(4, False), TypeError, "s must be an integer, got the bool False"),
-                (lambda: patterns.global_tokens(4, [4]), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
-                (lambda: patterns.global_tokens(4, [-1]), IndexError, r"tokens must be positions in 0 \.\. 3, got -1"),
-                (lambda: patterns.global_tokens(4, 5), IndexError, r"tokens must be positions in 0 \.\. 3, got 4"),
+                (
+                    lambda: patterns.global_tokens(4, [4]),
+                    IndexError,
+                    r"tokens must be positions in 0 \.\. 3, got 4",
+                ),
+                (
+                    lambda: patterns.global_tokens(4, [-1]),
+                    IndexError,
+                    r"tokens must be positions in 0 \.\. 3, got -1",
+                ),
+                (
+                    lambda: patterns.global_tokens(4, 5),
+                    IndexError,
+                    r"tokens must be positions in 0 \.\. 3, got 4",
+                ),
                 (lambda: patterns.global_tokens(4, -1), ValueError, "tokens must be at least 0, got -1"),
-                (lambda: patterns.global_tokens(4, True), TypeError, "tokens must be an integer, got the bool True"),
-                (lambda: patterns.global_tokens(4, [True]), TypeError, "tokens must be an integer, got the bool True"),
+                (
+                    lambda: patterns.global_tokens(4, True),
+                    TypeError,
+                    "tokens must be an integer, got the bool True",
+                ),
+                (
+                    lambda: patterns.global_tokens(4, [True]),
+                    TypeError,
+                    "tokens must be an integer, got the bool True",
+                ),
                 (lambda: patterns.global_tokens(4, [1.7]), TypeError, "tokens must be an integer, got 1.7"),
                 (lambda: patterns.global_tokens(4, "12"), TypeError, "tokens must be an integer, got '1'"),
                 (lambda: patterns.global_tokens(-1, []), ValueError, "must be at least 0, got -1"),
-                (lambda: patterns.global_tokens(True, []), TypeError, "must be an integer, got the bool True"),
-                (lambda: patterns.tree([-1, 2]), IndexError, r"parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2"),
+                (
+                    lambda: patterns.global_tokens(True, []),
+                    TypeError,
+                    "must be an integer, got the bool True",
+                ),
+                (
+                    lambda: patterns.tree([-1, 2]),
+                    IndexError,
+                    r"parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2",
+                ),
                 (lambda: patterns.tree([-2]), IndexError, r"parents\[0\] must be -1 .*got -2"),
-                (lambda: patterns.tree([0]), ValueError, "must form a forest, but token 0 is on or below a cycle"),
-                (lambda: patterns.tree([-1, 2, 1, 1]), ValueError, "must form a forest, but token 1 is on or below a cycle"),
+                (
+                    lambda: patterns.tree([0]),
+                    ValueError,
+                    "must form a forest, but token 0 is on or below a cycle",
+                ),
+                (
+                    lambda: patterns.tree([-1, 2, 1, 1]),
+                    ValueError,
+                    "must form a forest, but token 1 is on or below a cycle",
+                ),
                 (lambda: patterns.tree([-1, 0.5]), TypeError, r"parents.* must be an integer, got 0.5"),
-                (lambda: patterns.tree([-1, False]), TypeError, r"parents.* must be an integer, got the bool False"),
+                (
+                    lambda: patterns.tree([-1, False]),
+                    TypeError,
+                    r"parents.* must be an integer, got the bool False",
+                ),
             ]
         )
 
     @pytest.mark.parametrize(
         ("name", "others"),
         [
-            *((name, ()) for name in ("full", "self_loops", "causal", "anti_causal", "strict_causal", "no_self", "log_sparse")),
-            *((name, (2,)) for name in ("window", "prefix", "block_causal", "sinks", "strides", "sparse_strided", "chunked")),
-            *((name, (2, 1)) for name in ("dilated", "band", "segment_recurrence", "summary_tokens", "sparse_fixed")),
+            *(
+                (name, ())
+                for name in (
+                    "full",
+                    "self_loops",
+                    "causal",
+                    "anti_causal",
+                    "strict_causal",
+                    "no_self",
+                    "log_sparse",
+                )
+            ),
+            *(
+                (name, (2,))
+                for name in (
+                    "window",
+                    "prefix",
+                    "block_causal",
+                    "sinks",
+                    "strides",
+                    "sparse_strided",
+                    "chunked",
+                )
+            ),
+            *(
+                (name, (2, 1))
+                for name in ("dilated", "band", "segment_recurrence", "summary_tokens", "sparse_fixed")
+            ),
             *((name, (2, 1)) for name in ("sink_window", "h_matrix_level", "tglobal", "etc")),
-            *((name, (2,)) for name in ("butterfly", "butterfly_factor", "bigbird", "random_senders", "side_nodes", "isab")),
+            *(
+                (name, (2,))
+                for name in (
+                    "butterfly",
+                    "butterfly_factor",
+                    "bigbird",
+                    "random_senders",
+                    "side_nodes",
+                    "isab",
+                )
+            ),
             ("longnet", ([2], [1])),
             ("duo_attention", (1, [0], 2)),
         ],
@@ -353,8 +443,12 @@ class TestHuggingFace:
     @each_size
     @pytest.mark.parametrize("w", [1, 3, 40])
     def test_sliding_window(self, masking, n, w):
-        """``sliding_window=w`` attends to w tokens, itself included; the bidirectional one counts without it: w on each side."""
-        assert TokenGraph.from_rule(masking.sliding_window_causal_mask_function(w), n) == patterns.window(n, w)
+        """``sliding_window=w`` attends to w tokens, itself included; the bidirectional one counts without it:
+        w on each side.
+        """
+        assert TokenGraph.from_rule(masking.sliding_window_causal_mask_function(w), n) == patterns.window(
+            n, w
+        )
         overlay = TokenGraph.from_rule(masking.sliding_window_overlay(w), n)
         assert overlay & patterns.causal(n) == patterns.window(n, w)
         both = TokenGraph.from_rule(masking.sliding_window_bidirectional_mask_function(w), n)
@@ -412,7 +506,9 @@ class TestFlexAttention:
         def flash(b, h, q_idx, kv_idx):
             return (kv_idx >= q_idx - left) & (kv_idx <= q_idx + right)
 
-        expected = patterns.window(17, left + 1) if right == 0 else patterns.window(17, left + 1, causal=False)
+        expected = (
+            patterns.window(17, left + 1) if right == 0 else patterns.window(17, left + 1, causal=False)
+        )
         assert TokenGraph.from_rule(flash, 17) == expected
 
     def test_prefix_lm(self):
@@ -424,7 +520,9 @@ class TestFlexAttention:
     def test_documents(self):
         sizes = [2, 0, 5, 1]
         offsets = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-        document_id = torch.cat([torch.full((stop - start,), i) for i, (start, stop) in enumerate(pairwise(offsets))])
+        document_id = torch.cat(
+            [torch.full((stop - start,), i) for i, (start, stop) in enumerate(pairwise(offsets))]
+        )
 
         def document_causal(b, h, q_idx, kv_idx):
             return (document_id[q_idx] == document_id[kv_idx]) & (q_idx >= kv_idx)

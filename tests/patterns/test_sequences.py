@@ -34,7 +34,10 @@ class TestSharedPrefix:
     def test_it_saves_the_prompts_that_documents_repeat(self):
         prompt, sizes = 5, [2, 4, 1]
         repeated = patterns.documents([prompt + size for size in sizes])
-        assert repeated.num_edges - patterns.shared_prefix(prompt, sizes).num_edges == 2 * patterns.causal(prompt).num_edges
+        assert (
+            repeated.num_edges - patterns.shared_prefix(prompt, sizes).num_edges
+            == 2 * patterns.causal(prompt).num_edges
+        )
 
     def test_attention_gym(self):
         offsets, prompt = torch.tensor([0, 3, 5, 9, 10]), torch.zeros(4, dtype=torch.int64)
@@ -57,7 +60,11 @@ class TestBlocks:
 
     def test_groups_at_the_start_are_a_prefix_and_none_are_causal(self):
         assert patterns.bidirectional_groups([5, 5, 5, -1, -1]) == patterns.prefix(5, 3)
-        assert patterns.bidirectional_groups([-1, -1, -2]) == patterns.bidirectional_groups([3, 1, 2]) == patterns.causal(3)
+        assert (
+            patterns.bidirectional_groups([-1, -1, -2])
+            == patterns.bidirectional_groups([3, 1, 2])
+            == patterns.causal(3)
+        )
 
     @given(st.lists(st.integers(-2, 3), max_size=9))
     def test_hugging_face_overlay(self, groups):
@@ -81,7 +88,9 @@ class TestOrders:
         """Written down in the order of generation it is a prefix graph, without a context a causal one."""
         mask = patterns.permutation(order, context).mask()
         assert torch.equal(mask[order][:, order], patterns.prefix(len(order), context).mask())
-        assert torch.equal(patterns.permutation(order).mask()[order][:, order], patterns.causal(len(order)).mask())
+        assert torch.equal(
+            patterns.permutation(order).mask()[order][:, order], patterns.causal(len(order)).mask()
+        )
 
     @given(orders, st.integers(0, 12))
     def test_content_and_query_differ_in_the_token_itself(self, order, context):
@@ -106,7 +115,10 @@ class TestOrders:
     @pytest.mark.parametrize(("start", "stop"), [(2, 5), (0, 3), (4, 9), (3, 3), (0, 9), (0, 0)])
     def test_filling_in_is_an_order(self, start, stop):
         before, inside, after = range(start), range(start, stop), range(stop, 9)
-        psm, spm = patterns.fill_in_the_middle(9, start, stop), patterns.fill_in_the_middle(9, start, stop, order="spm")
+        psm, spm = (
+            patterns.fill_in_the_middle(9, start, stop),
+            patterns.fill_in_the_middle(9, start, stop, order="spm"),
+        )
         assert psm == patterns.permutation([*before, *after, *inside])
         assert spm == patterns.permutation([*after, *before, *inside])
         rows = slice(start, stop)
@@ -120,14 +132,18 @@ class TestOrders:
 class TestXLNet:
     @given(orders, st.integers(0, 12))
     def test_the_authors_two_indices(self, order, context):
-        """A given token counts as -1; who is predicted compares itself strictly; a given token can never be hidden."""
+        """A given token counts as -1; who is predicted compares itself strictly; a given token can never be
+        hidden.
+        """
         n, given_tokens = len(order), set(order[:context])
         index = [-1 if i in given_tokens else order.index(i) for i in range(n)]
         own = [0 if i in given_tokens else index[i] for i in range(n)]
         hidden = [[own[i] <= index[j] and j not in given_tokens for j in range(n)] for i in range(n)]
         assert (~patterns.permutation(order, context, "query").mask()).tolist() == hidden
 
-    @pytest.mark.parametrize(("order", "context"), [([3, 1, 0, 4, 2], 0), ([3, 1, 0, 4, 2], 2), ([0, 1, 2], 0)])
+    @pytest.mark.parametrize(
+        ("order", "context"), [([3, 1, 0, 4, 2], 0), ([3, 1, 0, 4, 2], 2), ([0, 1, 2], 0)]
+    )
     def test_hugging_face_streams(self, order, context):
         """Given the query stream as ``perm_mask`` (True = hidden), its layers run on these two graphs."""
         content, query = patterns.permutation(order, context), patterns.permutation(order, context, "query")
@@ -148,7 +164,12 @@ def attention_masks_of_xlnet(perm_mask):
 
     model.layer[0].register_forward_pre_hook(listen, with_kwargs=True)
     with torch.no_grad():
-        model(torch.arange(n)[None], perm_mask=perm_mask.float()[None], target_mapping=torch.eye(n)[None], use_mems=False)
+        model(
+            torch.arange(n)[None],
+            perm_mask=perm_mask.float()[None],
+            target_mapping=torch.eye(n)[None],
+            use_mems=False,
+        )
     return seen
 
 
@@ -162,8 +183,12 @@ class TestElsewhere:
     def test_attention_gym_documents(self, sizes):
         offsets, n = torch.tensor([0, *sizes]).cumsum(0), sum(sizes)
         masks = needs("attn_gym.masks")
-        assert TokenGraph.from_rule(masks.generate_doc_mask_mod(masks.causal_mask, offsets), n) == patterns.documents(sizes)
-        assert TokenGraph.from_rule(masks.generate_packed_causal_doc_mask_mod(offsets), n) == patterns.documents(sizes)
+        assert TokenGraph.from_rule(
+            masks.generate_doc_mask_mod(masks.causal_mask, offsets), n
+        ) == patterns.documents(sizes)
+        assert TokenGraph.from_rule(
+            masks.generate_packed_causal_doc_mask_mod(offsets), n
+        ) == patterns.documents(sizes)
         both = TokenGraph.from_rule(masks.generate_doc_mask_mod(noop_mask, offsets), n)
         assert both == patterns.documents(sizes, causal=False)
 
@@ -176,10 +201,21 @@ class TestElsewhere:
         assert torch.equal(mask, patterns.prefix(source + target, source).mask())
 
     def test_glm(self):
-        """Text of six tokens, blanks at 2 and at 4, 5, the later blank filled first: the rest is attended to by all."""
+        """Text of six tokens, blanks at 2 and at 4, 5, the later blank filled first: the rest is attended to
+        by all.
+        """
         graph = patterns.permutation([0, 1, 3, 4, 5, 2], context=3)
-        heard = {0: [0, 1, 3], 1: [0, 1, 3], 3: [0, 1, 3], 4: [0, 1, 3, 4], 5: [0, 1, 3, 4, 5], 2: [0, 1, 2, 3, 4, 5]}
-        assert [row.nonzero().flatten().tolist() for row in graph.mask()] == [heard[token] for token in range(6)]
+        heard = {
+            0: [0, 1, 3],
+            1: [0, 1, 3],
+            3: [0, 1, 3],
+            4: [0, 1, 3, 4],
+            5: [0, 1, 3, 4, 5],
+            2: [0, 1, 2, 3, 4, 5],
+        }
+        assert [row.nonzero().flatten().tolist() for row in graph.mask()] == [
+            heard[token] for token in range(6)
+        ]
 
 
 class TestRefusals:
@@ -197,11 +233,19 @@ class TestRefusals:
                     TypeError,
                     r"answers must be .*got 3; for a single one give \[3\]",
                 ),
-                (lambda: patterns.shared_prefix(2, [1, -3]), ValueError, "each of answers must be at least 0, got -3"),
+                (
+                    lambda: patterns.shared_prefix(2, [1, -3]),
+                    ValueError,
+                    "each of answers must be at least 0, got -3",
+                ),
                 (lambda: patterns.block_causal(4, 0), ValueError, "block must be at least 1, got 0"),
                 (lambda: patterns.block_causal(-4, 1), ValueError, "at least 0, got -4"),
                 (lambda: patterns.bidirectional_groups(4), TypeError, "groups must be a sequence .*got 4"),
-                (lambda: patterns.bidirectional_groups([0, 1.5]), TypeError, "each of groups must be an integer, got 1.5"),
+                (
+                    lambda: patterns.bidirectional_groups([0, 1.5]),
+                    TypeError,
+                    "each of groups must be an integer, got 1.5",
+                ),
                 (lambda: patterns.permutation(3), TypeError, "order must be a sequence of positions, got 3"),
                 (
                     lambda: patterns.permutation([0, 2]),
@@ -210,7 +254,11 @@ class TestRefusals:
                 ),
                 (lambda: patterns.permutation([0, 0]), ValueError, r"each of 0 \.\. 1 once"),
                 (lambda: patterns.permutation([-1, 0]), ValueError, r"each of 0 \.\. 1 once"),
-                (lambda: patterns.permutation([0, True]), TypeError, "each of order must be an integer, got the bool True"),
+                (
+                    lambda: patterns.permutation([0, True]),
+                    TypeError,
+                    "each of order must be an integer, got the bool True",
+                ),
                 (lambda: patterns.permutation([0], -1), ValueError, "context must be at least 0, got -1"),
                 (
                     lambda: patterns.permutation([0], 0, "both"),
@@ -223,7 +271,15 @@ class TestRefusals:
                     r"0 <= start <= stop <= n = 4, got start 3 and stop 2",
                 ),
                 (lambda: patterns.fill_in_the_middle(4, 1, 5), IndexError, "n = 4, got start 1 and stop 5"),
-                (lambda: patterns.fill_in_the_middle(4, -1, 2), ValueError, "start must be at least 0, got -1"),
-                (lambda: patterns.fill_in_the_middle(4, 1, 2, "mps"), ValueError, "order must be one of 'psm', 'spm', got 'mps'"),
+                (
+                    lambda: patterns.fill_in_the_middle(4, -1, 2),
+                    ValueError,
+                    "start must be at least 0, got -1",
+                ),
+                (
+                    lambda: patterns.fill_in_the_middle(4, 1, 2, "mps"),
+                    ValueError,
+                    "order must be one of 'psm', 'spm', got 'mps'",
+                ),
             ]
         )

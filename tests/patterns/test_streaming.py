@@ -54,14 +54,22 @@ class TestRefusals:
                     r"retrieval must hold head numbers in 0 \.\. 1, got 2",
                 ),
                 (lambda: patterns.duo_attention(4, 2, [-1], 2), IndexError, r"in 0 \.\. 1, got -1"),
-                (lambda: patterns.duo_attention(4, 2, 1, 2), TypeError, r"list of head numbers, got 1; one head is \[1\]"),
+                (
+                    lambda: patterns.duo_attention(4, 2, 1, 2),
+                    TypeError,
+                    r"list of head numbers, got 1; one head is \[1\]",
+                ),
                 (
                     lambda: patterns.duo_attention(4, 2, [True], 2),
                     TypeError,
                     "each of retrieval must be an integer, got the bool",
                 ),
                 (lambda: patterns.duo_attention(4, 2, [0], -1), ValueError, "w must be at least 0, got -1"),
-                (lambda: patterns.duo_attention(4, 2, [0], 1, None), TypeError, "s must be an integer, got None"),
+                (
+                    lambda: patterns.duo_attention(4, 2, [0], 1, None),
+                    TypeError,
+                    "s must be an integer, got None",
+                ),
             ]
         )
 
@@ -69,14 +77,20 @@ class TestRefusals:
 class TestElsewhere:
     @pytest.mark.parametrize(("sink", "recent"), [(4, 3), (1, 1), (2, 7)])
     def test_duo_attention_masks(self, sink, recent):
-        """A band of ``recent`` diagonals, the main one among them, and ``sink`` columns, under the causal triangle."""
+        """A band of ``recent`` diagonals, the main one among them, and ``sink`` columns, under the causal
+        triangle.
+        """
         ones = torch.ones(16, 16, dtype=torch.bool)
         columns = (torch.arange(16) < sink).expand(16, 16)
-        assert torch.equal((ones.triu(1 - recent) | columns).tril(), patterns.sink_window(16, recent, sink).mask())
+        assert torch.equal(
+            (ones.triu(1 - recent) | columns).tril(), patterns.sink_window(16, recent, sink).mask()
+        )
 
     @pytest.mark.parametrize(("first", "local"), [(4, 3), (1, 1), (2, 7)])
     def test_lm_infinite_counts_the_distance(self, first, local):
-        """Its local branch reaches distances below ``local``, its global branch the rest of the first tokens."""
+        """Its local branch reaches distances below ``local``, its global branch the rest of the first
+        tokens.
+        """
         distance = torch.arange(16)[:, None] - torch.arange(16)
         near = (distance >= 0) & (distance < local)
         far = (distance >= local) & (torch.arange(16) < first)

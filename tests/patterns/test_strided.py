@@ -14,12 +14,17 @@ class TestKin:
     @pytest.mark.parametrize(("n", "stride"), [(17, 4), (16, 4), (9, 1), (5, 9)])
     def test_strided_attention_unites_its_two_sets(self, n, stride, causal):
         near = patterns.band(n, stride, 0 if causal else stride)
-        assert patterns.sparse_strided(n, stride, causal=causal) == near | patterns.strides(n, stride, causal=causal)
+        assert patterns.sparse_strided(n, stride, causal=causal) == near | patterns.strides(
+            n, stride, causal=causal
+        )
 
     @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize(("n", "stride", "c"), [(17, 4, 2), (16, 4, 4), (9, 1, 1), (5, 9, 3)])
     def test_fixed_attention_unites_its_two_sets(self, n, stride, c, causal):
-        own, summaries = patterns.chunked(n, stride, causal=causal), patterns.summary_tokens(n, stride, c, causal=causal)
+        own, summaries = (
+            patterns.chunked(n, stride, causal=causal),
+            patterns.summary_tokens(n, stride, c, causal=causal),
+        )
         assert patterns.sparse_fixed(n, stride, c, causal=causal) == own | summaries
 
     def test_paper_and_code_count_the_first_set_differently_and_unite_to_the_same(self):
@@ -65,7 +70,9 @@ class TestHeads:
 
     @pytest.mark.parametrize(("stride", "c", "heads"), [(4, 1, 4), (4, 2, 2), (6, 2, 6), (6, 3, 1)])
     def test_the_authors_layout_of_vertices(self, stride, c, heads):
-        """Their ``vertsize`` c and ``num_verts = stride / c``, at blocks of one token: columns, own rows, lower triangle."""
+        """Their ``vertsize`` c and ``num_verts = stride / c``, at blocks of one token: columns, own rows,
+        lower triangle.
+        """
         layout = torch.zeros(heads, 24, 24, dtype=torch.bool)
         for head in range(heads):
             for vertex in torch.arange(stride).flip(0).view(-1, c)[head % (stride // c)].tolist():
@@ -88,8 +95,16 @@ class TestRefusals:
                     "c must be at most stride = 2, the length of a chunk, got 3",
                 ),
                 (lambda: patterns.sparse_strided(4, 2.0), TypeError, "stride must be an integer, got 2.0"),
-                (lambda: patterns.sparse_strided(4, 2, heads=0), ValueError, "heads must be at least 1, got 0"),
+                (
+                    lambda: patterns.sparse_strided(4, 2, heads=0),
+                    ValueError,
+                    "heads must be at least 1, got 0",
+                ),
                 (lambda: patterns.sparse_fixed(4, 2, 3), ValueError, "c must be at most stride = 2"),
-                (lambda: patterns.sparse_fixed(4, 2, 1, heads=True), TypeError, "heads must be an integer, got the bool True"),
+                (
+                    lambda: patterns.sparse_fixed(4, 2, 1, heads=True),
+                    TypeError,
+                    "heads must be an integer, got the bool True",
+                ),
             ]
         )

@@ -75,11 +75,16 @@ class TestKin:
     def test_virtual_nodes_keep_the_order_of_the_list(self):
         graph = structure.virtual_nodes(asymmetric(), 2)
         assert graph.edge_index[:, :4].tolist() == asymmetric().edge_index.tolist()
-        assert graph.edge_index[:, 4:].tolist() == [[0, 1, 2, 0, 1, 2, 3, 3, 3, 4, 4, 4], [3, 3, 3, 4, 4, 4, 0, 1, 2, 0, 1, 2]]
+        assert graph.edge_index[:, 4:].tolist() == [
+            [0, 1, 2, 0, 1, 2, 3, 3, 3, 4, 4, 4],
+            [3, 3, 3, 4, 4, 4, 0, 1, 2, 0, 1, 2],
+        ]
         assert structure.virtual_nodes(asymmetric(), 0) == asymmetric()
 
     def test_two_hops_lead_through_a_virtual_node(self):
-        """However sparse the graph, every token that attends to the hub has received from all after two layers."""
+        """However sparse the graph, every token that attends to the hub has received from all after two
+        layers.
+        """
         nothing = TokenGraph.from_edges(torch.zeros(2, 0, dtype=torch.int64), 7)
         two = structure.virtual_nodes(nothing) ** 2
         assert bool(two.mask()[:7, :7].all())
@@ -98,7 +103,10 @@ class TestKin:
     def test_close_times_are_told_apart(self, late):
         """Python's numbers, not float32: nanoseconds as integers, seconds as floats."""
         early = 2**53 if isinstance(late, int) else 1.7e9
-        assert structure.temporal(patterns.full(2), [late, early], strict=True).edge_index.tolist() == [[1], [0]]
+        assert structure.temporal(patterns.full(2), [late, early], strict=True).edge_index.tolist() == [
+            [1],
+            [0],
+        ]
 
     def test_types_of_edges_in_the_order_of_the_graph(self):
         """An edge may have several types or none; a bias is a weighted sum of them."""
@@ -118,7 +126,11 @@ class TestKin:
     def test_shortest_paths_run_with_the_messages(self):
         """On a chain 0 -> 1 -> 2 the token 2 is two hops from 0, and 0 is never reached from 2."""
         chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
-        assert structure.shortest_paths(patterns.full(3), chain).view(3, 3).tolist() == [[0, -1, -1], [1, 0, -1], [2, 1, 0]]
+        assert structure.shortest_paths(patterns.full(3), chain).view(3, 3).tolist() == [
+            [0, -1, -1],
+            [1, 0, -1],
+            [2, 1, 0],
+        ]
         assert structure.shortest_paths(chain, chain).tolist() == [1, 1]
 
     def test_shortest_paths_some_senders_at_a_time(self, monkeypatch):
@@ -143,35 +155,85 @@ class TestRefusals:
         assert_refusals(
             [
                 (lambda: structure.with_self_loops(patterns.cross(2, 3)), ValueError, "graph must be square"),
-                (lambda: structure.with_self_loops(torch.eye(3)), TypeError, "graph must be a TokenGraph, got Tensor; see"),
-                (lambda: structure.edge_types(torch.eye(3), []), TypeError, "graph must be a TokenGraph, got Tensor"),
-                (lambda: structure.edge_types(patterns.causal(3), 1), TypeError, "parts must be a list of graphs.*got 1"),
+                (
+                    lambda: structure.with_self_loops(torch.eye(3)),
+                    TypeError,
+                    "graph must be a TokenGraph, got Tensor; see",
+                ),
+                (
+                    lambda: structure.edge_types(torch.eye(3), []),
+                    TypeError,
+                    "graph must be a TokenGraph, got Tensor",
+                ),
+                (
+                    lambda: structure.edge_types(patterns.causal(3), 1),
+                    TypeError,
+                    "parts must be a list of graphs.*got 1",
+                ),
                 (
                     lambda: structure.shortest_paths(None, patterns.causal(3)),
                     TypeError,
                     "graph must be a TokenGraph, got NoneType",
                 ),
-                (lambda: structure.shortest_paths(patterns.causal(3), 2), TypeError, "structure must be a TokenGraph, got int"),
+                (
+                    lambda: structure.shortest_paths(patterns.causal(3), 2),
+                    TypeError,
+                    "structure must be a TokenGraph, got int",
+                ),
                 (lambda: structure.k_hop(patterns.causal(3), 0), ValueError, "k must be at least 1, got 0"),
-                (lambda: structure.k_hop(patterns.causal(3), 1.5), TypeError, "k must be an integer, got 1.5"),
-                (lambda: structure.k_hop(patterns.causal(4).rows(1, 3), 2), ValueError, "graph must be square"),
-                (lambda: structure.virtual_nodes(patterns.causal(3), -1), ValueError, "m must be at least 0, got -1"),
+                (
+                    lambda: structure.k_hop(patterns.causal(3), 1.5),
+                    TypeError,
+                    "k must be an integer, got 1.5",
+                ),
+                (
+                    lambda: structure.k_hop(patterns.causal(4).rows(1, 3), 2),
+                    ValueError,
+                    "graph must be square",
+                ),
+                (
+                    lambda: structure.virtual_nodes(patterns.causal(3), -1),
+                    ValueError,
+                    "m must be at least 0, got -1",
+                ),
                 (lambda: structure.virtual_nodes(patterns.cross(3, 2)), ValueError, "graph must be square"),
                 (
-                    lambda: structure.virtual_nodes(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)),
+                    lambda: structure.virtual_nodes(
+                        TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
+                    ),
                     ValueError,
                     "differs by head has no single edge list",
                 ),
-                (lambda: structure.temporal(patterns.full(2), [0.0]), ValueError, r"times must be 2 numbers.* got \[0.0\]"),
-                (lambda: structure.temporal(patterns.full(2), [0.0, float("nan")]), ValueError, "and no NaN, got"),
+                (
+                    lambda: structure.temporal(patterns.full(2), [0.0]),
+                    ValueError,
+                    r"times must be 2 numbers.* got \[0.0\]",
+                ),
+                (
+                    lambda: structure.temporal(patterns.full(2), [0.0, float("nan")]),
+                    ValueError,
+                    "and no NaN, got",
+                ),
                 (
                     lambda: structure.temporal(patterns.full(2), ["a", "b"]),
                     TypeError,
                     "times must be a sequence .* of numbers, got",
                 ),
-                (lambda: structure.temporal(patterns.full(2), [True, 0]), TypeError, "times must be a sequence"),
-                (lambda: structure.temporal(patterns.full(2), 3), TypeError, "times must be a sequence .*got 3"),
-                (lambda: structure.temporal(patterns.full(1), torch.tensor(3)), TypeError, "times must be a sequence"),
+                (
+                    lambda: structure.temporal(patterns.full(2), [True, 0]),
+                    TypeError,
+                    "times must be a sequence",
+                ),
+                (
+                    lambda: structure.temporal(patterns.full(2), 3),
+                    TypeError,
+                    "times must be a sequence .*got 3",
+                ),
+                (
+                    lambda: structure.temporal(patterns.full(1), torch.tensor(3)),
+                    TypeError,
+                    "times must be a sequence",
+                ),
                 (
                     lambda: structure.edge_types(patterns.full(2), [patterns.full(3)]),
                     ValueError,
@@ -229,7 +291,9 @@ class TestNetworkx:
 @each_seed
 @pytest.mark.parametrize("largest", [1, 3, 20])
 def test_attention_gym_marks_far_and_unreachable_alike(seed, largest):
-    """Its adjacency is indexed [from, to] as networkx's; what is out of reach stands in one bucket with what is too far."""
+    """Its adjacency is indexed [from, to] as networkx's; what is out of reach stands in one bucket with what
+    is too far.
+    """
     graph = some_digraph(seed)
     adjacency = torch.tensor(networkx.to_numpy_array(graph, nodelist=range(11)))[None]
     ours = structure.shortest_paths(patterns.full(11), convert.from_networkx(graph)).view(11, 11)

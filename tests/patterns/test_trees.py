@@ -29,7 +29,9 @@ class TestTreeDecoding:
         assert (step.num_dst, step.num_src, step.dst_offset) == (size, prompt + size, prompt)
 
     def test_it_is_a_prefix_tree_of_single_tokens(self):
-        assert patterns.tree_decoding(3, [-1, 0, 0, 1]) == patterns.prefix_tree([3, 1, 1, 1, 1], [-1, 0, 1, 1, 2])
+        assert patterns.tree_decoding(3, [-1, 0, 0, 1]) == patterns.prefix_tree(
+            [3, 1, 1, 1, 1], [-1, 0, 1, 1, 2]
+        )
         assert patterns.tree_decoding(0, [-1, 0, 0, 1]) == patterns.tree([-1, 0, 0, 1])
         assert patterns.tree_decoding(5, []) == patterns.causal(5)
 
@@ -45,13 +47,17 @@ class TestTreeDecoding:
         """Its receivers are the tree alone; its tree has one root."""
         forest = [-1, 0, 1, 1, 3, 3, 0]
         masks = needs("attn_gym.masks")
-        rule = masks.generate_jetspec_tree_causal_mask_mod(prompt, masks.build_tree_ancestor_matrix(forest, device="cpu"))
+        rule = masks.generate_jetspec_tree_causal_mask_mod(
+            prompt, masks.build_tree_ancestor_matrix(forest, device="cpu")
+        )
         theirs = TokenGraph.from_rule(rule, len(forest), prompt + len(forest))
         ours = patterns.tree_decoding(prompt, forest).rows(prompt, prompt + len(forest))
         assert torch.equal(theirs.mask(), ours.mask())
 
     def test_medusa(self):
-        """Its choices are paths of ranks; a choice attends to the root, its own prefixes and itself, and the whole cache."""
+        """Its choices are paths of ranks; a choice attends to the root, its own prefixes and itself, and the
+        whole cache.
+        """
         choices = sorted([(0,), (0, 0), (1,), (0, 1), (1, 0), (0, 0, 0)], key=lambda path: (len(path), path))
         nodes = [(), *choices]
         table = [[node == path[: len(node)] for node in nodes] for path in nodes]
@@ -83,7 +89,9 @@ class TestPrefixTree:
         sizes, prompts = [3, 2, 2, 4, 1, 3], [0, 0, 0, 3, 3, 3]
         offsets = torch.tensor([0, *sizes]).cumsum(0)
         masks = needs("attn_gym.masks")
-        theirs = TokenGraph.from_rule(masks.generate_shared_prefix_mask_mod(offsets, torch.tensor(prompts)), sum(sizes))
+        theirs = TokenGraph.from_rule(
+            masks.generate_shared_prefix_mask_mod(offsets, torch.tensor(prompts)), sum(sizes)
+        )
         up = [-1 if prompt == number else prompt for number, prompt in enumerate(prompts)]
         assert theirs == patterns.prefix_tree(sizes, up)
 
@@ -109,7 +117,9 @@ class TestFamily:
 
 class TestHierarchicalDocument:
     def test_it_is_the_family_of_its_anchors(self):
-        """Document 0; section 1 with the sentences 2 (words 3, 4) and 5 (word 6); section 7 with the empty sentence 8."""
+        """Document 0; section 1 with the sentences 2 (words 3, 4) and 5 (word 6); section 7 with the empty
+        sentence 8.
+        """
         graph = patterns.hierarchical_document([[2, 1], [0]])
         assert graph == patterns.family([-1, 0, 1, 2, 2, 1, 5, 0, 7])
 
@@ -118,7 +128,9 @@ class TestHierarchicalDocument:
         assert graph.in_degree().tolist() == [3, 5, 6, 4, 4, 4, 5, 3, 3, 4, 6, 5, 5, 5, 5]
 
     def test_its_levels_as_the_authors_keep_them(self):
-        """Three labels a token (sentence, section, document), None where it takes no part: it attends to who shares one."""
+        """Three labels a token (sentence, section, document), None where it takes no part: it attends to who
+        shares one.
+        """
         labels = [(None, None, 0)]
         sentence = 0
         for number, sizes in enumerate(document := [[2, 1], [3], []]):
@@ -127,7 +139,9 @@ class TestHierarchicalDocument:
                 labels.append((sentence, number, None))
                 labels += [(sentence, None, None)] * words
                 sentence += 1
-        table = [[any(x is not None and x == y for x, y in zip(i, j, strict=True)) for j in labels] for i in labels]
+        table = [
+            [any(x is not None and x == y for x, y in zip(i, j, strict=True)) for j in labels] for i in labels
+        ]
         assert patterns.hierarchical_document(document).mask().tolist() == table
 
     def test_a_document_may_be_given_by_tuples_and_tensors(self):
@@ -145,7 +159,11 @@ class TestRefusals:
             [
                 (lambda: patterns.tree(3), TypeError, "parents must be a sequence of positions .*got 3"),
                 (lambda: patterns.tree_decoding(-1, [-1]), ValueError, "prompt must be at least 0, got -1"),
-                (lambda: patterns.tree_decoding(2, 0), TypeError, "parents must be a sequence of positions .*got 0"),
+                (
+                    lambda: patterns.tree_decoding(2, 0),
+                    TypeError,
+                    "parents must be a sequence of positions .*got 0",
+                ),
                 (
                     lambda: patterns.tree_decoding(2, [-1, 2]),
                     IndexError,
@@ -157,17 +175,49 @@ class TestRefusals:
                     ValueError,
                     "must form a forest, but token 1 is on or below a cycle",
                 ),
-                (lambda: patterns.tree_decoding(2, [0.5]), TypeError, r"parents\[0\] must be an integer, got 0.5"),
-                (lambda: patterns.prefix_tree(2, [-1]), TypeError, "lengths must be a sequence of sizes, got 2"),
-                (lambda: patterns.prefix_tree([2], -1), TypeError, "parents must be a sequence of positions .*got -1"),
-                (lambda: patterns.prefix_tree([2, -1], [-1, 0]), ValueError, "each of lengths must be at least 0, got -1"),
+                (
+                    lambda: patterns.tree_decoding(2, [0.5]),
+                    TypeError,
+                    r"parents\[0\] must be an integer, got 0.5",
+                ),
+                (
+                    lambda: patterns.prefix_tree(2, [-1]),
+                    TypeError,
+                    "lengths must be a sequence of sizes, got 2",
+                ),
+                (
+                    lambda: patterns.prefix_tree([2], -1),
+                    TypeError,
+                    "parents must be a sequence of positions .*got -1",
+                ),
+                (
+                    lambda: patterns.prefix_tree([2, -1], [-1, 0]),
+                    ValueError,
+                    "each of lengths must be at least 0, got -1",
+                ),
                 (lambda: patterns.prefix_tree([2, 1], [-1]), ValueError, "for each of the 2 lengths, got 1"),
-                (lambda: patterns.prefix_tree([2, 1], [-1, 5]), IndexError, r"parents\[1\] must be -1 .*got 5"),
+                (
+                    lambda: patterns.prefix_tree([2, 1], [-1, 5]),
+                    IndexError,
+                    r"parents\[1\] must be -1 .*got 5",
+                ),
                 (lambda: patterns.prefix_tree([2, 1], [1, 0]), ValueError, "must form a forest"),
-                (lambda: patterns.family([1, 0]), ValueError, "must form a forest, but token 0 is on or below a cycle"),
+                (
+                    lambda: patterns.family([1, 0]),
+                    ValueError,
+                    "must form a forest, but token 0 is on or below a cycle",
+                ),
                 (lambda: patterns.family([3]), IndexError, r"parents\[0\] must be -1 .*got 3"),
-                (lambda: patterns.family(None), TypeError, "parents must be a sequence of positions .*got None"),
-                (lambda: patterns.hierarchical_document(3), TypeError, "sections must be a list of lists .*got 3"),
+                (
+                    lambda: patterns.family(None),
+                    TypeError,
+                    "parents must be a sequence of positions .*got None",
+                ),
+                (
+                    lambda: patterns.hierarchical_document(3),
+                    TypeError,
+                    "sections must be a list of lists .*got 3",
+                ),
                 (
                     lambda: patterns.hierarchical_document([3]),
                     TypeError,

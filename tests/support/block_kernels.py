@@ -1,4 +1,6 @@
-"""Problems for the kernels that go block by block, the dense formula in float64 beside them, and how far apart the two are."""
+"""Problems for the kernels that go block by block, the dense formula in float64 beside them, and how far
+apart the two are.
+"""
 
 import pytest
 import torch
@@ -37,7 +39,14 @@ FEATURES = {
     "softcap": {"softcap": 1.5},
     "before": {"before": (1, 2)},
     "bias": {"bias": (2, 1), "batch": 2},
-    "dropout": {"dropout": 0.3, "seed": torch.tensor(5), "dst_offset": 2, "src_offset": 9, "first_sample": 1, "first_head": 3},
+    "dropout": {
+        "dropout": 0.3,
+        "seed": torch.tensor(5),
+        "dst_offset": 2,
+        "src_offset": 9,
+        "first_sample": 1,
+        "first_head": 3,
+    },
     "everything": {"slopes": torch.tensor([0.1, 0.2]), "before": (1, 1), "bias": (1, 2), "softcap": 3.0}
     | {"dropout": 0.2, "seed": torch.tensor(11)},
     "wide values": {"dim": 7, "value_dim": 33},
@@ -64,14 +73,33 @@ def form_of(kind, graph, with_numbers=False, device="cpu"):
     return make(graph, torch.device(device), int(size), with_numbers)
 
 
-def problem_of(graph, dtype=torch.float64, device="cpu", batch=1, heads=2, kv_heads=1, dim=24, value_dim=20, draw=0, **more):
+def problem_of(
+    graph,
+    dtype=torch.float64,
+    device="cpu",
+    batch=1,
+    heads=2,
+    kv_heads=1,
+    dim=24,
+    value_dim=20,
+    draw=0,
+    **more,
+):
     """Random numbers of these sizes; ``before`` and ``bias`` may be the shape of what is wanted."""
     rng = torch.Generator().manual_seed(draw)
-    sizes = (batch, heads, graph.num_dst, dim), (batch, kv_heads, graph.num_src, dim), (batch, kv_heads, graph.num_src, value_dim)
+    sizes = (
+        (batch, heads, graph.num_dst, dim),
+        (batch, kv_heads, graph.num_src, dim),
+        (batch, kv_heads, graph.num_src, value_dim),
+    )
     q, k, v = (torch.randn(size, generator=rng, dtype=torch.float64).to(dtype).to(device) for size in sizes)
     for name in ("before", "bias"):
         if name in more:
-            values = torch.randn(*more[name], graph.num_edges, generator=rng, dtype=torch.float64).to(dtype).to(device)
+            values = (
+                torch.randn(*more[name], graph.num_edges, generator=rng, dtype=torch.float64)
+                .to(dtype)
+                .to(device)
+            )
             more[name] = values.expand(batch, heads, -1)
     more = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in more.items()}
     return Problem(q, k, v, **{"scale": dim**-0.5, **more})
@@ -79,10 +107,16 @@ def problem_of(graph, dtype=torch.float64, device="cpu", batch=1, heads=2, kv_he
 
 def dense(problem, graph):
     """``(out, lse, [q, k, v, before, bias])`` of the formula, in float64, on leaves that take gradients."""
-    leaves = [None if x is None else x.double().cpu().requires_grad_() for x in (*problem[:3], problem.before, problem.bias)]
+    leaves = [
+        None if x is None else x.double().cpu().requires_grad_()
+        for x in (*problem[:3], problem.before, problem.bias)
+    ]
     q, k, v, before, bias = leaves
     src, dst = graph.edge_index[:, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).argsort()]
-    i, j = (torch.arange(n) + offset for n, offset in ((graph.num_dst, problem.dst_offset), (graph.num_src, problem.src_offset)))
+    i, j = (
+        torch.arange(n) + offset
+        for n, offset in ((graph.num_dst, problem.dst_offset), (graph.num_src, problem.src_offset))
+    )
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     logits = q @ k.mT * problem.scale
     if problem.slopes is not None:
@@ -93,7 +127,9 @@ def dense(problem, graph):
         logits = problem.softcap * (logits / problem.softcap).tanh()
     if bias is not None:
         logits = logits + torch.zeros_like(logits).index_put((*_every(q), dst, src), bias)
-    hidden = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool).index_put((dst, src), torch.tensor(False))
+    hidden = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool).index_put(
+        (dst, src), torch.tensor(False)
+    )
     logits = logits.masked_fill(hidden, -torch.inf)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
@@ -125,28 +161,34 @@ def check_exact(module, problem, form, graph):
     heard = want_lse != -torch.inf
     grad_out, grad_lse = cotangents(out, lse)
     loss = (want * grad_out.cpu().double()).sum() + (want_lse * grad_lse.cpu().double())[heard].sum()
-    got = backward_of(module, problem, form, out, lse, grad_out, grad_lse.masked_fill(~heard.to(lse.device), 0))
+    got = backward_of(
+        module, problem, form, out, lse, grad_out, grad_lse.masked_fill(~heard.to(lse.device), 0)
+    )
     truths = torch.autograd.grad(loss, [x for x in leaves if x is not None], allow_unused=True)
     assert torch.equal(lse.cpu() == -torch.inf, ~heard)
     assert_exact(out, want)
     assert_exact(lse, want_lse)
     got = [x for x in got if x is not None]
-    assert_exact(got, [torch.zeros_like(x) if truth is None else truth for x, truth in zip(got, truths, strict=True)])
+    assert_exact(
+        got, [torch.zeros_like(x) if truth is None else truth for x, truth in zip(got, truths, strict=True)]
+    )
 
 
 def cotangents(*results):
     """Random gradients of some results."""
     rng = torch.Generator().manual_seed(1)
-    return [torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.dtype).to(x.device) for x in results]
-
-
-# -- what holds for every form ----------------------------------------------------------------------------------------
+    return [
+        torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.dtype).to(x.device) for x in results
+    ]
 
 
 def check_no_worse_than_sdpa(module, kind, dtype, device, dim=32):
     """Twice its error at most, gradients three times: the rule of the library, on numbers of this dtype."""
     graph = SMALL
-    problem, form = problem_of(graph, dtype, device, dim=dim, value_dim=dim), form_of(kind, graph, device=device)
+    problem, form = (
+        problem_of(graph, dtype, device, dim=dim, value_dim=dim),
+        form_of(kind, graph, device=device),
+    )
     out, lse = module.forward(problem, form)
     (grad_out,) = cotangents(out)
     gradients = [x.cpu() for x in backward_of(module, problem, form, out, lse, grad_out)[:3]]
@@ -155,7 +197,9 @@ def check_no_worse_than_sdpa(module, kind, dtype, device, dim=32):
 
 
 def check_nothing_off_an_edge(module, kind, hidden, number, device):
-    """A token that is NaN or inf spoils the receivers that hear it (or are it), and nothing else changes by a bit."""
+    """A token that is NaN or inf spoils the receivers that hear it (or are it), and nothing else changes by a
+    bit.
+    """
     graph = SMALL
     form, clean = form_of(kind, graph, device=device), problem_of(graph, torch.float32, device)
     tensors = {name: getattr(clean, name).clone() for name in "qkv"}
@@ -213,7 +257,10 @@ def check_minus_infinity_of_a_bias(module, kind, device):
     keep = ga.convert.from_edge_index(torch.stack([src, dst])[:, ~off], graph.num_dst, graph.num_src)
     fewer = problem._replace(bias=problem.bias[..., ~off.to(device)])
     changed = problem._replace(bias=bias)
-    (out, lse), (want, want_lse) = module.forward(changed, form), module.forward(fewer, form_of(kind, keep, True, device))
+    (out, lse), (want, want_lse) = (
+        module.forward(changed, form),
+        module.forward(fewer, form_of(kind, keep, True, device)),
+    )
     assert_exact(out, want)
     assert_exact(lse, want_lse)
     grads = backward_of(module, changed, form, out, lse, *cotangents(out))
@@ -222,9 +269,14 @@ def check_minus_infinity_of_a_bias(module, kind, device):
 
 
 def check_strides(module, kind, device):
-    """Token-major tensors, heads and samples that are one in memory, and a gradient with none: the same numbers."""
+    """Token-major tensors, heads and samples that are one in memory, and a gradient with none: the same
+    numbers.
+    """
     graph = SMALL
-    form, problem = form_of(kind, graph, device=device), problem_of(graph, torch.float32, device, batch=2, kv_heads=2)
+    form, problem = (
+        form_of(kind, graph, device=device),
+        problem_of(graph, torch.float32, device, batch=2, kv_heads=2),
+    )
     q = problem.q.transpose(1, 2).contiguous().transpose(1, 2)
     k, v = (x[:1, :1].expand(2, 2, -1, -1) for x in (problem.k, problem.v))
     odd = torch.nn.functional.pad(v, (1, 2))[..., 1:-2]
@@ -244,8 +296,13 @@ def check_far_apart(module, kind, device):
     if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < 2**35:
         pytest.skip("needs 9 GB of address space on the GPU")
     graph, shape = patterns.causal(4), (2, 2, 4, 16)
-    problem, form = problem_of(graph, torch.float16, device, 2, 2, 2, 16, 16), form_of(kind, graph, device=device)
-    far = torch.empty(2**32 + 2**12, dtype=torch.float16, device=device).as_strided(shape, (128, 64, 2**32 // 3, 1))
+    problem, form = (
+        problem_of(graph, torch.float16, device, 2, 2, 2, 16, 16),
+        form_of(kind, graph, device=device),
+    )
+    far = torch.empty(2**32 + 2**12, dtype=torch.float16, device=device).as_strided(
+        shape, (128, 64, 2**32 // 3, 1)
+    )
     ones = torch.ones(shape, dtype=torch.float16, device=device)
 
     def results(problem, grad):
@@ -262,11 +319,20 @@ def check_far_apart(module, kind, device):
 def check_nothing_to_do(module, kind, device):
     """No samples, no receivers, no senders."""
     for num_dst, num_src, batch in ((70, 45, 0), (0, 5, 1), (5, 0, 1), (0, 0, 1)):
-        graph = GRAPHS["irregular"] if batch == 0 else ga.convert.from_edge_index(torch.zeros(2, 0).long(), num_dst, num_src)
-        problem, form = problem_of(graph, torch.float32, device, batch=batch), form_of(kind, graph, device=device)
+        graph = (
+            GRAPHS["irregular"]
+            if batch == 0
+            else ga.convert.from_edge_index(torch.zeros(2, 0).long(), num_dst, num_src)
+        )
+        problem, form = (
+            problem_of(graph, torch.float32, device, batch=batch),
+            form_of(kind, graph, device=device),
+        )
         out, lse = module.forward(problem, form)
         assert not out.any()
         assert (lse == -torch.inf).all()
-        for x, grad in zip(problem[:3], backward_of(module, problem, form, out, lse, torch.ones_like(out)), strict=False):
+        for x, grad in zip(
+            problem[:3], backward_of(module, problem, form, out, lse, torch.ones_like(out)), strict=False
+        ):
             assert grad.shape == x.shape
             assert not grad.any()

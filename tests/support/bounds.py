@@ -1,8 +1,9 @@
 """By what tests judge a difference: the declared rule, or a bound that follows from the arithmetic.
 
-The rule (``gnn_attention.verify.measure``): in float64 a difference of at most 1e-12 of the largest number; in any other dtype an
-error against float64 of at most 2 times that of SDPA in the same dtype (gradients: 3 times). Where a result is a plain sum, the
-bound is that of summation. No test has a tolerance of its own: processors round differently.
+The rule (``gnn_attention.verify.measure``): in float64 a difference of at most 1e-12 of the largest number;
+in any other dtype an error against float64 of at most 2 times that of SDPA in the same dtype (gradients: 3
+times). Where a result is a plain sum, the bound is that of summation. No test has a tolerance of its own:
+processors round differently.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ __all__ = ["assert_exact", "assert_rule", "assert_sum", "attention_truth", "erro
 
 
 def error(found, true):
-    """The largest absolute difference of tensors, numbers or lists of tensors; NaN where one is. Equal infinities are equal."""
+    """The largest absolute difference of tensors, numbers or lists of tensors; NaN where one is. Equal
+    infinities are equal.
+    """
     differences = [_difference(_wide(a), _wide(b)) for a, b in _pairs(found, true)]
     together = torch.cat(differences) if differences else torch.zeros(0)
     return float(together.max()) if together.numel() else 0.0
@@ -25,40 +28,61 @@ def error(found, true):
 def assert_exact(found, true, largest=None):
     """Two float64 results of one formula: they differ by at most 1e-12 of the largest number.
 
-    Tensors, numbers, or lists of tensors (gradients of several inputs), which share the largest number. ``largest``: where the
-    results are small differences of larger numbers, the largest of those.
+    Tensors, numbers, or lists of tensors (gradients of several inputs), which share the largest number.
+    ``largest``: where the results are small differences of larger numbers, the largest of those.
     """
     for a, b in _pairs(found, true):
         assert torch.as_tensor(a).shape == torch.as_tensor(b).shape
-        assert not isinstance(a, torch.Tensor) or a.dtype in (torch.float64, torch.int64), f"{a.dtype}: use assert_rule"
+        assert not isinstance(a, torch.Tensor) or a.dtype in (torch.float64, torch.int64), (
+            f"{a.dtype}: use assert_rule"
+        )
     largest = max((_largest(b) for _, b in _pairs(found, true)), default=0.0) if largest is None else largest
     off = error(found, true)
-    assert off <= EXACT * largest, f"off by {off:.3g}, allowed are {EXACT * largest:.3g}: {EXACT:g} of the largest, {largest:.3g}"
+    assert off <= EXACT * largest, (
+        f"off by {off:.3g}, allowed are {EXACT * largest:.3g}: {EXACT:g} of the largest, {largest:.3g}"
+    )
 
 
 def assert_sum(found, true, terms, magnitude, dtype=torch.float32):
     """A plain sum of ``terms`` terms in ``dtype``, whose absolute values sum to at most ``magnitude``.
 
-    ``|found - true| <= n u / (1 - n u) sum |term|`` in any order, ``u = eps / 2`` (Higham, Accuracy and Stability of Numerical
-    Algorithms, section 4.2). A product of each term before it is added counts as one term more.
+    ``|found - true| <= n u / (1 - n u) sum |term|`` in any order, ``u = eps / 2`` (Higham, Accuracy and
+    Stability of Numerical Algorithms, section 4.2). A product of each term before it is added counts as one
+    term more.
     """
     off, allowed = error(found, true), summation_bound(terms, magnitude, dtype)
-    assert off <= allowed, f"off by {off:.3g}, allowed are {allowed:.3g} for a sum of {terms} terms in {dtype}"
+    assert off <= allowed, (
+        f"off by {off:.3g}, allowed are {allowed:.3g} for a sum of {terms} terms in {dtype}"
+    )
 
 
 def assert_rule(out, gradients, true: Truth):
-    """The rule of ``verify``: at most 2 times SDPA's error, 3 times for gradients; ``gradients`` may be {}."""
+    """The rule of ``verify``: at most 2 times SDPA's error, 3 times for gradients; ``gradients`` may be
+    {}.
+    """
     found = judge(out, gradients, true)
-    assert found.passed, f"output {found.output:.3g} (allowed 2), gradients {found.gradient:.3g} (allowed 3) of SDPA's errors"
+    assert found.passed, (
+        f"output {found.output:.3g} (allowed 2), gradients {found.gradient:.3g} (allowed 3) of SDPA's errors"
+    )
 
 
 def attention_truth(
-    q, k, v, graph, direction=None, scale=None, modify: oracle.Modify | None = None, sink_logits=None, added=None
+    q,
+    k,
+    v,
+    graph,
+    direction=None,
+    scale=None,
+    modify: oracle.Modify | None = None,
+    sink_logits=None,
+    added=None,
 ) -> Truth:
-    """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype (:mod:`gnn_attention.verify.truth`).
+    """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype
+    (:mod:`gnn_attention.verify.truth`).
 
-    Gradients are those of ``(out * direction).sum()`` with respect to "q", "k", "v" (direction None: of ``out.sum()``). ``added``
-    is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on logits, and makes the plain formula the yardstick.
+    Gradients are those of ``(out * direction).sum()`` with respect to "q", "k", "v" (direction None: of
+    ``out.sum()``). ``added`` is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on logits,
+    and makes the plain formula the yardstick.
     """
     mask = graph if isinstance(graph, torch.Tensor) else graph.mask()
     mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -81,7 +105,12 @@ def _pairs(found, true):
 
 
 def _wide(x):
-    return torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor) else torch.float64).detach().cpu().double()
+    return (
+        torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor) else torch.float64)
+        .detach()
+        .cpu()
+        .double()
+    )
 
 
 def _difference(a, b):

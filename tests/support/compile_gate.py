@@ -1,8 +1,9 @@
 """Compile real launches for GPUs that are not there, and read what came of them in the machine code.
 
-``with compiled_for("sm_90") as built: launch()`` runs a launcher as it is, on CPU tensors; every kernel that it launches is
-compiled for that GPU, with the types, alignments, constants and pinned configuration of that very launch, and none is started.
-``built`` then holds one :class:`Built` for each. Triton's wheel brings the assembler and the reader (``cuobjdump``).
+``with compiled_for("sm_90") as built: launch()`` runs a launcher as it is, on CPU tensors; every kernel that
+it launches is compiled for that GPU, with the types, alignments, constants and pinned configuration of that
+very launch, and none is started. ``built`` then holds one :class:`Built` for each. Triton's wheel brings the
+assembler and the reader (``cuobjdump``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-SPARE = 16  # bytes of stack that are no spill worth the name: some number kept from before a loop until after it
+SPARE = (
+    16  # bytes of stack that are no spill worth the name: some number kept from before a loop until after it
+)
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
@@ -113,14 +116,25 @@ def _read(kernel, gpu: str, args: tuple) -> Built:
     dtypes = tuple(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if hasattr(x, "data_ptr")))
     counts = {name: len(re.findall(pattern, said)) for name, pattern in INSTRUCTIONS.items()}
     registers, stack = (int(number) for number in usage.groups())
-    return Built(kernel.metadata.name, gpu, dtypes, kernel.metadata.num_warps, registers, stack, kernel.metadata.shared, counts)
+    return Built(
+        kernel.metadata.name,
+        gpu,
+        dtypes,
+        kernel.metadata.num_warps,
+        registers,
+        stack,
+        kernel.metadata.shared,
+        counts,
+    )
 
 
 def _disassembled(machine_code: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(machine_code)
         file.flush()
-        done = subprocess.run([READER, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [READER, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True
+        )
     return done.stdout + done.stderr
 
 
@@ -129,5 +143,7 @@ def summary(built: list[Built]) -> str:
     lines = []
     for b in built:
         counted = ", ".join(f"{count} {name}" for name, count in b.counts.items() if count)
-        lines.append(f"{b.kernel} [{b.gpu}, {', '.join(b.dtypes)}] {b.registers} registers, {b.shared} shared, {counted}")
+        lines.append(
+            f"{b.kernel} [{b.gpu}, {', '.join(b.dtypes)}] {b.registers} registers, {b.shared} shared, {counted}"
+        )
     return "\n".join([*lines, str(dict(collections.Counter(b.gpu for b in built)))])

@@ -1,4 +1,6 @@
-"""Covering arrays: every pair of values of any two arguments occurs in some row, by far fewer rows than the product."""
+"""Covering arrays: every pair of values of any two arguments occurs in some row, by far fewer rows than the
+product.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ __all__ = ["pairwise"]
 
 
 def pairwise(allowed: Callable[..., bool] | None = None, **arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Rows of values, one of each argument, that cover all pairs; ``allowed(**row)`` leaves out rows that cannot occur.
+    """Rows of values, one of each argument, that cover all pairs; ``allowed(**row)`` leaves out rows that
+    cannot occur.
 
     Greedy over the product in its order, so that the same arguments give the same rows.
 

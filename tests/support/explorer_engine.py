@@ -29,8 +29,6 @@ ASK = Path(__file__).parents[1] / "explorer" / "engine.mjs"
 TEXT = "Llamas do not output words"
 IN_CI = bool(os.environ.get("CI"))
 
-# -- asking the engine ------------------------------------------------------------------------------------------------
-
 
 def needs_node() -> str:
     """Node's path. Without it, or without esbuild, a local run skips; under CI that is a failure."""
@@ -76,7 +74,11 @@ def data_of(page: explorer.Page) -> Any:
 def doubles(text: str, *shape: int) -> Tensor:
     """A Float64Array as it came."""
     raw = bytearray(base64.b64decode(text))
-    return torch.frombuffer(raw, dtype=torch.float64).view(*shape) if raw else torch.zeros(shape, dtype=torch.float64)
+    return (
+        torch.frombuffer(raw, dtype=torch.float64).view(*shape)
+        if raw
+        else torch.zeros(shape, dtype=torch.float64)
+    )
 
 
 def mask_of(data: Any, number: int) -> Tensor:
@@ -87,7 +89,9 @@ def mask_of(data: Any, number: int) -> Tensor:
     return torch.tensor(bits[: size * size], dtype=torch.bool).view(size, size)
 
 
-def edges_of(data: Any, mask: int, edits: list[dict[str, Any]], tokens: int, layers: int, heads: int) -> Tensor:
+def edges_of(
+    data: Any, mask: int, edits: list[dict[str, Any]], tokens: int, layers: int, heads: int
+) -> Tensor:
     """``[layers, heads, dst, src]``, by the words of types.ts."""
     edges = mask_of(data, mask)[:tokens, :tokens].expand(layers, heads, -1, -1).clone()
     for edit in edits:
@@ -97,11 +101,10 @@ def edges_of(data: Any, mask: int, edits: list[dict[str, Any]], tokens: int, lay
     return edges
 
 
-def edit(src: int, dst: int, present: bool = False, layer: int | str = "all", head: int | str = "all") -> dict[str, Any]:
+def edit(
+    src: int, dst: int, present: bool = False, layer: int | str = "all", head: int | str = "all"
+) -> dict[str, Any]:
     return {"layer": layer, "head": head, "src": src, "dst": dst, "present": present}
-
-
-# -- the oracle -------------------------------------------------------------------------------------------------------
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -115,11 +118,17 @@ def attended(overlap: Tensor, edges: Tensor) -> Tensor:
 
 
 def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list[dict[str, Tensor]], Tensor]:
-    """The forward pass of LanguageModel as dense float64 formulas: the numbers of each layer, and the logits."""
+    """The forward pass of LanguageModel as dense float64 formulas: the numbers of each layer, and the
+    logits.
+    """
     W = {name: tensor.double() for name, tensor in state.items()}
     x, layers = W["embedding.weight"][ids], []
     for number, of_layer in enumerate(edges):
-        part = {name.removeprefix(f"blocks.{number}."): w for name, w in W.items() if name.startswith(f"blocks.{number}.")}
+        part = {
+            name.removeprefix(f"blocks.{number}."): w
+            for name, w in W.items()
+            if name.startswith(f"blocks.{number}.")
+        }
         heard = normed(x, part["attention_norm.weight"])
         q, k, v = (torch.einsum("tw,hwd->htd", heard, part[f"attention.heads.W_{name}"]) for name in "QKV")
         table = part["attention.score_mod.table"]
@@ -130,10 +139,21 @@ def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list
         z = weights @ v
         update = torch.einsum("htd,hdw->tw", z, part["attention.heads.W_O"])
         after = x + update
-        inner = functional.gelu(normed(after, part["mlp_norm.weight"]) @ part["mlp.0.weight"].T + part["mlp.0.bias"])
+        inner = functional.gelu(
+            normed(after, part["mlp_norm.weight"]) @ part["mlp.0.weight"].T + part["mlp.0.bias"]
+        )
         thought = after + inner @ part["mlp.2.weight"].T + part["mlp.2.bias"]
         layers.append(
-            {"before": x, "heard": heard, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights, "z": z}
+            {
+                "before": x,
+                "heard": heard,
+                "q": q,
+                "k": k,
+                "v": v,
+                "overlap": overlap,
+                "weights": weights,
+                "z": z,
+            }
             | {"update": update, "after": after, "thought": thought}
         )
         x = thought
@@ -141,7 +161,9 @@ def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list
 
 
 def check_run(said: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
-    """A run of the engine is the oracle's, in every number that it tells: both are one forward pass in float64."""
+    """A run of the engine is the oracle's, in every number that it tells: both are one forward pass in
+    float64.
+    """
     assert "error" not in said, said
     layers, logits = dense(state, ids, edges)
     for number, (found, wanted) in enumerate(zip(said["said"]["layers"], layers, strict=True)):

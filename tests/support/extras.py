@@ -1,4 +1,6 @@
-"""Optional packages: a test asks for one by name and is skipped with the reason where it is absent, but never under CI."""
+"""Optional packages: a test asks for one by name and is skipped with the reason where it is absent, but never
+under CI.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ EXTRAS = {
 
 
 def needs(module):
-    """The module; without it the test (or, at the top of a file, all of the file) is skipped, under CI an error.
+    """The module; without it the test (or, at the top of a file, all of the file) is skipped, under CI an
+    error.
 
     >>> needs("json").__name__
     'json'

@@ -1,4 +1,5 @@
-"""Known faults: backends that compute something else, and changes of the source, planted in this process or in a copy of it.
+"""Known faults: backends that compute something else, and changes of the source, planted in this process or
+in a copy of it.
 
 ``PLANTED`` says of each fault in which file what stands there and what is put in its place.
 """
@@ -25,9 +26,6 @@ __all__ = ["PLANTED", "WRONG_BACKENDS", "changed_sources", "planted_here"]
 PACKAGE = Path(gnn_attention.__file__).parent
 
 
-# -- backends ---------------------------------------------------------------------------------------------------------
-
-
 def _tiled_groups(call):
     group = call.q.shape[1] // call.k.shape[1]
     return dense.run(replace(call, k=call.k.repeat(1, group, 1, 1), v=call.v.repeat(1, group, 1, 1)))
@@ -36,7 +34,11 @@ def _tiled_groups(call):
 def _from_the_left(call):
     """Decoding as if the first of the rows were token 0."""
     graph = call.graph
-    shifted = convert.from_mask(graph.mask().roll(-graph.dst_offset, -1)) if graph.dst_offset and call.bias is None else graph
+    shifted = (
+        convert.from_mask(graph.mask().roll(-graph.dst_offset, -1))
+        if graph.dst_offset and call.bias is None
+        else graph
+    )
     return dense.run(replace(call, graph=shifted))
 
 
@@ -69,16 +71,20 @@ WRONG_BACKENDS = {
     "isolated receive": _isolated_receive_one,
     "mod ignored": lambda call: dense.run(replace(call, score_mod=None)),
     "bias ignored": lambda call: dense.run(replace(call, bias=None)),
-    "bias reversed": lambda call: dense.run(replace(call, bias=None if call.bias is None else call.bias.flip(-1))),
+    "bias reversed": lambda call: dense.run(
+        replace(call, bias=None if call.bias is None else call.bias.flip(-1))
+    ),
     "sinks ignored": lambda call: dense.run(replace(call, sink_logits=None)),
     "half sums": lambda call: tuple(x.bfloat16().to(x.dtype) for x in reference.run(call)),
     "gradient of k lost": lambda call: dense.run(replace(call, k=call.k.detach())),
-    "off by 1e-9 in float64": _off_by({torch.float64: 1e-9, torch.float32: 0, torch.bfloat16: 0, torch.float16: 0}),
-    "off by 1e-4 in float32": _off_by({torch.float64: 0, torch.float32: 1e-4, torch.bfloat16: 0, torch.float16: 0}),
+    "off by 1e-9 in float64": _off_by(
+        {torch.float64: 1e-9, torch.float32: 0, torch.bfloat16: 0, torch.float16: 0}
+    ),
+    "off by 1e-4 in float32": _off_by(
+        {torch.float64: 0, torch.float32: 1e-4, torch.bfloat16: 0, torch.float16: 0}
+    ),
 }
 
-
-# -- changes of the source --------------------------------------------------------------------------------------------
 
 PLANTED = {
     "mask transposed": [
@@ -88,7 +94,9 @@ PLANTED = {
             "_squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device)).mT.contiguous()",
         )
     ],
-    "scale dropped": [("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")],
+    "scale dropped": [
+        ("edges.py", "return (q_dst * k_src).sum(-1) * scale", "return (q_dst * k_src).sum(-1)")
+    ],
     "grouped heads tiled instead of repeated": [
         (
             "edges.py",
@@ -119,7 +127,11 @@ PLANTED = {
         ("graph/token_graph.py", "            edges = edges[:, order]\n", "            pass\n"),
     ],
     "decode rows aligned top-left": [
-        ("graph/token_graph.py", "partial(rules.shifted, self.rule, start)", "partial(rules.shifted, self.rule, 0)")
+        (
+            "graph/token_graph.py",
+            "partial(rules.shifted, self.rule, start)",
+            "partial(rules.shifted, self.rule, 0)",
+        )
     ],
     "the graph ignored": [
         (
@@ -143,7 +155,9 @@ def changed_sources(fault: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def planted_here(fault: str) -> Iterator[None]:
-    """In the block every function of this process is that of the changed source: what has imported it has the fault, too."""
+    """In the block every function of this process is that of the changed source: what has imported it has the
+    fault, too.
+    """
     changes = [change for name, source in changed_sources(fault).items() for change in _changes(name, source)]
     assert changes, fault
     before = [(function, function.__code__) for function, _ in changes]
@@ -160,8 +174,16 @@ def _changes(name: str, source: str) -> list[tuple[types.FunctionType, types.Cod
     """Functions of the module whose code the changed source changes, each with its new code."""
     module = importlib.import_module(f"gnn_attention.{name.removesuffix('.py').replace('/', '.')}")
     codes = dict(_codes(compile(source, str(PACKAGE / name), "exec", dont_inherit=True)))
-    found = [(f, codes[f.__code__.co_qualname]) for f in _functions(vars(module)) if f.__code__.co_qualname in codes]
-    return [(f, code) for f, code in found if _differs(f.__code__, code) and f.__code__.co_freevars == code.co_freevars]
+    found = [
+        (f, codes[f.__code__.co_qualname])
+        for f in _functions(vars(module))
+        if f.__code__.co_qualname in codes
+    ]
+    return [
+        (f, code)
+        for f, code in found
+        if _differs(f.__code__, code) and f.__code__.co_freevars == code.co_freevars
+    ]
 
 
 def _functions(names: Mapping[str, Any]) -> Iterator[types.FunctionType]:
@@ -183,7 +205,11 @@ def _codes(code: types.CodeType) -> Iterator[tuple[str, types.CodeType]]:
 
 def _differs(one: types.CodeType, other: types.CodeType) -> bool:
     """Apart from the numbers of lines."""
-    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+    if (one.co_code, one.co_names, len(one.co_consts)) != (
+        other.co_code,
+        other.co_names,
+        len(other.co_consts),
+    ):
         return True
     pairs = zip(one.co_consts, other.co_consts, strict=True)
     return any(_differs(a, b) if isinstance(a, types.CodeType) else a != b for a, b in pairs)

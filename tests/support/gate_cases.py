@@ -1,7 +1,9 @@
-"""The launches that the compile gate compiles: every form, dtype, width and set of options, forward and backward.
+"""The launches that the compile gate compiles: every form, dtype, width and set of options, forward and
+backward.
 
-``python tests/support/gate_cases.py '[["rows", "bfloat16", 64, "plain", "sm_90"], ...]'`` compiles these cases with
-the Triton that it finds, and prints for each a line of JSON: what came of its kernels, or the error.
+``python tests/support/gate_cases.py '[["rows", "bfloat16", 64, "plain", "sm_90"], ...]'`` compiles these
+cases with the Triton that it finds, and prints for each a line of JSON: what came of its kernels, or the
+error.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ TOKENS, HEADS, KV_HEADS = 2304, 4, 2
 
 def graph():
     """A window, and hubs whose rows are done in chunks."""
-    return patterns.window(TOKENS, 16) | patterns.sinks(TOKENS, 1) | patterns.global_tokens(TOKENS, [TOKENS - 2])
+    return (
+        patterns.window(TOKENS, 16) | patterns.sinks(TOKENS, 1) | patterns.global_tokens(TOKENS, [TOKENS - 2])
+    )
 
 
 def configurations(form):
@@ -60,7 +64,10 @@ def launch(form, dtype, dim, options):
 
 def a_problem(edges, dtype, dim, full):
     """Token-major q, k and v, as projections give them."""
-    q, k, v = (torch.zeros(1, TOKENS, heads, dim, dtype=dtype).transpose(1, 2) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (
+        torch.zeros(1, TOKENS, heads, dim, dtype=dtype).transpose(1, 2)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
     if not full:
         return Problem(q, k, v, dim**-0.5)
     wide = accumulation_dtype(dtype)
@@ -80,7 +87,11 @@ def report(cases):
     """Print a line of JSON for each case."""
     for case in cases:
         try:
-            found = {"built": [{**dataclasses.asdict(kernel), "faults": kernel.faults()} for kernel in compiled(*case)]}
+            found = {
+                "built": [
+                    {**dataclasses.asdict(kernel), "faults": kernel.faults()} for kernel in compiled(*case)
+                ]
+            }
         except Exception as error:
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"}

@@ -36,12 +36,21 @@ def spilling(x, out, SIZE: tl.constexpr):
 
 def launch_gather(dtype=torch.bfloat16, stride=64):
     """16 rows of 64, one program."""
-    gather[(4,)](torch.zeros(32, stride, dtype=dtype), torch.zeros(64, dtype=torch.int32), torch.zeros(4, 64), stride, 16, 64)
+    gather[(4,)](
+        torch.zeros(32, stride, dtype=dtype),
+        torch.zeros(64, dtype=torch.int32),
+        torch.zeros(4, 64),
+        stride,
+        16,
+        64,
+    )
 
 
 def launch_product(dtype=torch.bfloat16):
     """64 x 64 x 64 on one warp group."""
-    product[(1,)](*(torch.zeros(64, 64, dtype=dtype) for _ in range(2)), torch.zeros(64, 64), 64, 64, 64, num_warps=4)
+    product[(1,)](
+        *(torch.zeros(64, 64, dtype=dtype) for _ in range(2)), torch.zeros(64, 64), 64, 64, 64, num_warps=4
+    )
 
 
 def launch_spilling():

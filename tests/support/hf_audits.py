@@ -1,7 +1,8 @@
-"""What is audited of the families of ``hf_models``: the graph that each promises, how it is asked, and why what leaks does.
+"""What is audited of the families of ``hf_models``: the graph that each promises, how it is asked, and why
+what leaks does.
 
-``python -m tests.support.hf_audits [FAMILY ...]`` audits them and prints a table; without families it also writes the record that
-``test_audit_families.py`` reads.
+``python -m tests.support.hf_audits [FAMILY ...]`` audits them and prints a table; without families it also
+writes the record that ``test_audit_families.py`` reads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from gnn_attention.interpret.audit import PartOf, Verdict, audit
 
 RECORD = Path(__file__).parents[1] / "records" / "2026-11-20-audit-families.json"
 IMPLEMENTATIONS = ("gnn_attention", "eager", "sdpa", "flex_attention")
-ANSWER, PAD, FRAMES, SOUNDS = 7, 3, 32, 16  # tokens of a decoder, of padding, and of a sound before and after its convolutions
+ANSWER, PAD, FRAMES, SOUNDS = (
+    7,
+    3,
+    32,
+    16,
+)  # tokens of a decoder, of padding, and of a sound before and after its convolutions
 CHUNKS = {TOKENS: (7, 1, 1, 3), ANSWER: (4, 1, 2)}  # how decoding is fed
 EXPERTS = ("gpt_oss", "deepseek_v3", "mixtral")  # torch's grouped_mm, which their experts use, has no float64
 
@@ -42,7 +48,9 @@ SOUND = torch.randn(1, 8, FRAMES, generator=DRAW)
 
 @dataclass(frozen=True)
 class Subject:
-    """One audit of a model: ``graphs``, one for each layer, are promised of ``of(model)``, called by ``call``."""
+    """One audit of a model: ``graphs``, one for each layer, are promised of ``of(model)``, called by
+    ``call``.
+    """
 
     graphs: tuple[TokenGraph, ...]
     shape: tuple[int, ...]
@@ -51,8 +59,6 @@ class Subject:
     of: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
     dtype: torch.dtype = torch.float64
 
-
-# -- which graph is promised --------------------------------------------------------------------------------------------
 
 CAUSAL, FULL = patterns.causal(TOKENS), patterns.full(TOKENS)
 WINDOW, CHUNKED = patterns.window(TOKENS, 5), patterns.chunked(TOKENS, 5)
@@ -83,25 +89,35 @@ def without(graph: TokenGraph, padding: slice) -> TokenGraph:
     """The graph in which nobody hears padding."""
     heard = torch.ones(graph.num_src, dtype=torch.bool)
     heard[padding] = False
-    tokens = TokenGraph.from_rule(lambda b, h, dst, src: heard[src] & (dst >= 0), graph.num_dst, graph.num_src, name="tokens")
+    tokens = TokenGraph.from_rule(
+        lambda b, h, dst, src: heard[src] & (dst >= 0), graph.num_dst, graph.num_src, name="tokens"
+    )
     return replace(graph & tokens, name=f"{graph.name} without padding")
 
 
 def frames_heard() -> TokenGraph:
     """Whisper's two convolutions of width 3, the second with stride 2: two frames on either side of 2 dst."""
-    return TokenGraph.from_rule(lambda b, h, dst, src: (src - 2 * dst).abs() <= 2, SOUNDS, FRAMES, name="two convolutions")
-
-
-# -- what is asked of whom ----------------------------------------------------------------------------------------------
+    return TokenGraph.from_rule(
+        lambda b, h, dst, src: (src - 2 * dst).abs() <= 2, SOUNDS, FRAMES, name="two convolutions"
+    )
 
 
 def subjects(name: str) -> dict[str, Subject]:
     """All audits of a family, by what is audited."""
     family = FAMILIES[name]
-    made = {"text": of_text, "pixels": of_pictures, "both": lambda _: of_clip(), "pair": of_pairs, "sound": lambda _: of_sound()}
+    made = {
+        "text": of_text,
+        "pixels": of_pictures,
+        "both": lambda _: of_clip(),
+        "pair": of_pairs,
+        "sound": lambda _: of_sound(),
+    }
     found: dict[str, Subject] = made[family.inputs](name)
     least = torch.float32 if name in EXPERTS else torch.float64
-    return {what: replace(subject, dtype=min(subject.dtype, least, key=lambda d: d.itemsize)) for what, subject in found.items()}
+    return {
+        what: replace(subject, dtype=min(subject.dtype, least, key=lambda d: d.itemsize))
+        for what, subject in found.items()
+    }
 
 
 def of_text(name: str) -> dict[str, Subject]:
@@ -117,14 +133,22 @@ def of_text(name: str) -> dict[str, Subject]:
         "tokens": Subject(graphs, (TOKENS,)),
         **layers(BLOCKS.get(name, "model.layers"), graphs, 32, input_ids=TEXT),
         f"padding on the {side}": Subject(
-            tuple(without(graph, padding) for graph in padded), (TOKENS,), masked(padding), dtype=torch.float32
+            tuple(without(graph, padding) for graph in padded),
+            (TOKENS,),
+            masked(padding),
+            dtype=torch.float32,
         ),
         **({} if encodes else {"decoding": Subject(graphs, (TOKENS,), decoded)}),
     }
 
 
 def layers(
-    blocks: str, graphs: tuple[TokenGraph, ...], width: int, within: str = "", label: str = "layer", **inputs: Any
+    blocks: str,
+    graphs: tuple[TokenGraph, ...],
+    width: int,
+    within: str = "",
+    label: str = "layer",
+    **inputs: Any,
 ) -> dict[str, Subject]:
     """Each layer in its place, against its own graph; ``within``: of this part of the model."""
 
@@ -132,7 +156,8 @@ def layers(
         return lambda model: PartOf(model.get_submodule(within), f"{blocks}.{number}", **inputs)
 
     return {
-        f"{label} {number}": Subject((graph,), (graph.num_src, width), of=alone(number)) for number, graph in enumerate(graphs)
+        f"{label} {number}": Subject((graph,), (graph.num_src, width), of=alone(number))
+        for number, graph in enumerate(graphs)
     }
 
 
@@ -140,7 +165,10 @@ def of_pictures(name: str) -> dict[str, Subject]:
     """From the pixels of a patch to all tokens, the class token among them, and each layer alone."""
     if name == "swin":
         stages = [
-            layers(f"encoder.layers.{s}.blocks", STAGES[s], 16 << s, "", f"stage {s} layer", pixel_values=PICTURE) for s in (0, 1)
+            layers(
+                f"encoder.layers.{s}.blocks", STAGES[s], 16 << s, "", f"stage {s} layer", pixel_values=PICTURE
+            )
+            for s in (0, 1)
         ]
         return {"patches": Subject((patterns.cross(16, 64),), (64, 12), painted), **stages[0], **stages[1]}
     tokens = 16 if name == "siglip" else 17
@@ -160,7 +188,14 @@ def of_clip() -> dict[str, Subject]:
         "text, padding on the right": replace(text, graphs=graphs, call=masked(padding), dtype=torch.float32),
         **layers("encoder.layers", (CAUSAL, CAUSAL), 32, "text_model", "text layer", input_ids=TEXT),
         "patches": picture,
-        **layers("encoder.layers", (patterns.full(17),) * 2, 32, "vision_model", "picture layer", pixel_values=PICTURE),
+        **layers(
+            "encoder.layers",
+            (patterns.full(17),) * 2,
+            32,
+            "vision_model",
+            "picture layer",
+            pixel_values=PICTURE,
+        ),
     }
 
 
@@ -170,7 +205,10 @@ def of_pairs(name: str) -> dict[str, Subject]:
     given = {"input_ids": TEXT, "decoder_input_ids": SAID}
     padding = slice(TOKENS - PAD, None)
     across = Subject((patterns.cross(ANSWER, TOKENS),), (TOKENS,), reads, f"{base}encoder.embed_tokens")
-    padded = {"graphs": (without(across.graphs[0], padding),), "call": masked(padding, decoder_input_ids=SAID)}
+    padded = {
+        "graphs": (without(across.graphs[0], padding),),
+        "call": masked(padding, decoder_input_ids=SAID),
+    }
     return {
         "encoder": Subject((FULL, FULL), (TOKENS,), of=lambda model: model.get_encoder()),
         **layers(f"{base}encoder.{blocks}", (FULL, FULL), 32, "", "encoder layer", **given),
@@ -186,13 +224,20 @@ def of_sound() -> dict[str, Subject]:
     encoder = {"of": lambda model: model.get_encoder()}
     return {
         "frames": Subject(
-            (frames_heard(),), (FRAMES, 8), lambda m, x: m(x.mT, output_hidden_states=True).hidden_states[0], **encoder
+            (frames_heard(),),
+            (FRAMES, 8),
+            lambda m, x: m(x.mT, output_hidden_states=True).hidden_states[0],
+            **encoder,
         ),
-        "encoder": Subject((patterns.cross(SOUNDS, FRAMES),), (FRAMES, 8), lambda m, x: m(x.mT).last_hidden_state, **encoder),
+        "encoder": Subject(
+            (patterns.cross(SOUNDS, FRAMES),), (FRAMES, 8), lambda m, x: m(x.mT).last_hidden_state, **encoder
+        ),
         **layers("model.encoder.layers", (patterns.full(SOUNDS),) * 2, 32, "", "encoder layer", **given),
         **of_decoder("model.decoder", "layers", **given),
         "encoder to decoder": Subject(
-            (patterns.cross(ANSWER, FRAMES),), (FRAMES, 8), lambda m, x: m(x.mT, decoder_input_ids=SAID.expand(len(x), -1))
+            (patterns.cross(ANSWER, FRAMES),),
+            (FRAMES, 8),
+            lambda m, x: m(x.mT, decoder_input_ids=SAID.expand(len(x), -1)),
         ),
     }
 
@@ -203,7 +248,11 @@ def of_decoder(decoder: str, blocks: str, **given: Tensor) -> dict[str, Subject]
     source = {name: value for name, value in given.items() if name != "decoder_input_ids"}
 
     def listening(model: nn.Module, ids: Tensor, **more: Any) -> Any:
-        return model(**{name: repeated(value, ids, model) for name, value in source.items()}, decoder_input_ids=ids, **more)
+        return model(
+            **{name: repeated(value, ids, model) for name, value in source.items()},
+            decoder_input_ids=ids,
+            **more,
+        )
 
     def padded(model: nn.Module, ids: Tensor) -> Any:
         return listening(model, ids, decoder_attention_mask=valid(slice(PAD), ANSWER).expand(len(ids), -1))
@@ -213,12 +262,11 @@ def of_decoder(decoder: str, blocks: str, **given: Tensor) -> dict[str, Subject]
     return {
         "decoder": whole,
         **layers(f"{decoder}.{blocks}", graphs, 32, "", "decoder layer", **given),
-        "decoder, padding on the left": replace(whole, graphs=without_padding, call=padded, dtype=torch.float32),
+        "decoder, padding on the left": replace(
+            whole, graphs=without_padding, call=padded, dtype=torch.float32
+        ),
         "decoding": replace(whole, call=lambda m, x: decoded(m, x, listening)),
     }
-
-
-# -- how models are called ----------------------------------------------------------------------------------------------
 
 
 def repeated(value: Tensor, like: Tensor, model: nn.Module) -> Tensor:
@@ -249,7 +297,9 @@ def reads(model: nn.Module, ids: Tensor) -> Any:
     return model(input_ids=ids, decoder_input_ids=SAID.expand(len(ids), -1))
 
 
-def decoded(model: nn.Module, ids: Tensor, call: Callable[..., Any] = lambda model, ids, **more: model(ids, **more)) -> Tensor:
+def decoded(
+    model: nn.Module, ids: Tensor, call: Callable[..., Any] = lambda model, ids, **more: model(ids, **more)
+) -> Tensor:
     """The logits of all tokens, fed in chunks with a cache."""
     cache, said = None, []
     for chunk in ids.split(CHUNKS[ids.shape[1]], 1):
@@ -263,10 +313,9 @@ def painted(model: nn.Module, x: Tensor) -> Any:
     """A vision model on pictures of patches ``[B, patches, 3 size size]``."""
     side = int(x.shape[1] ** 0.5)
     size = 16 // side
-    return model(pixel_values=x.view(-1, side, side, 3, size, size).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 16, 16))
-
-
-# -- audits -------------------------------------------------------------------------------------------------------------
+    return model(
+        pixel_values=x.view(-1, side, side, 3, size, size).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 16, 16)
+    )
 
 
 @contextmanager
@@ -286,7 +335,12 @@ def audited(name: str, subject: Subject, implementation: str, **options: Any) ->
         return audit(subject.of(model), subject.graphs, subject.shape, call=subject.call, **options)
     with eagerly():  # on a CPU it has no gradient: another input at each sender is the witness
         return audit(
-            subject.of(model), subject.graphs, subject.shape, call=subject.call, witnesses=("perturbation", "nan"), **options
+            subject.of(model),
+            subject.graphs,
+            subject.shape,
+            call=subject.call,
+            witnesses=("perturbation", "nan"),
+            **options,
         )
 
 
@@ -322,8 +376,12 @@ ONE_BIAS = (
 
 
 def reason(verdict: Verdict, implementation: str) -> str:
-    """Why information flows where it must not, found in transformers' code; a question mark for anything else."""
-    deaf = torch.stack([graph.in_degree() == 0 for graph in verdict.graphs]).any(0)  # in some layer they hear nobody
+    """Why information flows where it must not, found in transformers' code; a question mark for anything
+    else.
+    """
+    deaf = torch.stack([graph.in_degree() == 0 for graph in verdict.graphs]).any(
+        0
+    )  # in some layer they hear nobody
     if verdict.unused or verdict.crosses_samples:
         return "?"
     if all(leak.size < 1e-40 and "perturbation" not in leak.witnesses for leak in verdict.leaks):
@@ -338,20 +396,40 @@ def swept(names: list[str]) -> list[dict[str, Any]]:
     for name in names:
         for what, subject in subjects(name).items():
             start = time.process_time()
-            graphs, dtype = [graph.name for graph in subject.graphs], str(subject.dtype).removeprefix("torch.")
+            graphs, dtype = (
+                [graph.name for graph in subject.graphs],
+                str(subject.dtype).removeprefix("torch."),
+            )
             by = {implementation: found(name, subject, implementation) for implementation in IMPLEMENTATIONS}
             seconds = round(time.process_time() - start, 2)
-            rows.append({"family": name, "subject": what, "graphs": graphs, "dtype": dtype, "by": by, "cpu_s": seconds})
-            print(f"{name:12} {what:42} " + " ".join(by[i]["verdict"] for i in IMPLEMENTATIONS), file=sys.stderr)
+            rows.append(
+                {
+                    "family": name,
+                    "subject": what,
+                    "graphs": graphs,
+                    "dtype": dtype,
+                    "by": by,
+                    "cpu_s": seconds,
+                }
+            )
+            print(
+                f"{name:12} {what:42} " + " ".join(by[i]["verdict"] for i in IMPLEMENTATIONS), file=sys.stderr
+            )
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each family, a column for each implementation: how many audits are exact, and what the others are."""
+    """A line for each family, a column for each implementation: how many audits are exact, and what the
+    others are.
+    """
     lines = ["| family | " + " | ".join(IMPLEMENTATIONS) + " |", "|---|" + "---|" * len(IMPLEMENTATIONS)]
     for name in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == name]
-        lines.append(f"| {name} | " + " | ".join(cell(mine, implementation) for implementation in IMPLEMENTATIONS) + " |")
+        lines.append(
+            f"| {name} | "
+            + " | ".join(cell(mine, implementation) for implementation in IMPLEMENTATIONS)
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -361,7 +439,9 @@ def cell(rows: list[dict[str, Any]], implementation: str) -> str:
     others = [(row["subject"], row["by"][implementation]) for row in rows if row not in exact]
     if len({by["verdict"] for _, by in others}) == 1 and len(others) == len(rows):
         return str(others[0][1]["verdict"])
-    said = [f"{what}: {by['leaks']} leaks" if "leaks" in by else f"{what}: {by['verdict']}" for what, by in others]
+    said = [
+        f"{what}: {by['leaks']} leaks" if "leaks" in by else f"{what}: {by['verdict']}" for what, by in others
+    ]
     return "; ".join([f"{len(exact)} of {len(rows)} exact", *said])
 
 
@@ -377,9 +457,18 @@ def main(names: list[str]) -> None:
 
 def write(rows: list[dict[str, Any]]) -> None:
     """The record: versions, then a line for each subject."""
-    packages = {"torch": torch.__version__, "transformers": transformers.__version__, "gnn_attention": ga.__version__}
+    packages = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "gnn_attention": ga.__version__,
+    }
     versions = {"python": platform.python_version(), **packages}
-    head = {"date": "2026-11-20", "versions": versions, "threads": 1, "cpu_s": round(sum(row["cpu_s"] for row in rows), 1)}
+    head = {
+        "date": "2026-11-20",
+        "versions": versions,
+        "threads": 1,
+        "cpu_s": round(sum(row["cpu_s"] for row in rows), 1),
+    }
     body = ",\n  ".join(json.dumps(row) for row in rows)
     RECORD.write_text(json.dumps(head)[:-1] + f', "rows": [\n  {body}\n]}}\n', encoding="utf-8")
 

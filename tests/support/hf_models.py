@@ -1,7 +1,8 @@
-"""Tiny models of many Hugging Face families, from configs alone, with sharpened attention; and how two attentions are compared.
+"""Tiny models of many Hugging Face families, from configs alone, with sharpened attention; and how two
+attentions are compared.
 
-Freshly initialised weights give logits so small that all weights are nearly equal: a dropped softcap, bias or window would hardly
-be seen. So q and k are made larger, and sinks and position biases are drawn anew.
+Freshly initialised weights give logits so small that all weights are nearly equal: a dropped softcap, bias or
+window would hardly be seen. So q and k are made larger, and sinks and position biases are drawn anew.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SMALL = {
     "eos_token_id": None,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
-PICTURES = {**{k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}}
+PICTURES = {
+    **{k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+}
 PICTURES |= {"image_size": 16, "patch_size": 4, "num_channels": 3}
 
 
@@ -152,13 +155,22 @@ FAMILIES = {
     "cohere2": Family("Cohere2Config", "Cohere2ForCausalLM", {**GROUPED, **HYBRID}),
     "granite": Family("GraniteConfig", "GraniteForCausalLM", {**SMALL, "num_key_value_heads": 2}),
     "stablelm": Family("StableLmConfig", "StableLmForCausalLM", {**SMALL, "num_key_value_heads": 2}),
-    "diffllama": Family("DiffLlamaConfig", "DiffLlamaForCausalLM", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "diffllama": Family(
+        "DiffLlamaConfig", "DiffLlamaForCausalLM", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+    ),
     "bert": Family("BertConfig", "BertForMaskedLM", SMALL),
     "roberta": Family("RobertaConfig", "RobertaForMaskedLM", SMALL),
     "distilbert": Family(
         "DistilBertConfig",
         "DistilBertForMaskedLM",
-        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+        {
+            "vocab_size": VOCABULARY,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": 64,
+        },
     ),
     "modernbert": Family(
         "ModernBertConfig",
@@ -180,7 +192,14 @@ FAMILIES = {
     "swin": Family(
         "SwinConfig",
         "SwinModel",
-        {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+        {
+            "image_size": 16,
+            "patch_size": 2,
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+        },
         "pixels",
         padded=False,
         default=True,
@@ -219,7 +238,11 @@ FAMILIES = {
         "WhisperConfig",
         "WhisperForConditionalGeneration",
         {
-            **{k: v for k, v in ENCODER_DECODER.items() if k not in ("max_position_embeddings", "forced_eos_token_id")},
+            **{
+                k: v
+                for k, v in ENCODER_DECODER.items()
+                if k not in ("max_position_embeddings", "forced_eos_token_id")
+            },
             "num_mel_bins": 8,
             "max_source_positions": 16,
             "max_target_positions": 64,
@@ -264,7 +287,9 @@ SWEPT = {  # model types that the generic sizes make small, by what they are
     """,
 }
 
-DRAWN_LARGER = r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
+DRAWN_LARGER = (
+    r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
+)
 NORMS = r"\.[qk]_(norm|layernorm)\.weight$"
 DRAWN = r"(sinks|relative_attention_bias\.weight|relative_position_bias_table)$"
 
@@ -281,7 +306,9 @@ def build(name: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, routers, eager's softmax and generate go by way of float32, whatever the dtype: float64 stays float64 then."""
+    """Norms, routers, eager's softmax and generate go by way of float32, whatever the dtype: float64 stays
+    float64 then.
+    """
 
     def wide(x: torch.Tensor, dtype: Any) -> Any:
         return x.dtype if (dtype, x.dtype) == (torch.float32, torch.float64) else dtype
@@ -295,7 +322,12 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(owner, name, called)
 
-    for owner, name in ((nn.functional, "softmax"), (torch, "zeros_like"), (torch.Tensor, "type"), (torch.Tensor, "to")):
+    for owner, name in (
+        (nn.functional, "softmax"),
+        (torch, "zeros_like"),
+        (torch.Tensor, "type"),
+        (torch.Tensor, "to"),
+    ):
         never(owner, name)
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x.to(torch.float32))
 
@@ -308,12 +340,20 @@ def exact(model: Any) -> Any:
 
 
 def build_generic(kind: str, model_type: str) -> Any:
-    """A small model of any type, from the sizes that its config knows; every kind of layer that it has, once or twice."""
+    """A small model of any type, from the sizes that its config knows; every kind of layer that it has, once
+    or twice.
+    """
     classes = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
     name, config = classes[model_type], transformers.CONFIG_MAPPING[model_type]
     usual = config()
-    sizes = {key: value for key, value in GENERIC.items() if getattr(usual, key, None) is not None or key == "sliding_window"}
-    sizes |= {key: value for key, value in GENERIC.items() if key.endswith("token_id") and hasattr(usual, key)}
+    sizes = {
+        key: value
+        for key, value in GENERIC.items()
+        if getattr(usual, key, None) is not None or key == "sliding_window"
+    }
+    sizes |= {
+        key: value for key, value in GENERIC.items() if key.endswith("token_id") and hasattr(usual, key)
+    }
     sizes = {key: value for key, value in sizes.items() if hasattr(usual, key)}
     kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or []))
     if kinds:
@@ -326,7 +366,9 @@ def build_generic(kind: str, model_type: str) -> Any:
 
 @torch.no_grad()
 def sharpen(model: torch.nn.Module) -> None:
-    """q and k such that logits are of size 2 or more, and sinks and position biases of the size of a logit."""
+    """q and k such that logits are of size 2 or more, and sinks and position biases of the size of a
+    logit.
+    """
     for name, parameter in model.named_parameters():
         if re.search(DRAWN_LARGER, "." + name):
             parameter.mul_(0.24 / parameter.std())
@@ -336,7 +378,9 @@ def sharpen(model: torch.nn.Module) -> None:
             parameter.normal_()
 
 
-def inputs(name: str, pad: str | None = None, seed: int = 1, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def inputs(
+    name: str, pad: str | None = None, seed: int = 1, dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
     """Inputs of a family; ``pad``: "left", "right" or None. Rows of a batch have 12, 8 and 5 tokens then."""
     family, draw = FAMILIES[name], torch.Generator().manual_seed(seed)
     text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
@@ -354,14 +398,21 @@ def inputs(name: str, pad: str | None = None, seed: int = 1, dtype: torch.dtype 
         "pixels": {"pixel_values": pixels},
         "both": {**said, "pixel_values": pixels},
         "pair": {**said, "decoder_input_ids": answer},
-        "sound": {"input_features": torch.randn(BATCH, 8, 32, generator=draw).to(dtype), "decoder_input_ids": answer},
+        "sound": {
+            "input_features": torch.randn(BATCH, 8, 32, generator=draw).to(dtype),
+            "decoder_input_ids": answer,
+        },
     }[family.inputs]
 
 
 def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.Tensor:
     """What the model says, at the positions that hold a token, as ``[positions, channels]``."""
     out = model(**given, **more)
-    found = {"logits": out.get("logits"), "state": out.get("last_hidden_state"), "both": out.get("logits_per_image")}
+    found = {
+        "logits": out.get("logits"),
+        "state": out.get("last_hidden_state"),
+        "both": out.get("logits_per_image"),
+    }
     values = next(value for value in found.values() if value is not None)
     if FAMILIES[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
         return values[given["attention_mask"].bool()]
@@ -369,7 +420,9 @@ def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.T
 
 
 def difference(name: str, model: Any, given: dict[str, Any]) -> float:
-    """The largest difference between eager and this library's attention, in units of the largest number that is said."""
+    """The largest difference between eager and this library's attention, in units of the largest number that
+    is said.
+    """
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = result(name, model, given)

@@ -8,12 +8,22 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.edges import accumulation_dtype
-from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, log_multiplicity, relative_bias, softcap
+from gnn_attention.score_mods import (
+    RelativeBias,
+    alibi,
+    alibi_slopes,
+    chain,
+    log_multiplicity,
+    relative_bias,
+    softcap,
+)
 from gnn_attention.verify.measure import summation_bound
 
 
 def listed(num_dst, num_src, share, seed=0):
-    """A random graph in no particular order; receiver 3 hears nobody, 1 hears everybody, everybody but 3 hears sender 2."""
+    """A random graph in no particular order; receiver 3 hears nobody, 1 hears everybody, everybody but 3
+    hears sender 2.
+    """
     rng = torch.Generator().manual_seed(seed)
     mask = torch.rand(num_dst, num_src, generator=rng) < share
     mask[1] = mask[:, 2] = True
@@ -23,14 +33,18 @@ def listed(num_dst, num_src, share, seed=0):
 
 
 GRAPH = listed(6, 5, 0.3)
-VARYING = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src - h - 2 * b) % 3 == 0, 4, 3, heads=2, batch=2)
+VARYING = ga.TokenGraph.from_rule(
+    lambda b, h, dst, src: (dst - src - h - 2 * b) % 3 == 0, 4, 3, heads=2, batch=2
+)
 LEARNED = RelativeBias(2, 2).double()
 torch.nn.init.normal_(LEARNED.table, generator=torch.Generator().manual_seed(1))
 
 
 @dataclass
 class Case:
-    """What differs from plain attention over ``graph`` with 2 samples, 2 query heads and one key/value head."""
+    """What differs from plain attention over ``graph`` with 2 samples, 2 query heads and one key/value
+    head.
+    """
 
     graph: ga.TokenGraph = field(default_factory=lambda: GRAPH)
     heads: tuple = (2, 1)
@@ -50,12 +64,20 @@ class Case:
             (2, self.heads[1], g.num_src, self.widths[1]),
         ]
         found = [torch.randn(shape, generator=rng, dtype=torch.float64).to(device, dtype) for shape in shapes]
-        bias = torch.randn(*self.bias, g.num_edges, generator=rng, dtype=torch.float64) if self.bias is not None else None
+        bias = (
+            torch.randn(*self.bias, g.num_edges, generator=rng, dtype=torch.float64)
+            if self.bias is not None
+            else None
+        )
         if self.closed:
             bias[..., ::3] = -torch.inf
             bias[..., g.edge_index[1] == 0] = -torch.inf  # who hears nobody though it has in-edges
         bias = None if bias is None else bias.to(device, accumulation_dtype(dtype))
-        sinks = torch.randn(self.heads[0], generator=rng, dtype=torch.float64).to(device, dtype) if self.sinks else None
+        sinks = (
+            torch.randn(self.heads[0], generator=rng, dtype=torch.float64).to(device, dtype)
+            if self.sinks
+            else None
+        )
         return [x if x is None else x.requires_grad_() for x in (*found, bias, sinks)]
 
 
@@ -80,10 +102,16 @@ CASES = {
     "sinks": Case(sinks=True),
     "dropout": Case(dropout=0.4, heads=(2, 2)),
     "everything": Case(
-        score_mod=chain(alibi(alibi_slopes(2)), LEARNED, softcap(2.0)), bias=(2,), sinks=True, dropout=0.3, widths=(24, 5)
+        score_mod=chain(alibi(alibi_slopes(2)), LEARNED, softcap(2.0)),
+        bias=(2,),
+        sinks=True,
+        dropout=0.3,
+        widths=(24, 5),
     ),
     "by head and sample": Case(graph=VARYING, score_mod=alibi(alibi_slopes(2)), dropout=0.3),
-    "receivers 2 to 4": Case(graph=patterns.causal(5).rows(2, 5), score_mod=alibi(alibi_slopes(2)), dropout=0.3),
+    "receivers 2 to 4": Case(
+        graph=patterns.causal(5).rows(2, 5), score_mod=alibi(alibi_slopes(2)), dropout=0.3
+    ),
     "no edges": Case(graph=ga.TokenGraph.from_edges(torch.empty(2, 0, dtype=torch.int64), 3, 2), bias=(2,)),
     "no receivers": Case(graph=ga.TokenGraph.from_edges(torch.empty(2, 0, dtype=torch.int64), 0, 2)),
     "no senders": Case(graph=ga.TokenGraph.from_edges(torch.empty(2, 0, dtype=torch.int64), 3, 0)),
@@ -149,7 +177,8 @@ def gradients(out, lse, inputs):
     rng = torch.Generator().manual_seed(5)
     total = sum(
         (
-            x.masked_fill(x == -torch.inf, 0.0) * torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype)
+            x.masked_fill(x == -torch.inf, 0.0)
+            * torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype)
         ).sum()
         for x in (out, lse)
     )
@@ -160,15 +189,22 @@ def gradients(out, lse, inputs):
 def lse_bound(q, k, scale, lse):
     """How far lse, summed in float32, may be from that of the same numbers in float64.
 
-    A logit is a sum of products; exp, of 2 ulps, is summed over the in-edges, and a relative error of the sum is an absolute
-    one of its logarithm; the logarithm, of 2 ulps, and the sum with the shift are rounded once more.
+    A logit is a sum of products; exp, of 2 ulps, is summed over the in-edges, and a relative error of the sum
+    is an absolute one of its logarithm; the logarithm, of 2 ulps, and the sum with the shift are rounded once
+    more.
     """
     products = float((q.double().abs().amax((0, 1)) @ k.double().abs().amax((0, 1)).T).max()) * abs(scale)
     logits = summation_bound(q.shape[-1] + 1, products, torch.float32)
     size = float(lse.detach()[lse.isfinite()].abs().max())
-    return 2 * logits + summation_bound(k.shape[2] + 4, 1.0, torch.float32) + summation_bound(5, size, torch.float32)
+    return (
+        2 * logits
+        + summation_bound(k.shape[2] + 4, 1.0, torch.float32)
+        + summation_bound(5, size, torch.float32)
+    )
 
 
 def parameters(case, given):
     """All that is learned."""
-    return [x for x in given if x is not None] + (list(LEARNED.parameters()) if "Relative" in repr(case.score_mod) else [])
+    return [x for x in given if x is not None] + (
+        list(LEARNED.parameters()) if "Relative" in repr(case.score_mod) else []
+    )

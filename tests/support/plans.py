@@ -21,7 +21,9 @@ def tokens(groups: Groups, number: int) -> Tensor:
 
 
 def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
-    """How often each pair ``[dst, src]`` is taken as an edge, written out from the definitions of ``_pieces``."""
+    """How often each pair ``[dst, src]`` is taken as an edge, written out from the definitions of
+    ``_pieces``.
+    """
     count = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for piece in pieces:
         if isinstance(piece, Edges):
@@ -76,7 +78,9 @@ def _structured() -> dict[str, TokenGraph]:
         "cross": p.cross(100, 200),
         "one column": TokenGraph.from_rule(lambda b, h, dst, src: src * 0 + dst >= 100, 170, 1),
         "one column, the first": TokenGraph.from_rule(lambda b, h, dst, src: src * 0 + dst < 100, 170, 30),
-        "nobody but the last": TokenGraph.from_rule(lambda b, h, dst, src: (dst == 299) & (src == 0), 300, 70),
+        "nobody but the last": TokenGraph.from_rule(
+            lambda b, h, dst, src: (dst == 299) & (src == 0), 300, 70
+        ),
         "rows": p.causal(333).rows(100, 333),
         "rows of a window": p.window(333, 100).rows(63, 257),
         "transposed": (p.window(260, 40) | p.sinks(260, 3)).T,
@@ -96,7 +100,9 @@ LISTED = {
 }
 RANDOM = {f"random {d}": ga.convert.from_mask(random_mask(150, 170, d)) for d in (0.01, 0.1, 0.25, 0.5, 0.95)}
 SHUFFLED = torch.randperm(300 * 200, generator=torch.Generator().manual_seed(1))[:2000]
-RANDOM["random, in no order"] = ga.convert.from_edge_index(torch.stack([SHUFFLED % 200, SHUFFLED // 200]), 300, 200)
+RANDOM["random, in no order"] = ga.convert.from_edge_index(
+    torch.stack([SHUFFLED % 200, SHUFFLED // 200]), 300, 200
+)
 PLAIN = {**STRUCTURED, **LISTED, **RANDOM}
 SMALL = {
     **{name: case.graph for name, case in GRAPHS.items() if not case.varies},

@@ -1,8 +1,9 @@
 """Run a function on several gloo processes of this machine, within a deadline: no test waits for ever.
 
-``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes with a process group and
-returns the four results. The function stands at the top of its module; arguments and results are whatever ``torch.save`` holds.
-The processes are forked from a server that has loaded torch once, so that a run takes a fraction of a second.
+``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes with
+a process group and returns the four results. The function stands at the top of its module; arguments and
+results are whatever ``torch.save`` holds. The processes are forked from a server that has loaded torch once,
+so that a run takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -32,8 +33,17 @@ __all__ = ["RanksError", "alone", "run", "share"]
 
 # What the server loads, once, and no process of a rank again: the package, and what test modules import.
 PRELOADED = (
-    *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"),
-    *("gnn_attention.model", "gnn_attention.training", "gnn_attention.distributed", "gnn_attention.convert.catalogue"),
+    *(
+        "torch.distributed.tensor.parallel",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+    ),
+    *(
+        "gnn_attention.model",
+        "gnn_attention.training",
+        "gnn_attention.distributed",
+        "gnn_attention.convert.catalogue",
+    ),
     *("gnn_attention.verify.oracle", "pytest"),
 )
 Tensors = Sequence[torch.Tensor]
@@ -47,13 +57,16 @@ class RanksError(AssertionError):
 def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline: float = 60.0) -> list[Any]:
     """What ``function(rank, world_size, *arguments)`` returns on every rank.
 
-    RanksError where one raises or dies, or where not all are done ``deadline`` seconds after the start; all are dead then.
+    RanksError where one raises or dies, or where not all are done ``deadline`` seconds after the start; all
+    are dead then.
     """
     return _results(range(world_size), world_size, function, arguments, deadline)
 
 
 def alone(function: Callable[..., Any], *arguments: Any, deadline: float = 60.0) -> Any:
-    """What ``function(*arguments)`` returns in a process of its own, without a process group; else as ``run``."""
+    """What ``function(*arguments)`` returns in a process of its own, without a process group; else as
+    ``run``.
+    """
     return _results([0], None, function, arguments, deadline)[0]
 
 
@@ -65,18 +78,27 @@ def share(found: Tensors, true: Tensors, whole: Tensors | None = None) -> float:
     for a, b in zip(found, true, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype == torch.float64
-    off, largest = error(found, true), max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0)
+    off, largest = (
+        error(found, true),
+        max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0),
+    )
     return off / (EXACT * largest) if largest else 0.0 if off == 0 else math.inf
 
 
 def _results(
-    ranks: Sequence[int], world_size: int | None, function: Callable[..., Any], arguments: tuple[Any, ...], deadline: float
+    ranks: Sequence[int],
+    world_size: int | None,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    deadline: float,
 ) -> list[Any]:
     context = _server()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments")
         where = function.__module__, sys.modules[function.__module__].__file__, function.__qualname__
-        processes = [context.Process(target=_rank, args=(rank, world_size, where, folder, deadline)) for rank in ranks]
+        processes = [
+            context.Process(target=_rank, args=(rank, world_size, where, folder, deadline)) for rank in ranks
+        ]
         for process in processes:
             process.start()
         try:
@@ -127,10 +149,9 @@ def _check(folder: str, codes: list[int | None], in_time: bool, deadline: float)
         raise RanksError("\n".join(texts))
 
 
-# -- in the process of a rank -----------------------------------------------------------------------------------------
-
-
-def _rank(rank: int, world_size: int | None, where: tuple[str, str, str], folder: str, deadline: float) -> None:
+def _rank(
+    rank: int, world_size: int | None, where: tuple[str, str, str], folder: str, deadline: float
+) -> None:
     """The life of one process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -138,7 +159,9 @@ def _rank(rank: int, world_size: int | None, where: tuple[str, str, str], folder
         place = () if world_size is None else (rank, world_size)
         if world_size is not None:
             store, timeout = f"file://{folder}/store", timedelta(seconds=deadline)
-            distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout)
+            distributed.init_process_group(
+                "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout
+            )
         arguments = torch.load(Path(folder) / "arguments", weights_only=False)
         result = _function(*where)(*place, *arguments)
         torch.save(result, Path(folder) / f"result{rank}")

@@ -11,7 +11,8 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 def assert_refusals(cases: Iterable[tuple[Callable[[], object], Errors, str]]) -> None:
-    """Every call raises an error of its type whose text contains a match of its pattern; one test for a table of many.
+    """Every call raises an error of its type whose text contains a match of its pattern; one test for a table
+    of many.
 
     >>> assert_refusals([(lambda: int("x"), ValueError, "invalid literal"), (lambda: [][0], IndexError, "out of range")])
     """

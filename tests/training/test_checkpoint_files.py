@@ -46,7 +46,9 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
             return super().write(data)
 
     monkeypatch.setattr(
-        Path, "open", lambda path, mode="r", *rest: Stream(path, "w") if mode == "wb" else opened(path, mode, *rest)
+        Path,
+        "open",
+        lambda path, mode="r", *rest: Stream(path, "w") if mode == "wb" else opened(path, mode, *rest),
     )
     left = itertools.count(1)
     Checkpoints(tmp_path / "whole").save(7, *training(), TOLD)
@@ -59,6 +61,15 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
         assert not list((tmp_path / "cut").iterdir())
 
 
+@pytest.fixture
+def interrupts():
+    """SIGINT raises KeyboardInterrupt, in a process that was started in the background too: a shell ignores it there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_comes_when_the_checkpoint_is_whole(tmp_path, monkeypatch):
     """Here in the middle of the file; the handler of before is there again."""
     opened = Path.open
@@ -84,7 +95,13 @@ def interrupted_at_random(folder, count):
     def stop(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
 
-    rng, taught, other, checkpoints, interrupted = random.Random(0), training(), training(seed=1), Checkpoints(Path(folder)), 0
+    rng, taught, other, checkpoints, interrupted = (
+        random.Random(0),
+        training(),
+        training(seed=1),
+        Checkpoints(Path(folder)),
+        0,
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, stop)
     # the first of a process takes several times as long as those that are to be interrupted
@@ -136,11 +153,14 @@ def test_a_damaged_checkpoint_is_named(saved, file, caplog):
     (saved / file).unlink()
     with pytest.raises(OSError, match=rf"step-00000007: the checkpoint failed, .*{file}"):
         Checkpoints(saved.parent).restore(saved, *training())
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "dcp" not in record.name]
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING and "dcp" not in record.name
+    ]
 
 
 @pytest.mark.parametrize(
-    "told", [[], {**TOLD, "losses": ["a"]}, {**TOLD, "seconds": None}, {**TOLD, "history": [3]}, {"recipe": "a"}]
+    "told",
+    [[], {**TOLD, "losses": ["a"]}, {**TOLD, "seconds": None}, {**TOLD, "history": [3]}, {"recipe": "a"}],
 )
 def test_what_a_checkpoint_says_is_checked(saved, told):
     (saved / "training.json").write_text(json.dumps(told))
@@ -149,6 +169,8 @@ def test_what_a_checkpoint_says_is_checked(saved, told):
 
 
 def test_another_training_is_named_in_short(saved):
-    with pytest.raises(ValueError, match="is a checkpoint of another training: recipe was 'a', is 'bbb") as caught:
+    with pytest.raises(
+        ValueError, match="is a checkpoint of another training: recipe was 'a', is 'bbb"
+    ) as caught:
         Checkpoints(saved.parent).told(saved, {"recipe": "b" * 10_000})
     assert len(str(caught.value)) < 800

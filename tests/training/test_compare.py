@@ -30,7 +30,16 @@ COMPLEMENT = "the second is the complement of the first"
 TRANSPOSED = "the second is the first transposed"
 LATER, EARLIER = "every sender one token later", "every sender one token earlier"
 REVERSED = "the second is the first with the tokens in reverse order"
-KINDS = (COMPLEMENT, TRANSPOSED, LATER, EARLIER, REVERSED, "self loops alone", "src <= dst alone", "src >= dst alone")
+KINDS = (
+    COMPLEMENT,
+    TRANSPOSED,
+    LATER,
+    EARLIER,
+    REVERSED,
+    "self loops alone",
+    "src <= dst alone",
+    "src >= dst alone",
+)
 
 
 def said(first, second):
@@ -90,7 +99,9 @@ class TestNumbers:
         ],
     )
     def test_verdict(self, first, second, verdict):
-        assert str(analyse.diff(first, second)).splitlines()[0] == f"{first.name} and {second.name}: {verdict}"
+        assert (
+            str(analyse.diff(first, second)).splitlines()[0] == f"{first.name} and {second.name}: {verdict}"
+        )
 
 
 class TestWords:
@@ -117,10 +128,15 @@ class TestWords:
 
     def test_sinks_beside_a_window(self):
         remarks = analyse.diff(patterns.window(20, 3), patterns.window(20, 3) | patterns.sinks(20, 2)).remarks
-        assert remarks[0] == "the second has 2 more senders per receiver from receiver 4 on, fewer from receiver 3 on"
+        assert (
+            remarks[0]
+            == "the second has 2 more senders per receiver from receiver 4 on, fewer from receiver 3 on"
+        )
 
     def test_each_graph_is_spoken_of(self):
-        """The fifth token belongs to another document: it hears four more in the first, those after it one more in the second."""
+        """The fifth token belongs to another document: it hears four more in the first, those after it one
+        more in the second.
+        """
         assert analyse.diff(patterns.documents([5, 5]), patterns.documents([4, 6])).remarks == (
             "the second has 1 more sender per receiver from receiver 5 on",
             "in the first alone, receivers concerned: 4",
@@ -135,7 +151,10 @@ class TestWords:
         assert analyse.diff(second, first).remarks[0] == remark.format("second", "first")
 
     def test_no_number_where_it_varies(self):
-        assert not any("more sender" in remark for remark in analyse.diff(patterns.window(9, 3), patterns.causal(9)).remarks)
+        assert not any(
+            "more sender" in remark
+            for remark in analyse.diff(patterns.window(9, 3), patterns.causal(9)).remarks
+        )
 
     def test_more_everywhere(self):
         """A memory of two tokens that everyone hears."""
@@ -151,7 +170,11 @@ class TestWords:
             (patterns.tree([-1, 0, 0, 1]), patterns.tree([-1, 0, 0, 1]).T, TRANSPOSED),
             (patterns.causal(7), ~patterns.causal(7), COMPLEMENT),
             (patterns.causal(7), patterns.strict_causal(7), EARLIER),
-            (patterns.strict_causal(7), patterns.strict_causal(7) | patterns.window(7, 1), "self loops alone"),
+            (
+                patterns.strict_causal(7),
+                patterns.strict_causal(7) | patterns.window(7, 1),
+                "self loops alone",
+            ),
             (patterns.full(7), patterns.no_self(7), "the second lacks 7"),
             (patterns.no_self(7), patterns.full(7), "the first lacks 7"),
             (
@@ -172,7 +195,11 @@ class TestWords:
 
     def test_where_it_differs(self):
         remarks = analyse.diff(patterns.causal(9), patterns.causal(9) - cells(9, [(3, 4), (2, 7)])).remarks
-        assert remarks == ("receivers concerned: 4, 7", "senders concerned: 2, 3", "their dst - src is in 1 .. 5")
+        assert remarks == (
+            "receivers concerned: 4, 7",
+            "senders concerned: 2, 3",
+            "their dst - src is in 1 .. 5",
+        )
 
     def test_padding(self):
         """The last three senders are padding in one of them."""
@@ -205,7 +232,11 @@ class TestSizes:
     def test_numbers_are_of_the_shared_corner(self):
         found = analyse.diff(patterns.cross(3, 8), patterns.causal(5))
         corner = torch.ones(5, 5).tril()[:3]
-        assert (found.only_first, found.only_second, found.common) == (int((corner == 0).sum()), 0, int(corner.sum()))
+        assert (found.only_first, found.only_second, found.common) == (
+            int((corner == 0).sum()),
+            0,
+            int(corner.sum()),
+        )
 
     def test_other_positions(self):
         found = analyse.diff(patterns.causal(9).rows(0, 3), patterns.causal(9).rows(2, 5))
@@ -214,22 +245,31 @@ class TestSizes:
 
 
 class TestHeads:
-    windows = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h), 9, heads=4, name="windows")
+    windows = TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src <= h), 9, heads=4, name="windows"
+    )
 
     def test_heads_against_one_graph(self):
         """Heads hear 1, 2, 3 and 4 tokens; the third is the window of 3."""
         found = analyse.diff(self.windows, patterns.window(9, 3))
         assert found.differing == ((0, 0), (0, 1), (0, 3))
         widths = [sum(min(i + 1, w) for i in range(9)) for w in (1, 2, 3, 4)]
-        assert (found.only_first, found.only_second) == (widths[3] - widths[2], 2 * widths[2] - widths[0] - widths[1])
+        assert (found.only_first, found.only_second) == (
+            widths[3] - widths[2],
+            2 * widths[2] - widths[0] - widths[1],
+        )
         assert found.remarks[0] == "3 of 4 differ: head 0, head 1, head 3"
         assert found.example == (0, 1)
         assert found.example_in == 2
         assert all(remark.startswith("in head 0: ") for remark in found.remarks[1:])
 
     def test_one_wrong_head_of_one_sample(self):
-        right = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (b >= 0) & (h >= 0), 5, batch=2, heads=3)
-        wrong = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) ^ ((b == 1) & (h == 2)), 5, batch=2, heads=3)
+        right = TokenGraph.from_rule(
+            lambda b, h, dst, src: (src <= dst) & (b >= 0) & (h >= 0), 5, batch=2, heads=3
+        )
+        wrong = TokenGraph.from_rule(
+            lambda b, h, dst, src: (src <= dst) ^ ((b == 1) & (h == 2)), 5, batch=2, heads=3
+        )
         found = analyse.diff(right, wrong)
         assert found.differing == ((1, 2),)
         assert found.remarks[0] == "1 of 6 differ: sample 1 head 2"
@@ -251,7 +291,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("first", "second", "match"),
         [
-            (torch.ones(3, 3), patterns.causal(3), "first must be a TokenGraph, got Tensor; gnn_attention.convert"),
+            (
+                torch.ones(3, 3),
+                patterns.causal(3),
+                "first must be a TokenGraph, got Tensor; gnn_attention.convert",
+            ),
             (patterns.causal(3), None, "second must be a TokenGraph, got NoneType"),
         ],
     )

@@ -1,4 +1,6 @@
-"""The comparison of graphs: what is equal for all of them, what is measured, what is kept, and the command."""
+"""The comparison of graphs: what is equal for all of them, what is measured, what is kept, and the
+command.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ from gnn_attention.training.compare_results import Mean, Outcome, rows, table
 
 SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
-TEXT = Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+TEXT = Corpus(
+    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
+)
 THREE = "causal; window(4); window(3) | sinks(2)"
 GENERATED, JUDGED = ex._GENERATED, 4
 
 
 @pytest.fixture(autouse=True)
 def judged_briefly(monkeypatch):
-    """Reports of trainings take most of the time here: few windows, short sequences, one token is generated."""
+    """Reports of trainings take most of the time here: few windows, short sequences, one token is
+    generated.
+    """
     monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", JUDGED)
     monkeypatch.setattr(ex, "_GENERATED", 1)
     for name in ("induction_scores", "previous_token_scores"):
@@ -98,7 +104,13 @@ class TestEquality:
         seen, step = [], training._Fit.step
 
         def watched(fit, window, done):
-            seen.append((len(fit.losses), window, [parameter.detach().clone() for parameter in fit.model.parameters()]))
+            seen.append(
+                (
+                    len(fit.losses),
+                    window,
+                    [parameter.detach().clone() for parameter in fit.model.parameters()],
+                )
+            )
             step(fit, window, done)
 
         monkeypatch.setattr(training._Fit, "step", watched)
@@ -117,12 +129,17 @@ class TestEquality:
         for one in compared("window(4); window(3) | sinks(2)", seeds=2)[1:3]:
             graph = expressions.parse(one.graph, n=16).name
             model, _, report = training.train(replace(SHORT, graph=graph, seed=one.seed), TEXT, SIZES)
-            assert (one.held_out_loss, one.training_loss) == (report["held_out_loss"], report["training_loss"])
+            assert (one.held_out_loss, one.training_loss) == (
+                report["held_out_loss"],
+                report["training_loss"],
+            )
             score = induction_scores(model, 8, graph=expressions.parse(graph)).max()
             assert one.induction == round(float(score), 4)
 
     def test_it_is_judged_along_its_own_graph(self):
-        """The loss is the mean of -log p over held-out windows, heard through the graph's mask and nothing else."""
+        """The loss is the mean of -log p over held-out windows, heard through the graph's mask and nothing
+        else.
+        """
         graph, known = patterns.window(16, 4), training.encoded(TEXT, 262)
         model, _, report = training.train(SHORT, known, SIZES, graph=graph, progress=False)
         starts = torch.linspace(0, len(known.held_out) - 17, JUDGED).long()
@@ -130,11 +147,18 @@ class TestEquality:
         model.backend = "reference"
         losses = {}
         with torch.no_grad():
-            for dtype, heard in ((torch.float32, graph), (torch.float64, graph), (torch.float64, patterns.causal(16))):
+            for dtype, heard in (
+                (torch.float32, graph),
+                (torch.float64, graph),
+                (torch.float64, patterns.causal(16)),
+            ):
                 logits = model.to(dtype)(windows[:, :-1], heard)
-                losses[dtype, heard.name] = float(functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
+                losses[dtype, heard.name] = float(
+                    functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+                )
         narrow, wide, causal = losses.values()
-        # Half of the report's fourth digit, and twice what the same loss by the backend "reference" is off in float32.
+        # Half of the report's fourth digit, and twice what the same loss by the backend "reference" is off in
+        # float32.
         assert abs(report["held_out_loss"] - wide) <= 0.5e-4 + 2 * abs(narrow - wide)
         assert abs(causal - wide) > 1e-3
 
@@ -142,18 +166,24 @@ class TestEquality:
         """A further seed or graph changes no other result; all graphs of a seed come before the next seed."""
         first = compared("causal; window(4)", seeds=2)
         assert list(map(measured, first[:2])) == list(map(measured, three()[:2]))
-        assert [(one.graph, one.seed) for one in first] == [(name, seed) for seed in (0, 1) for name in ("causal", "window(4)")]
+        assert [(one.graph, one.seed) for one in first] == [
+            (name, seed) for seed in (0, 1) for name in ("causal", "window(4)")
+        ]
         again = compared("window(4); causal", seeds=1)
         assert measured(again[0]) == measured(first[1])
         assert measured(again[1]) == measured(first[0])
 
     def test_the_graph_of_a_training_is_that_of_a_window(self):
-        with pytest.raises(ValueError, match=r"graph must be one of length = 16 tokens, got TokenGraph.causal.5."):
+        with pytest.raises(
+            ValueError, match=r"graph must be one of length = 16 tokens, got TokenGraph.causal.5."
+        ):
             training.train(SHORT, TEXT, SIZES, graph=patterns.causal(5))
         assert training.train(SHORT, TEXT, SIZES, graph=patterns.window(16, 4))[2]["graph"] == "window(16, 4)"
 
     def test_the_recipes_own_seed_and_graph_are_replaced(self):
-        assert measured(compared("causal", replace(SHORT, seed=7, graph="window(16, 2)"))[0]) == measured(finished()[0])
+        assert measured(compared("causal", replace(SHORT, seed=7, graph="window(16, 2)"))[0]) == measured(
+            finished()[0]
+        )
 
 
 class TestMeasures:
@@ -175,7 +205,14 @@ class TestMeasures:
     @pytest.mark.parametrize(
         "text",
         [
-            *("causal(24)", "window(24, 5)", "strides(24, 6)", "chunked(24, 8)", "window(24, 3) | sinks(24, 2)", "window(24, 1)"),
+            *(
+                "causal(24)",
+                "window(24, 5)",
+                "strides(24, 6)",
+                "chunked(24, 8)",
+                "window(24, 3) | sinks(24, 2)",
+                "window(24, 1)",
+            ),
             *(
                 "strict_causal(24)",
                 "log_sparse(24)",
@@ -221,7 +258,9 @@ class TestMeasures:
             return model, vocabulary, report | {"held_out_loss": float("nan")}
 
         monkeypatch.setattr(ex, "train", train)
-        with pytest.raises(ValueError, match=r"causal, seed 0: the training diverged; take a lower rate than 0.003"):
+        with pytest.raises(
+            ValueError, match=r"causal, seed 0: the training diverged; take a lower rate than 0.003"
+        ):
             compared(out=tmp_path / "kept")
         assert list((tmp_path / "kept").iterdir()) == []
 
@@ -236,10 +275,14 @@ class TestGraphs:
         assert [one.graph for one in found] == [name, "mine", "window(16, 4)"]
         pairs = sum((dst - src) % 3 == 0 or src < 2 for dst in range(16) for src in range(dst + 1))
         assert [one.edges_per_token for one in found] == [pairs / 16, 72 / 16, 58 / 16]
-        assert measured(compared("strides(3) | sinks(2)")[0]) == replace(measured(found[0]), graph="strides(3) | sinks(2)")
+        assert measured(compared("strides(3) | sinks(2)")[0]) == replace(
+            measured(found[0]), graph="strides(3) | sinks(2)"
+        )
 
     def test_the_key_is_that_of_the_edges(self):
-        one, other, third = (ex.contenders(text, 16, 2)[0] for text in ("window(4)", "window(16, 4) & causal", "window(5)"))
+        one, other, third = (
+            ex.contenders(text, 16, 2)[0] for text in ("window(4)", "window(16, 4) & causal", "window(5)")
+        )
         assert one.key == other.key != third.key
         assert compared("window(16, 4) & causal")[0].key == one.key
 
@@ -249,13 +292,22 @@ class TestGraphs:
             ("", "graphs must name at least one graph, such as 'causal; window.64.', got ''"),
             (" ; ", "at least one graph"),
             ([], "at least one graph"),
-            ("causal; windw(4)", "graphs: 'windw.4.': column 1, .*there is no builder 'windw'; did you mean 'window'"),
-            ("causal(15)", r"graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src -> 15 dst"),
+            (
+                "causal; windw(4)",
+                "graphs: 'windw.4.': column 1, .*there is no builder 'windw'; did you mean 'window'",
+            ),
+            (
+                "causal(15)",
+                r"graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src -> 15 dst",
+            ),
             ("cross(16, 8)", "must have the 16 tokens"),
             ("causal.rows(0, 8)", "must have the 16 tokens"),
             ("causal; full", r"graphs: 'full' has 120 edges from a later token \(src > dst\)"),
             ("window(4).T", "edges from a later token"),
-            ("causal; window(16)", "graphs: 'causal' and 'window.16.' have the same 16 tokens and edges, leave one out"),
+            (
+                "causal; window(16)",
+                "graphs: 'causal' and 'window.16.' have the same 16 tokens and edges, leave one out",
+            ),
             ("duo_attention(3, [1], 4)", "one graph, or one for each of the 2 heads"),
             ("per_sample(causal, causal)", "one graph, or one for each of the 2 heads"),
             ("file:nowhere.txt", "nowhere.txt: expected a file that ends in"),
@@ -271,10 +323,15 @@ class TestGraphs:
 
     def test_files_that_do_not_fit(self, tmp_path):
         convert_files.write(patterns.causal(15), tmp_path / "short.edges")
-        with pytest.raises(ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of at most 15"):
+        with pytest.raises(
+            ValueError, match=r"short.edges has 15 tokens, fewer than a window: take a length of at most 15"
+        ):
             compared(f"file:{tmp_path / 'short.edges'}")
         convert_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
-        with pytest.raises(ValueError, match=r"has 29 edges from a later token .* take the lines with src > dst out of a file"):
+        with pytest.raises(
+            ValueError,
+            match=r"has 29 edges from a later token .* take the lines with src > dst out of a file",
+        ):
             compared(f"file:{tmp_path / 'both.edges'}")
         with pytest.raises(FileNotFoundError):
             compared("file:nowhere.edges")
@@ -291,10 +348,18 @@ class TestFolder:
         first = compared("causal; window(4)", out=tmp_path / "kept")
         assert trained == [("causal(16)", 0), ("window(16, 4)", 0)]
         trained.clear()
-        assert compared("causal; window(16, 4)", out=tmp_path / "kept") == [first[0], replace(first[1], graph="window(16, 4)")]
+        assert compared("causal; window(16, 4)", out=tmp_path / "kept") == [
+            first[0],
+            replace(first[1], graph="window(16, 4)"),
+        ]
         assert trained == []
         more = compared("window(4); window(5); causal", seeds=2, out=tmp_path / "kept")
-        assert trained == [("window(16, 5)", 0), ("window(16, 4)", 1), ("window(16, 5)", 1), ("causal(16)", 1)]
+        assert trained == [
+            ("window(16, 5)", 0),
+            ("window(16, 4)", 1),
+            ("window(16, 5)", 1),
+            ("causal(16)", 1),
+        ]
         assert (more[0], more[2]) == (first[1], first[0])
         assert len(list((tmp_path / "kept").glob("*-seed*.json"))) == 6
 
@@ -335,9 +400,17 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("changed", "text", "match"),
         [
-            ({"steps": 4}, TEXT, r"kept holds a comparison with steps 3, not 4: choose a new folder, or the same options"),
+            (
+                {"steps": 4},
+                TEXT,
+                r"kept holds a comparison with steps 3, not 4: choose a new folder, or the same options",
+            ),
             ({"rate": 0.1, "batch": 3}, TEXT, r"with batch 2, not 3, rate 0.003, not 0.1: choose"),
-            ({}, Corpus({"a.py": "x = 1\n" * 99}, TEXT.held_out), r"with corpus \"\w{16}\", not \"\w{16}\": choose"),
+            (
+                {},
+                Corpus({"a.py": "x = 1\n" * 99}, TEXT.held_out),
+                r"with corpus \"\w{16}\", not \"\w{16}\": choose",
+            ),
         ],
     )
     def test_another_recipe_is_refused_by_name(self, changed, text, match, tmp_path):
@@ -367,14 +440,18 @@ class TestFolder:
         one = written(tmp_path / "kept")
         assert compared("causal", out=tmp_path / "kept") == [one]
         file = tmp_path / "kept" / name.format(key=one.key)
-        changed = json.dumps(asdict(one) | json.loads(f"{{{content}}}")) if content.startswith('"') else content
+        changed = (
+            json.dumps(asdict(one) | json.loads(f"{{{content}}}")) if content.startswith('"') else content
+        )
         file.write_text(changed)
         with pytest.raises(ValueError, match=match):
             compared("causal", out=tmp_path / "kept")
 
     def test_folders_that_are_none(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
-        with pytest.raises(ValueError, match=r"holds files, but no plan.json of a comparison: choose a new folder"):
+        with pytest.raises(
+            ValueError, match=r"holds files, but no plan.json of a comparison: choose a new folder"
+        ):
             compared(out=tmp_path)
         with pytest.raises(ValueError, match=r"notes.txt is no folder"):
             compared(out=tmp_path / "notes.txt")
@@ -405,7 +482,13 @@ class TestFolder:
 
 
 def made(graph, losses, edges=4.0, **more):
-    values = {"training_loss": 1.0, "induction": 0.5, "seconds_per_step": 0.01, "tokens_per_second": 100.0, "senders": 4} | more
+    values = {
+        "training_loss": 1.0,
+        "induction": 0.5,
+        "seconds_per_step": 0.01,
+        "tokens_per_second": 100.0,
+        "senders": 4,
+    } | more
     return [Outcome(graph, graph, seed, edges, loss, **values) for seed, loss in enumerate(losses)]
 
 
@@ -420,11 +503,15 @@ class TestRows:
         assert first.difference is None
 
     def test_differences_are_taken_seed_by_seed(self):
-        """Seeds far apart, graphs always the same step apart: the mean is uncertain, the difference is not."""
+        """Seeds far apart, graphs always the same step apart: the mean is uncertain, the difference is
+        not.
+        """
         _, second = rows(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]))
         assert second.loss.error > 0.8
         assert_exact([second.difference.mean, second.difference.error], [0.25, 0.0], largest=4.25)
-        mixed = sorted(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]), key=lambda one: (one.graph, -one.seed))
+        mixed = sorted(
+            made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]), key=lambda one: (one.graph, -one.seed)
+        )
         assert rows(mixed)[1].difference == second.difference
 
     def test_one_seed_has_no_error(self):
@@ -433,9 +520,24 @@ class TestRows:
         assert "±" not in table([one])
 
     def test_the_table(self):
-        lines = table(rows(made("causal", [2.0, 2.2], 8.5) + made("window(4)", [2.1, 2.1], 3.625, induction=None))).splitlines()
+        lines = table(
+            rows(made("causal", [2.0, 2.2], 8.5) + made("window(4)", [2.1, 2.1], 3.625, induction=None))
+        ).splitlines()
         assert lines[0].split("  ")[0] == "graph"
-        assert lines[1].split() == ["causal", "8.5", "2.1000", "±", "0.1000", "-", "0.50", "±", "0.00", "10.0", "100", "4"]
+        assert lines[1].split() == [
+            "causal",
+            "8.5",
+            "2.1000",
+            "±",
+            "0.1000",
+            "-",
+            "0.50",
+            "±",
+            "0.00",
+            "10.0",
+            "100",
+            "4",
+        ]
         assert lines[2].split() == [
             "window(4)",
             "3.6",
@@ -454,7 +556,11 @@ class TestRows:
 
 
 class TestPlot:
-    FOUND = rows(made("causal", [2.0, 2.2], 32.5) + made("window(4)", [2.3, 2.3], 3.6) + made("window(8)", [2.25, 2.35], 7.0))
+    FOUND = rows(
+        made("causal", [2.0, 2.2], 32.5)
+        + made("window(4)", [2.3, 2.3], 3.6)
+        + made("window(8)", [2.25, 2.35], 7.0)
+    )
 
     @pytest.fixture(autouse=True)
     def pictures(self):
@@ -463,7 +569,12 @@ class TestPlot:
     def test_points_bars_and_names(self):
         (axes,) = compare_results.plot(self.FOUND, "title", "facts").axes
         assert axes.get_xscale() == "log"
-        points = {tuple(point) for line in axes.lines if line.get_marker() in "os" for point in line.get_xydata().tolist()}
+        points = {
+            tuple(point)
+            for line in axes.lines
+            if line.get_marker() in "os"
+            for point in line.get_xydata().tolist()
+        }
         assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
         ends = [segment[:, 1].tolist() for bars in axes.collections for segment in bars.get_segments()]
         wanted = [[row.loss.mean - row.loss.error, row.loss.mean + row.loss.error] for row in self.FOUND]
@@ -494,7 +605,10 @@ def command(monkeypatch, tmp_path):
     """``gnn-attention compare`` on a little text, with a small model."""
     monkeypatch.setattr(ex, "corpus", lambda: TEXT)
     monkeypatch.setattr(ex, "Config", lambda _: SIZES)
-    short = [f"--{name}={getattr(SHORT, name)}" for name in ("steps", "batch", "length", "pieces", "warmup", "precision")]
+    short = [
+        f"--{name}={getattr(SHORT, name)}"
+        for name in ("steps", "batch", "length", "pieces", "warmup", "precision")
+    ]
     return lambda *words: main(["compare", *short, "--seeds=2", f"--out={tmp_path / 'kept'}", *words])
 
 
@@ -520,7 +634,9 @@ class TestCommand:
         assert json.loads(capsys.readouterr().out) == record
         assert record["recipe"]["steps"] == 3
         outcomes = [Outcome(**one) for one in record["outcomes"]]
-        assert [(one.graph, one.seed) for one in outcomes] == [(g, s) for s in (0, 1) for g in ("causal", "window(4)")]
+        assert [(one.graph, one.seed) for one in outcomes] == [
+            (g, s) for s in (0, 1) for g in ("causal", "window(4)")
+        ]
         assert record["rows"] == [asdict(row) for row in rows(outcomes)]
         assert record["rows"][1]["difference"].keys() == {"mean", "error"}
 
@@ -536,7 +652,10 @@ class TestCommand:
         assert command("--graphs", "causal; window(4)") == 130
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err == f"interrupted: 1 of 4 trainings are in {tmp_path / 'kept'}, the same command goes on from there\n"
+        assert (
+            said.err
+            == f"interrupted: 1 of 4 trainings are in {tmp_path / 'kept'}, the same command goes on from there\n"
+        )
         assert command("--graphs", "causal; window(4)") == 0
         assert "window(4)" in capsys.readouterr().out
 
@@ -545,7 +664,9 @@ class TestCommand:
         lines: list[str] = []
         compared("causal; window(4)", seeds=2, tell=lines.append)
         assert lines[0] == "compare: 0:00 elapsed (reading the text)"
-        assert [line.split(" steps, ")[0] for line in lines[1:]] == [f"compare: {step} of 12" for step in range(1, 13)]
+        assert [line.split(" steps, ")[0] for line in lines[1:]] == [
+            f"compare: {step} of 12" for step in range(1, 13)
+        ]
         assert "left (causal, seed 0, loss " in lines[1]
         assert "elapsed (window(4), seed 1, loss " in lines[-1]
 

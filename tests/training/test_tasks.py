@@ -1,4 +1,6 @@
-"""NeighborsMatch: the task is what it says, what cannot be heard cannot be answered, and what can be heard is learned."""
+"""NeighborsMatch: the task is what it says, what cannot be heard cannot be answered, and what can be heard is
+learned.
+"""
 
 import argparse
 import json
@@ -20,7 +22,9 @@ def judged_briefly(monkeypatch):
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_the_tree(depth):
-    """networkx's binary tree with self loops: leaves exactly ``depth`` hops from the root, ``tree ** depth`` reaches them."""
+    """networkx's binary tree with self loops: leaves exactly ``depth`` hops from the root, ``tree ** depth``
+    reaches them.
+    """
     task = tasks.neighbours_match(depth, samples=1)
     wanted = nx.balanced_tree(2, depth)
     wanted.add_edges_from((node, node) for node in list(wanted))
@@ -34,7 +38,9 @@ def test_the_tree(depth):
 
 
 def test_the_samples():
-    """Every leaf a key of its own, the root one of them; labels even and apart; the answer is the label at the root's key."""
+    """Every leaf a key of its own, the root one of them; labels even and apart; the answer is the label at
+    the root's key.
+    """
     task = tasks.neighbours_match(3, samples=4000, num_labels=4, seed=1)
     leaves = task.leaves
     assert (task.keys[:, leaves].sort(dim=1).values == torch.arange(1, 9)).all()
@@ -68,7 +74,9 @@ def plans(depth):
 
 @pytest.mark.parametrize(("graph", "layers", "hears"), plans(3))
 def test_what_the_root_cannot_have_heard_does_not_move_its_answer(graph, layers, hears):
-    """Other labels at the leaves: the same logits at the root to the last bit, or not, as reachability says."""
+    """Other labels at the leaves: the same logits at the root to the last bit, or not, as reachability
+    says.
+    """
     task, other = (tasks.neighbours_match(3, samples=50, seed=seed) for seed in (0, 1))
     torch.manual_seed(0)
     reader = tasks.Reader(task.x.shape[-1], 4, layers, virtual=graph.num_dst - task.graph.num_dst).double()
@@ -86,7 +94,9 @@ def test_one_layer_over_the_hops_learns_it():
 
 
 def test_a_comparison_and_its_table(judged_briefly):
-    """Tiny: names, layers and reach of every row; the same again for the same seeds; a line for every model."""
+    """Tiny: names, layers and reach of every row; the same again for the same seeds; a line for every
+    model.
+    """
     told = []
     outcomes = tasks.compare(depth=2, seeds=2, steps=2, tell=told.append)
     assert [(one.graph, one.layers, one.reaches) for one in outcomes] == [
@@ -110,7 +120,10 @@ def test_the_command(tmp_path, capsys, judged_briefly):
     assert tasks.run(parser.parse_args(["--depth", "1", "--seeds", "1", "--steps", "1"])) == 0
     assert "reaches leaf" in capsys.readouterr().out
     file = tmp_path / "reach.json"
-    assert tasks.run(parser.parse_args(["--depth", "1", "--seeds", "1", "--steps", "1", "--json", str(file)])) == 0
+    assert (
+        tasks.run(parser.parse_args(["--depth", "1", "--seeds", "1", "--steps", "1", "--json", str(file)]))
+        == 0
+    )
     assert json.loads(file.read_text())[0]["graph"] == "the tree"
     with pytest.raises(ValueError, match="expected a folder that exists"):
         tasks.run(parser.parse_args(["--json", str(tmp_path / "none" / "reach.json")]))
@@ -139,6 +152,8 @@ def test_only_reach_answers():
     """Two seeds: without reach no better than chance, over the hops nearly always."""
     for one in tasks.compare(depth=3, seeds=2, steps=120):
         if not one.reaches:
-            assert all(abs(accuracy - 0.25) < 5 * (0.25 * 0.75 / 2048) ** 0.5 for accuracy in one.accuracies), one
+            assert all(
+                abs(accuracy - 0.25) < 5 * (0.25 * 0.75 / 2048) ** 0.5 for accuracy in one.accuracies
+            ), one
         if one.graph == "the tree ** 3":
             assert min(one.accuracies) > 0.95, one

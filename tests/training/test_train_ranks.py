@@ -1,4 +1,6 @@
-"""Training on ranks: the losses and weights of one process, checkpoints at any world size, and ranks that are lost."""
+"""Training on ranks: the losses and weights of one process, checkpoints at any world size, and ranks that are
+lost.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ from gnn_attention.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention.verify.measure import EXACT, summation_bound
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
-SHORT = training.Recipe(steps=4, batch=4, length=15, pieces=280, warmup=2, precision="float32", graph="window(15, 5)")
-CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+SHORT = training.Recipe(
+    steps=4, batch=4, length=15, pieces=280, warmup=2, precision="float32", graph="window(15, 5)"
+)
+CORPUS = training.Corpus(
+    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
+)
 
 LAYOUTS = {
     2: {
@@ -52,11 +58,15 @@ LAYOUTS = {
 }
 
 
-def trained(recipe: training.Recipe, work: Any = None, folder: str | None = None, every: int = 2) -> tuple[list[float], Any]:
+def trained(
+    recipe: training.Recipe, work: Any = None, folder: str | None = None, every: int = 2
+) -> tuple[list[float], Any]:
     """The losses of all steps, exactly, and the weights."""
     losses: list[float] = []
     kept = None if folder is None else Checkpoints(Path(folder), every)
-    model, _, _ = training.train(recipe, CORPUS, SIZES, watch=lambda _, loss: losses.append(loss), ranks=work, checkpoints=kept)
+    model, _, _ = training.train(
+        recipe, CORPUS, SIZES, watch=lambda _, loss: losses.append(loss), ranks=work, checkpoints=kept
+    )
     return losses, model.state_dict()
 
 
@@ -67,8 +77,12 @@ def alone_here(dtype: torch.dtype) -> None:
     training.measured = lambda *_: {}
 
 
-def compared(rank: int, world_size: int, recipe: training.Recipe, wide: bool) -> dict[str, tuple[float, float]]:
-    """For each layout, how far the losses are from those of one process, relative to them, and the weights, to the largest."""
+def compared(
+    rank: int, world_size: int, recipe: training.Recipe, wide: bool
+) -> dict[str, tuple[float, float]]:
+    """For each layout, how far the losses are from those of one process, relative to them, and the weights,
+    to the largest.
+    """
     alone_here(torch.float64 if wide else torch.float32)
     expected, weights = trained(recipe)
     found = {}
@@ -84,7 +98,8 @@ def compared(rank: int, world_size: int, recipe: training.Recipe, wide: bool) ->
 
 # Sums on the longest way to a loss: 280 words, 60 tokens, and eleven products over 16 numbers.
 IN_FLOAT32 = summation_bound(280 + 60 + 11 * 16, 1.0, torch.float32)
-# About 20 products in a row, each rounded to within u = 2^-8 of itself: sqrt(20) u, their squares added; of 45 tokens the mean.
+# About 20 products in a row, each rounded to within u = 2^-8 of itself: sqrt(20) u, their squares added; of
+# 45 tokens the mean.
 IN_BFLOAT16 = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
 
 
@@ -92,22 +107,26 @@ IN_BFLOAT16 = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
     ("world_size", "batch", "precision", "wide", "allowed"),
     [
         pytest.param(2, 4, "float32", True, EXACT, marks=pytest.mark.slow),
-        pytest.param(2, 3, "float32", False, IN_FLOAT32, marks=pytest.mark.slow),  # three windows for two ranks
+        pytest.param(
+            2, 3, "float32", False, IN_FLOAT32, marks=pytest.mark.slow
+        ),  # three windows for two ranks
         pytest.param(2, 4, "bfloat16", False, IN_BFLOAT16, marks=pytest.mark.slow),
         pytest.param(4, 5, "float32", True, EXACT, marks=pytest.mark.slow),
     ],
     ids=["float64 on 2", "float32 on 2", "bfloat16 on 2", "float64 on 4"],
 )
-def test_losses_are_those_of_one_process(world_size: int, batch: int, precision: str, wide: bool, allowed: float) -> None:
+def test_losses_are_those_of_one_process(
+    world_size: int, batch: int, precision: str, wide: bool, allowed: float
+) -> None:
     recipe = replace(SHORT, batch=batch, precision=precision)
     for found in ranks.run(world_size, compared, recipe, wide, deadline=60.0):
         assert set(found) == set(LAYOUTS[world_size])
         assert not {name: far for name, (far, _) in found.items() if not far <= allowed}
         if wide:  # weights are rounded to float16 in the end: equal, or neighbours where one is beyond the middle between them
-            assert not {name: far for name, (_, far) in found.items() if not far <= torch.finfo(torch.float16).eps}
+            assert not {
+                name: far for name, (_, far) in found.items() if not far <= torch.finfo(torch.float16).eps
+            }
 
-
-# -- checkpoints ------------------------------------------------------------------------------------------------------
 
 LONG = replace(SHORT, steps=6)
 
@@ -124,7 +143,9 @@ def stopped(recipe: training.Recipe, work: Any, folder: str, after: int) -> None
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        training.train(recipe, CORPUS, SIZES, watch=watch, ranks=work, checkpoints=Checkpoints(Path(folder), 2))
+        training.train(
+            recipe, CORPUS, SIZES, watch=watch, ranks=work, checkpoints=Checkpoints(Path(folder), 2)
+        )
 
 
 def stop_on_ranks(rank: int, world_size: int, recipe: training.Recipe, folder: str, layout: Layout) -> None:
@@ -132,7 +153,9 @@ def stop_on_ranks(rank: int, world_size: int, recipe: training.Recipe, folder: s
     stopped(recipe, Ranks(layout, recipe), folder, 5)
 
 
-def go_on_ranks(rank: int, world_size: int, recipe: training.Recipe, folder: str, layout: Layout) -> list[float]:
+def go_on_ranks(
+    rank: int, world_size: int, recipe: training.Recipe, folder: str, layout: Layout
+) -> list[float]:
     alone_here(torch.float64)
     return trained(recipe, Ranks(layout, recipe), folder)[0]
 
@@ -146,7 +169,9 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check_goes_on(expected: list[float], found: list[float], after: int = 4) -> None:
-    assert_exact(torch.tensor(found, dtype=torch.float64), torch.tensor(expected[after:], dtype=torch.float64))
+    assert_exact(
+        torch.tensor(found, dtype=torch.float64), torch.tensor(expected[after:], dtype=torch.float64)
+    )
 
 
 @pytest.mark.usefixtures("_wide")
@@ -177,7 +202,9 @@ def test_what_ranks_saved_goes_on_in_one_process(tmp_path: Path) -> None:
         ((2, Layout(data="fsdp")), (4, Layout(heads=4))),
     ],
 )
-def test_checkpoints_go_on_at_another_world_size(tmp_path: Path, before: tuple[int, Layout], after: tuple[int, Layout]) -> None:
+def test_checkpoints_go_on_at_another_world_size(
+    tmp_path: Path, before: tuple[int, Layout], after: tuple[int, Layout]
+) -> None:
     ranks.run(before[0], stop_on_ranks, LONG, str(tmp_path), before[1])
     expected = trained(LONG)[0]
     for found in ranks.run(after[0], go_on_ranks, LONG, str(tmp_path), after[1]):
@@ -185,7 +212,9 @@ def test_checkpoints_go_on_at_another_world_size(tmp_path: Path, before: tuple[i
 
 
 @pytest.mark.usefixtures("_wide")
-def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_saving_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -208,7 +237,8 @@ def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path: Path, 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     stopped(SHORT, None, str(tmp_path), 3)
     with pytest.raises(
-        ValueError, match=r"step-00000002 is a checkpoint of another training: recipe was .*'steps': 4.*is .*'steps': 6"
+        ValueError,
+        match=r"step-00000002 is a checkpoint of another training: recipe was .*'steps': 4.*is .*'steps': 6",
     ):
         trained(LONG, None, str(tmp_path))
     (tmp_path / "step-00000002" / "training.json").write_text("{")
@@ -227,7 +257,9 @@ def test_what_stops_a_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     for owner, name in ((FileSystemWriter, "finish"), (atomic_files, "write")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, full)
-            with pytest.raises(OSError, match=r"step-00000002.part: the checkpoint failed, .*no space left on device"):
+            with pytest.raises(
+                OSError, match=r"step-00000002.part: the checkpoint failed, .*no space left on device"
+            ):
                 trained(SHORT, None, str(tmp_path))
         assert list(tmp_path.iterdir()) == []
 
@@ -237,9 +269,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next_checkpoint(tmp_path: Path
     (tmp_path / ".step-00000007.part" / "__0_0.distcp").write_bytes(b"half")
     stopped(SHORT, None, str(tmp_path), 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
-
-
-# -- gradients, layouts and the start ---------------------------------------------------------------------------------
 
 
 def clipped(rank: int, world_size: int) -> list[float]:
@@ -255,7 +284,10 @@ def clipped(rank: int, world_size: int) -> list[float]:
     for parameter, part in zip(parameters, whole, strict=True):
         parameter.grad = part
     norms = [clip(parameters, 2.0), clip(parameters, 100.0)]
-    return [*norms, *(float(getattr(p.grad, "to_local", lambda g=p.grad: g)()[0].flatten()[0]) for p in parameters)]
+    return [
+        *norms,
+        *(float(getattr(p.grad, "to_local", lambda g=p.grad: g)()[0].flatten()[0]) for p in parameters),
+    ]
 
 
 def test_gradients_of_several_meshes_have_one_norm() -> None:
@@ -290,18 +322,23 @@ def test_a_program_on_its_own_has_no_group(monkeypatch: pytest.MonkeyPatch) -> N
     with started("cpu", 1.0) as device:
         assert device is None
     for timeout in (0.0, float("inf")):
-        with pytest.raises(ValueError, match="timeout must be a positive number of seconds"), started("cpu", timeout):
+        with (
+            pytest.raises(ValueError, match="timeout must be a positive number of seconds"),
+            started("cpu", timeout),
+        ):
             pass
 
 
 def test_what_is_the_loss_of_a_rank_and_what_is_not() -> None:
-    assert lost(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:9"))
+    assert lost(
+        RuntimeError(
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:9"
+        )
+    )
     assert lost(RuntimeError("Application timeout caused pair closure"))
     assert lost(torch.distributed.DistBackendError("a collective failed"))
     assert not lost(RuntimeError("expected scalar type Float but found Double"))
 
-
-# -- real processes, some of which are lost ---------------------------------------------------------------------------
 
 PROGRAM = """
 import argparse, os, signal, sys
@@ -328,7 +365,13 @@ def command(tmp_path: Path, *words: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", **more}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONWARNINGS": "ignore",
+        **more,
+    }
 
 
 def torchrun(tmp_path: Path, hit: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
@@ -336,7 +379,9 @@ def torchrun(tmp_path: Path, hit: dict[str, str], *options: str) -> subprocess.C
     launch = ("--standalone", "--nproc-per-node", "2", "--monitor-interval", "2")
     words = command(tmp_path, "-m", "torch.distributed.run", *launch)
     folder, env = tmp_path, environment(**hit)
-    return subprocess.run([*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return subprocess.run(
+        [*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
 
 
 @pytest.mark.parametrize(

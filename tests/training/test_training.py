@@ -24,7 +24,9 @@ from gnn_attention.training import trainer as training
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
 QUICK = replace(SHORT, steps=2)
-CORPUS = training.Corpus({"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10})
+CORPUS = training.Corpus(
+    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,9 @@ def test_the_corpus_is_the_standard_library_split_by_file() -> None:
     assert names >= {"ast.py", "asyncio/locks.py", "json/decoder.py"}
     assert not set(text.training) & set(text.held_out)
     assert 0.02 < len(text.held_out) / len(names) < 0.12
-    assert not [name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/"))]
+    assert not [
+        name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/"))
+    ]
     assert list(text.training) == sorted(text.training)
 
 
@@ -111,7 +115,9 @@ def test_minutes_end_it() -> None:
     assert report["command"].endswith("--minutes 0.002")
 
 
-def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_only_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.001)
     monkeypatch.setattr(training, "_STEPS_BETWEEN_LOOKS", 10)
     encoded = training.encoded
@@ -124,7 +130,9 @@ def test_progress_is_told_only_when_asked(capsys: pytest.CaptureFixture[str], mo
     _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert "train: 0:00 elapsed (reading the text)" in lines
-    at_step = re.compile(r"train: (\d+) of 20 steps, 0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)")
+    at_step = re.compile(
+        r"train: (\d+) of 20 steps, 0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)"
+    )
     steps = [(int(found[1]), line) for line in lines if (found := at_step.fullmatch(line))]
     assert [step for step, _ in steps] == sorted(step for step, _ in steps)
     assert all(("held_out_loss" in line) == (step >= 10) for step, line in steps if step != 10)
@@ -140,11 +148,10 @@ def test_the_rate_rises_and_falls() -> None:
     rates = [training.rate(recipe, step, step / 100) for step in range(100)]
     assert_exact(rates[0], 0.1)
     assert rates.index(max(rates)) in (9, 10)
-    assert_exact(rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100))  # a hundredth before the end of a half cosine from 1 to 0.1
+    assert_exact(
+        rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100)
+    )  # a hundredth before the end of a half cosine from 1 to 0.1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_defaults_made_the_shipped_weights() -> None:

@@ -68,7 +68,9 @@ def test_right_backends_pass_on_larger_graphs():
     [
         lambda call: replace(call, scale=1.01 * call.scale),
         lambda call: replace(call, graph=call.graph.T),
-        lambda call: replace(call, bias=None if call.bias is None else call.bias.flip(-1), v=call.v * (1 + 1e-9)),
+        lambda call: replace(
+            call, bias=None if call.bias is None else call.bias.flip(-1), v=call.v * (1 + 1e-9)
+        ),
     ],
     ids=["scale", "transposed", "order of edges"],
 )
@@ -95,7 +97,9 @@ def test_what_repeats_passes_and_noise_is_caught():
 @pytest.mark.slow
 def test_operators_are_checked():
     """Ours pass; a backend that calls none, or whose compiled form differs, does not."""
-    assert [r.message for r in results(gpu_checks(settings(rows.run), TOKENS), "operators") if not r.passed] == []
+    assert [
+        r.message for r in results(gpu_checks(settings(rows.run), TOKENS), "operators") if not r.passed
+    ] == []
     without = results(gpu_checks(settings(BACKENDS["reference"].run), TOKENS), "operators")
     assert {r.message for r in without if r.name.startswith("opcheck")} == {"no operator of ours was called"}
 
@@ -142,6 +146,10 @@ def test_dropout_is_that_of_the_key():
 
 def test_on_a_gpu_all_of_them_are_among_the_checks():
     """Their groups, and no other backend's name in those that are for our own kernels."""
-    found = list(gpu_checks(replace(settings(dense.run), backends=(own(dense.run), BACKENDS["dense"]), dtypes=("float32",))))
+    found = list(
+        gpu_checks(
+            replace(settings(dense.run), backends=(own(dense.run), BACKENDS["dense"]), dtypes=("float32",))
+        )
+    )
     assert {check.group for check in found} == {"repeat", "memory", "operators"}
     assert {check.backend for check in found} == {"triton-like"}

@@ -1,4 +1,6 @@
-"""What may be said of GPUs, in three words: from the newest record and the sources of today; docs/guarantees.md agrees."""
+"""What may be said of GPUs, in three words: from the newest record and the sources of today;
+docs/guarantees.md agrees.
+"""
 
 import json
 import re
@@ -25,7 +27,9 @@ ENVIRONMENT = {
 }
 RESULTS = (
     *(Result(group, "triton", "float32", group, passed=True) for group in sorted(record.GROUPS - {"attend"})),
-    Result("attend", "triton", "bfloat16", "a", passed=True, output=1.25, gradient=2.5, error=1e-3, unit=8e-4),
+    Result(
+        "attend", "triton", "bfloat16", "a", passed=True, output=1.25, gradient=2.5, error=1e-3, unit=8e-4
+    ),
     Result("attend", "triton", "bfloat16", "b", passed=True, output=0.5),
     Result("attend", "flex", "float64", "a", passed=False, skipped="flex: no float64"),
 )
@@ -59,20 +63,30 @@ def test_sources_are_the_kernels_by_their_sha256(package):
     """As sha256sum gives it; what is no kernel is not among them."""
     found = record.sources(package)
     assert list(found) == ["backends/gpu/csr.py", "backends/gpu/kernels/rows.py"]
-    assert found["backends/gpu/kernels/rows.py"] == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
+    assert (
+        found["backends/gpu/kernels/rows.py"]
+        == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
+    )
 
 
 def test_every_kernel_of_the_package_is_hashed():
     """Whatever the Triton backend imports of backends, and no module that only chooses among them."""
     loaded = imported_by("backends.triton")
     expected = {name for name in loaded if name.startswith("backends/")}
-    assert {"backends/gpu/kernels/rows.py", "backends/gpu/csr.py", "backends/dropout.py", "backends/merge_lse.py"} <= expected
+    assert {
+        "backends/gpu/kernels/rows.py",
+        "backends/gpu/csr.py",
+        "backends/dropout.py",
+        "backends/merge_lse.py",
+    } <= expected
     assert {name for name in expected if Path(name).name not in record.CHOICE} <= record.sources().keys()
     assert {Path(name).name for name in record.sources()}.isdisjoint(record.CHOICE)
 
 
 def imported_by(module, found=None):
-    """The files of the package that a module imports, directly or not, by their places; imports in functions are seen too."""
+    """The files of the package that a module imports, directly or not, by their places; imports in functions
+    are seen too.
+    """
     found = set() if found is None else found
     here = Path(record.__file__).parent.parent
     for name in re.findall(
@@ -108,13 +122,19 @@ def test_a_record_with_the_hashes_of_today_verifies(tmp_path, package):
     (package / "graph.py").write_text("changed\n", encoding="utf-8")
     found = verify.status(folder, package)
     assert words(found) == (VERIFIED, VERIFIED)
-    assert f"{len(RESULTS) - 1} checks on NVIDIA H200 (2026-12-01, 0123456789ab; torch 2.11.0, triton 3.6.0)" in str(found)
+    assert (
+        f"{len(RESULTS) - 1} checks on NVIDIA H200 (2026-12-01, 0123456789ab; torch 2.11.0, triton 3.6.0)"
+        in str(found)
+    )
     assert "1 skipped with their reasons (`tests/records/2026-12-01-nvidia-h200.json`)" in str(found)
 
 
 @pytest.mark.parametrize("change", ["edited", "removed", "new"])
 def test_a_kernel_that_changed_is_not_verified(tmp_path, package, change):
-    folder, file = recorded(tmp_path / "records", package), package / "backends" / "gpu" / "kernels" / "rows.py"
+    folder, file = (
+        recorded(tmp_path / "records", package),
+        package / "backends" / "gpu" / "kernels" / "rows.py",
+    )
     if change == "removed":
         file.unlink()
     else:
@@ -130,7 +150,10 @@ def test_a_kernel_that_changed_is_not_verified(tmp_path, package, change):
         ({"not_started": 7}, "does not stand: 0 failed, 7 not started"),
         ({"results": RESULTS[-1:]}, "does not stand"),
         ({"selection": "pairs"}, "was of some checks, not --all"),
-        ({"results": tuple(r for r in RESULTS if r.group not in ("memory", "large"))}, "lacks the checks of large, memory"),
+        (
+            {"results": tuple(r for r in RESULTS if r.group not in ("memory", "large"))},
+            "lacks the checks of large, memory",
+        ),
     ],
     ids=["one failed", "some not started", "nothing ran", "a selection", "a group missing"],
 )

@@ -29,7 +29,18 @@ FEW = {
     "trained": False,
 }
 ONE = {**FEW, "graphs": ["causal"], "features": ["plain"], "dtypes": ["float32"]}
-COMMAND = ["verify", "--device", "cpu", "--graph", "causal", "--dtype", "float64", "--no-trained", "--jobs", "1"]
+COMMAND = [
+    "verify",
+    "--device",
+    "cpu",
+    "--graph",
+    "causal",
+    "--dtype",
+    "float64",
+    "--no-trained",
+    "--jobs",
+    "1",
+]
 
 
 @pytest.mark.nightly
@@ -37,7 +48,10 @@ def test_all_checks_hold_on_the_cpu():
     report = verify.run(device="cpu", selection="all")
     assert report.ok, str(report)
     assert {r.group for r in report.results} == {"attend", "layer", "forms", "rules", "dropout", "trained"}
-    assert {r.backend for r in report.results} == {"walk", *(n for n, b in BACKENDS.items() if not b.compiled and n != "varlen")}
+    assert {r.backend for r in report.results} == {
+        "walk",
+        *(n for n, b in BACKENDS.items() if not b.compiled and n != "varlen"),
+    }
     assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
     assert len(report.results) - len(report.skipped) > 4000
 
@@ -45,7 +59,9 @@ def test_all_checks_hold_on_the_cpu():
 def test_the_oracle_is_the_dense_formula():
     """Against torch.softmax and, with sinks, one more column without a value."""
     rng = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, h, t, 4, generator=rng, dtype=torch.float64) for h, t in ((4, 5), (2, 6), (2, 6)))
+    q, k, v = (
+        torch.randn(2, h, t, 4, generator=rng, dtype=torch.float64) for h, t in ((4, 5), (2, 6), (2, 6))
+    )
     mask = torch.rand(2, 4, 5, 6, generator=rng) < 0.6
     mask[:, :, :, 0] = True
     sinks = torch.randn(4, generator=rng, dtype=torch.float64)
@@ -62,9 +78,6 @@ def test_graph_cases_define_what_the_graph_holds(case):
     assert torch.equal((mask if mask.dim() == 4 else mask.unsqueeze(0)).expand_as(case.mask), case.mask)
 
 
-# -- mistakes ---------------------------------------------------------------------------------------------------------
-
-
 def wrong(change):
     """A dense backend that makes one mistake."""
     return Backend("wrong", lambda call: dense.run(change(call)))
@@ -74,7 +87,9 @@ MISTAKES = {
     "graph transposed": lambda call: replace(
         call, graph=call.graph.T if call.graph.num_dst == call.graph.num_src else call.graph
     ),
-    "graph ignored": lambda call: replace(call, graph=ga.patterns.cross(call.graph.num_dst, call.graph.num_src)),
+    "graph ignored": lambda call: replace(
+        call, graph=ga.patterns.cross(call.graph.num_dst, call.graph.num_src)
+    ),
     "scale dropped": lambda call: replace(call, scale=1.0),
     "bias dropped": lambda call: replace(call, bias=None),
     "groups tiled": lambda call: replace(call, k=call.k.repeat(1, 2, 1, 1), v=call.v.repeat(1, 2, 1, 1)),
@@ -103,7 +118,11 @@ def lse_of(change):
 def without_positions(call):
     """The score_mod is given sample 0 for every sample."""
     mod = call.score_mod
-    return call if mod is None else replace(call, score_mod=lambda score, b, h, dst, src: mod(score, 0 * b, h, dst, src))
+    return (
+        call
+        if mod is None
+        else replace(call, score_mod=lambda score, b, h, dst, src: mod(score, 0 * b, h, dst, src))
+    )
 
 
 def leaking(call):
@@ -135,7 +154,10 @@ SUBTLE = {
     "lse without bias": (LSE, lse_of(lambda call: replace(call, bias=None))),
     "lse without score_mod": (LSE, lse_of(lambda call: replace(call, score_mod=None))),
     "lse without a gradient": (LSE, lse_of(lambda call: replace(call, q=call.q.detach(), k=call.k.detach()))),
-    "another output with lse": (LSE, lambda call: dense.run(replace(call, v=call.v * 2) if call.with_lse else call)),
+    "another output with lse": (
+        LSE,
+        lambda call: dense.run(replace(call, v=call.v * 2) if call.with_lse else call),
+    ),
     "samples hidden from score_mods": (LSE, lambda call: dense.run(without_positions(call))),
     "sinks dropped with a bias": (
         LSE,
@@ -143,7 +165,10 @@ SUBTLE = {
     ),
     "dropout ignored": ("dropout keeps the mean", lambda call: dense.run(replace(call, dropout=0.0))),
     "NaN leaks with a score_mod": (POISON, leaking),
-    "one key head": (SIZES, lambda call: dense.run(replace(call, v=call.v * 2) if call.k.shape[1] == 1 else call)),
+    "one key head": (
+        SIZES,
+        lambda call: dense.run(replace(call, v=call.v * 2) if call.k.shape[1] == 1 else call),
+    ),
     "long rows cut": (SIZES, lambda call: dense.run(replace(call, graph=call.graph - far(call.graph)))),
     "graphs by head and sample": (SIZES, lambda call: dense.run(first_sample(call))),
 }
@@ -153,7 +178,9 @@ SUBTLE = {
 def test_a_subtly_wrong_backend_is_caught_by_a_rule(mistake):
     """Mistakes that outputs and gradients of the usual shapes do not show."""
     rule, run = SUBTLE[mistake]
-    report = verify.run("cpu", ["float32"], [Backend("subtle", run)], graphs=[], trained=False, only=f"rules: {rule}")
+    report = verify.run(
+        "cpu", ["float32"], [Backend("subtle", run)], graphs=[], trained=False, only=f"rules: {rule}"
+    )
     assert len(report.results) == len(report.failures) == 1
 
 
@@ -200,7 +227,9 @@ def bias_reversed(call):
     ],
 )
 def test_every_other_rule_can_fail(rule, run):
-    report = verify.run("cpu", ["float32"], [Backend("subtle", run)], graphs=[], trained=False, only=f"rules: {rule}")
+    report = verify.run(
+        "cpu", ["float32"], [Backend("subtle", run)], graphs=[], trained=False, only=f"rules: {rule}"
+    )
     assert len(report.results) == len(report.failures) == 1
 
 
@@ -217,7 +246,9 @@ WITHOUT_NUMBERS = {
 
 @pytest.mark.parametrize(("dtype", "fault"), [("float64", 1e-9), ("float32", 1e-4)])
 def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
-    """However small a limit is for rounding, it is far below this: values off by the fault, and an lse off by as much."""
+    """However small a limit is for rounding, it is far below this: values off by the fault, and an lse off by
+    as much.
+    """
 
     def run(call):
         out, lse = dense.run(replace(call, v=call.v * (1 + fault)))
@@ -231,9 +262,6 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
     assert all("error allowed" in result.message for result in report.failures if result.group != "rules")
 
 
-# -- the selection and the report -------------------------------------------------------------------------------------
-
-
 def test_the_selection_covers_every_pair():
     """Of each group: all pairs of values that any of its checks has, by a twelfth of them."""
     every = list(verify.checks(device="cpu", trained=False))
@@ -242,14 +270,19 @@ def test_the_selection_covers_every_pair():
     assert _pairs_of(chosen) == _pairs_of(every)
     covered = {value for pair in _pairs_of(chosen) for value in pair[1:]}
     assert {("option", option) for option in FEATURES} | {("graph", graph) for graph in GRAPHS} <= covered
-    assert {("form", form) for form in FORMS} | {("backend", "walk"), ("direction", "forward alone")} <= covered
+    assert {("form", form) for form in FORMS} | {
+        ("backend", "walk"),
+        ("direction", "forward alone"),
+    } <= covered
     names = {check.name for check in every}
     assert {f"{graph}, {feature}, inputs x5" for graph in GRAPHS for feature in FEATURES} <= names
 
 
 def _pairs_of(checks):
     """``(group, value, value)`` of what can be run."""
-    rows = [(c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in checks if c.skipped is None]
+    rows = [
+        (c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in checks if c.skipped is None
+    ]
     return {(group, *pair) for group, row in rows for pair in itertools.combinations(sorted(row.items()), 2)}
 
 
@@ -257,10 +290,17 @@ def test_the_summary_is_for_a_newcomer():
     """At most 12 lines, a picture of a graph first, nothing cut."""
     environment = {"device": "a CPU", "torch": "2", "selection": "pairs"}
     environment["covered"] = {"graph": 20, "option": 9, "form": 5, "backend": 7, "rule": 12}
-    passed = [Result("attend", "dense", dtype, "causal", passed=True, share=0.5) for dtype in ("float64", "float32")]
+    passed = [
+        Result("attend", "dense", dtype, "causal", passed=True, share=0.5) for dtype in ("float64", "float32")
+    ]
     shown = str(Report(tuple(passed), environment)).splitlines()
     assert len(shown) <= 12
-    assert shown[1:5] == ["0 ■ · · ·   0 <- 0", "1 ■ ■ · ·   1 <- 0 1", "2 ■ ■ ■ ·   2 <- 0 1 2", "3 ■ · ■ ■   3 <- 0 2 3"]
+    assert shown[1:5] == [
+        "0 ■ · · ·   0 <- 0",
+        "1 ■ ■ · ·   1 <- 0 1",
+        "2 ■ ■ ■ ·   2 <- 0 1 2",
+        "3 ■ · ■ ■   3 <- 0 2 3",
+    ]
     assert shown[-1] == "2 checks, all equal (device a CPU, torch 2); every check: gnn-attention verify --all"
     assert max(map(len, shown)) <= 110
 
@@ -284,9 +324,6 @@ def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, c
     assert shown.splitlines()[-1].startswith("1 checks, 1 FAILED")
 
 
-# -- a backend of your own --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
     assert verify.run(device="cpu", backends=[Backend("mine", dense.run)], **FEW).ok
@@ -296,7 +333,9 @@ def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
 
 
 def test_what_a_backend_does_not_support_is_skipped_with_its_reason():
-    picky = Backend("picky", dense.run, refusal=lambda call: None if call.bias is None else "a bias is heavy")
+    picky = Backend(
+        "picky", dense.run, unsupported_reason=lambda call: None if call.bias is None else "a bias is heavy"
+    )
     report = verify.run(device="cpu", backends=[picky], **FEW)
     assert report.ok
     assert {r.skipped for r in report.skipped} >= {"picky: a bias is heavy"}
@@ -308,7 +347,9 @@ def test_what_a_backend_does_not_support_is_skipped_with_its_reason():
 
 @pytest.mark.parametrize(
     "check",
-    list(verify.checks(device="cpu", graphs=["causal"], features=["plain"], dtypes=["float64"], trained=False))[:4],
+    list(
+        verify.checks(device="cpu", graphs=["causal"], features=["plain"], dtypes=["float64"], trained=False)
+    )[:4],
     ids=lambda c: c.name,
 )
 def test_checks_are_usable_one_by_one(check):
@@ -322,10 +363,14 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
     def forward(run):
         reason = "no backward"
         refusal = lambda call: reason if call.q.requires_grad and torch.is_grad_enabled() else None  # noqa: E731
-        return Backend("forward", run, refusal=refusal)
+        return Backend("forward", run, unsupported_reason=refusal)
 
-    report = verify.run(device="cpu", backends=[forward(dense.run), BACKENDS["dense"]], selection="all", **ONE)
-    found = {r.backend: r for r in report.results if r.group == "attend" and r.name == "causal, plain, inputs x1"}
+    report = verify.run(
+        device="cpu", backends=[forward(dense.run), BACKENDS["dense"]], selection="all", **ONE
+    )
+    found = {
+        r.backend: r for r in report.results if r.group == "attend" and r.name == "causal, plain, inputs x1"
+    }
     assert report.ok, str(report)
     assert found["forward"].passed
     assert found["forward"].gradient is None
@@ -333,17 +378,20 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
     assert found["dense"].gradient is not None
     double = wrong(lambda call: replace(call, scale=2 * call.scale))
     caught, only = (
-        {r.name for r in verify.run(device="cpu", backends=[b], selection="all", **ONE).failures if r.name.startswith("causal")}
+        {
+            r.name
+            for r in verify.run(device="cpu", backends=[b], selection="all", **ONE).failures
+            if r.name.startswith("causal")
+        }
         for b in (double, forward(double.run))
     )
     assert only == caught != set()
 
 
-# -- the rule ---------------------------------------------------------------------------------------------------------
-
-
 def test_error_rule():
-    """2 units for outputs, 3 for gradients, where a unit is the yardstick or half an ulp; a NaN never passes."""
+    """2 units for outputs, 3 for gradients, where a unit is the yardstick or half an ulp; a NaN never
+    passes.
+    """
     true = torch.ones(3, dtype=torch.float64)
     truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {})
 
@@ -367,24 +415,33 @@ def test_the_fused_yardstick_is_for_gradients_of_backends_that_recompute():
         assert truth.for_backend(other).yardstick == {"out": 1e-3, "x": 1e-3}
 
 
-@pytest.mark.parametrize(("true", "off", "passed"), [(0.0, 2.9e-6, True), (0.0, 3.1e-6, False), (1e-3, 2.9e-6, False)])
+@pytest.mark.parametrize(
+    ("true", "off", "passed"), [(0.0, 2.9e-6, True), (0.0, 3.1e-6, False), (1e-3, 2.9e-6, False)]
+)
 def test_gradients_that_cancel_are_judged_by_the_bound_of_their_sums(true, off, passed):
     """Where they are 0 in theory, and SDPA has exactly 0; nowhere else."""
     gradients = {"q": torch.full((1,), true, dtype=torch.float64), "v": torch.ones(1, dtype=torch.float64)}
-    truth = Truth(torch.ones(1, dtype=torch.float64), gradients, {"out": 0.0, "q": 0.0, "v": 0.0}, cancelled={"q": 1e-6})
-    assert judge(torch.ones(1), {"q": torch.full((1,), true + off), "v": torch.ones(1)}, truth).passed == passed
+    truth = Truth(
+        torch.ones(1, dtype=torch.float64), gradients, {"out": 0.0, "q": 0.0, "v": 0.0}, cancelled={"q": 1e-6}
+    )
+    assert (
+        judge(torch.ones(1), {"q": torch.full((1,), true + off), "v": torch.ones(1)}, truth).passed == passed
+    )
 
 
 def test_the_bound_of_cancelled_sums_is_that_of_a_hand_count():
     """One edge: weight 1, two sums of three products, times scale and the other end."""
-    inputs = {"q": torch.full((1, 1, 1, 2), 3.0), "k": torch.full((1, 1, 1, 2), -5.0), "v": torch.full((1, 1, 1, 3), 2.0)}
-    truth = attention_truth(inputs, torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.full((1, 1, 1, 3), -7.0), 0.5)
+    inputs = {
+        "q": torch.full((1, 1, 1, 2), 3.0),
+        "k": torch.full((1, 1, 1, 2), -5.0),
+        "v": torch.full((1, 1, 1, 3), 2.0),
+    }
+    truth = attention_truth(
+        inputs, torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.full((1, 1, 1, 3), -7.0), 0.5
+    )
     off = 2 * summation_bound(3, 3 * 7.0 * 2.0, torch.float32)
     assert truth.cancelled.keys() == {"q", "k"}
     assert_exact([truth.cancelled["q"] / off, truth.cancelled["k"] / off], [0.5 * 5.0, 0.5 * 3.0])
-
-
-# -- arguments and the command ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -410,7 +467,13 @@ def test_wrong_arguments_are_named(options, message):
 def test_tf32_is_left_as_it_was():
     seen = []
     for dtype in ("tf32", "float32"):
-        Check("attend", "none", dtype, "x", lambda: seen.append(torch.backends.cuda.matmul.allow_tf32) or {"passed": True})()
+        Check(
+            "attend",
+            "none",
+            dtype,
+            "x",
+            lambda: seen.append(torch.backends.cuda.matmul.allow_tf32) or {"passed": True},
+        )()
     assert seen == [True, False]
     assert not torch.backends.cuda.matmul.allow_tf32
 
@@ -437,13 +500,19 @@ def test_command_prints_a_table_and_json(tmp_path, capsys):
     assert main([*COMMAND, "--all", "--json", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "all equal" in shown
-    assert re.search(r"^attend +reference +float64 +\d+ +- +\d\.\de-\d+ +\d\.\de-\d+ +0\.\d\d +0\.\d\d$", shown, re.MULTILINE)
+    assert re.search(
+        r"^attend +reference +float64 +\d+ +- +\d\.\de-\d+ +\d\.\de-\d+ +0\.\d\d +0\.\d\d$",
+        shown,
+        re.MULTILINE,
+    )
     record = json.loads(file.read_text())
     names = "device torch python deterministic commit dirty date cuda driver platform numpy triton seed sources runs interpreted"
     assert {*names.split(), "float32_matmul_precision", "allow_tf32"} <= set(record["environment"])
     assert record["summary"]["ok"]
     assert record["summary"]["checks"] == len(record["results"])
-    assert " ".join(record["results"][0]) == "group backend dtype name passed output gradient error unit share"
+    assert (
+        " ".join(record["results"][0]) == "group backend dtype name passed output gradient error unit share"
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""How the checks are run: by several processes, within a budget, carried on; and the record that is written meanwhile."""
+"""How the checks are run: by several processes, within a budget, carried on; and the record that is written
+meanwhile.
+"""
 
 import dataclasses
 import json
@@ -17,9 +19,24 @@ from gnn_attention.verify.check import DTYPES, Check, Settings
 from gnn_attention.verify.report import Report, Result
 from tests.guarantees.gpu import MORE
 
-FEW = {"device": "cpu", "graphs": ["causal"], "features": ["plain"], "dtypes": ["float64"], "backends": ["dense"], "forms": []}
+FEW = {
+    "device": "cpu",
+    "graphs": ["causal"],
+    "features": ["plain"],
+    "dtypes": ["float64"],
+    "backends": ["dense"],
+    "forms": [],
+}
 FEW["trained"] = False
-COMMAND = ["verify", "--device=cpu", "--dtype=float64", "--backend=dense", "--no-trained", "--jobs=1", "--graph=one token"]
+COMMAND = [
+    "verify",
+    "--device=cpu",
+    "--dtype=float64",
+    "--backend=dense",
+    "--no-trained",
+    "--jobs=1",
+    "--graph=one token",
+]
 SOURCES = {"kernels/rows.py": "0"}
 
 
@@ -139,7 +156,16 @@ def test_what_is_written_meanwhile_is_a_whole_record(monkeypatch):
 
 def test_numbers_survive_the_record():
     """Four digits, and what JSON cannot say; empty names too."""
-    result = Result("attend", "", "float32", "x", passed=False, output=float("nan"), gradient=float("inf"), error=1.23456789)
+    result = Result(
+        "attend",
+        "",
+        "float32",
+        "x",
+        passed=False,
+        output=float("nan"),
+        gradient=float("inf"),
+        error=1.23456789,
+    )
     (read,) = Report.from_json(Report((result,)).to_json()).results
     assert (str(read.output), read.gradient, read.error, read.backend) == ("nan", float("inf"), 1.235, "")
 
@@ -156,7 +182,11 @@ def test_numbers_survive_the_record():
         {"results": [{"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": 1}]},
         {"results": [{"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": True, "more": 1}]},
         {"results": [{"group": "a", "backend": "b", "dtype": "c", "name": 3, "passed": True}]},
-        {"results": [{"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": True, "output": 10**400}]},
+        {
+            "results": [
+                {"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": True, "output": 10**400}
+            ]
+        },
     ],
 )
 def test_what_is_no_record_is_named(change, tmp_path):
@@ -199,7 +229,9 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
 
 def test_the_usual_backends_of_a_cpu():
     """Neither what is compiled nor what runs on GPUs alone."""
-    assert {check.backend for check in verify.checks(device="cpu", trained=False)}.isdisjoint({"flex", "varlen", "triton"})
+    assert {check.backend for check in verify.checks(device="cpu", trained=False)}.isdisjoint(
+        {"flex", "varlen", "triton"}
+    )
 
 
 def test_a_copy_without_a_repository_gets_its_commit_from_the_environment(tmp_path, monkeypatch):
@@ -222,7 +254,9 @@ def test_a_copy_without_a_repository_gets_its_commit_from_the_environment(tmp_pa
 
 @pytest.mark.slow
 def test_on_a_gpu_everything_is_checked_and_what_compiles_longest_last(monkeypatch):
-    """Every backend in every dtype, TensorFloat-32 among them; from a checkout, all that a record of a GPU must hold."""
+    """Every backend in every dtype, TensorFloat-32 among them; from a checkout, all that a record of a GPU
+    must hold.
+    """
     settings = Settings(device="cuda", dtypes=tuple(DTYPES), backends=tuple(BACKENDS.values()))
     groups = [*verify.GROUPS, *MORE]
     found = list(verify._in_turn(settings, groups))

@@ -1,8 +1,10 @@
-"""One operator for a whole plan: attention over rectangles and edges, merged by log-sum-exp, with one backward pass.
+"""One operator for a whole plan: attention over rectangles and edges, merged by log-sum-exp, with one
+backward pass.
 
-It is registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is. Its backward pass recomputes
-the weights from q, k and the log-sum-exp of all pieces: nothing of the size of the edges is kept. A gradient that comes in for
-lse is served too, and so are sinks: the output is rounded once, with them. Second derivatives are refused by name.
+It is registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is. Its
+backward pass recomputes the weights from q, k and the log-sum-exp of all pieces: nothing of the size of the
+edges is kept. A gradient that comes in for lse is served too, and so are sinks: the output is rounded once,
+with them. Second derivatives are refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from gnn_attention import edges
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
@@ -26,10 +28,11 @@ from gnn_attention.graph import memoized
 NARROW = 16  # senders: the numbers of a vector in the kernel for CPUs
 
 
-def along_plan(call: Call, kind: str) -> tuple[Tensor, Tensor]:
+def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor]:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``.
 
-    Without a gradient to come, and where nothing traces or transforms the program, the operator has nothing to add.
+    Without a gradient to come, and where nothing traces or transforms the program, the operator has nothing
+    to add.
     """
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
     if _is_eager(q, k, v) and (sinks is None or not (sinks.requires_grad and torch.is_grad_enabled())):
@@ -42,7 +45,9 @@ def along_plan(call: Call, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True for plain tensors with numbers whose derivative nothing needs, outside of compilers, transforms and modes."""
+    """True for plain tensors with numbers whose derivative nothing needs, outside of compilers, transforms
+    and modes.
+    """
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or q.is_meta:
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -60,7 +65,8 @@ def attention(
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of attention over the pieces of a plan; a receiver in no piece has out 0 and lse -inf, with sinks too.
+    """``(out, lse)`` of attention over the pieces of a plan; a receiver in no piece has out 0 and lse -inf,
+    with sinks too.
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
@@ -70,13 +76,21 @@ def attention(
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass; ``sinks`` is ``[B, Hq]``, or ``[B, 0]`` for none."""
     return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float
+) -> tuple[Tensor, Tensor]:
     out, lse = _forward(q, k, v, plan, scale, sinks)
     if _carried_all(q, k, v, lse, plan):
         return out, lse
@@ -99,7 +113,9 @@ def _run_backward(
     numbers: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operator of the backward pass: the gradients of q, k and v, token-major in memory, and of the sinks."""
+    """The operator of the backward pass: the gradients of q, k and v, token-major in memory, and of the
+    sinks.
+    """
     plan = unpacked(tensors, numbers)
     if plan.visits_non_edges and not nonfinite.surely_finite(q, k, v):
         q, k, v = nonfinite.cleaned(q, k, v)
@@ -107,17 +123,20 @@ def _run_backward(
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
         grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
     deaf = lse == -torch.inf
-    if bool(deaf.any()):  # whoever hears nobody: exp(logit - lse) = 0, and 0 * NaN of a gradient that nobody wants must not be
+    if bool(
+        deaf.any()
+    ):  # whoever hears nobody: exp(logit - lse) = 0, and 0 * NaN of a gradient that nobody wants must not be
         grad_out, grad_lse = grad_out.masked_fill(deaf.unsqueeze(-1), 0.0), grad_lse.masked_fill(deaf, 0.0)
         lse = lse.masked_fill(deaf, torch.inf)
-    grad_sinks = _sinks_backward(grad_out, grad_lse, out, lse, sinks) if sinks.shape[1] else torch.empty_like(sinks)
+    grad_sinks = (
+        _sinks_backward(grad_out, grad_lse, out, lse, sinks) if sinks.shape[1] else torch.empty_like(sinks)
+    )
     return *_backward(grad_out, grad_lse, q, k, v, out, lse, plan, scale), grad_sinks
 
 
-# -- both passes ------------------------------------------------------------------------------------------------------
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(q.dtype, torch.float32)
     # the dtype of sums until all pieces are merged and sinks are added
     unfinished = (sinks is not None and bool(sinks.shape[1])) or not plan.all_fresh
@@ -142,7 +161,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
 
 
 def _add_sinks(out: Tensor, lse: Tensor, sinks: Float[Tensor, "batch heads 1"]) -> None:
-    """One more logit in every softmax that has any, without a value, in place: ``out / (1 + e^(sink - lse))``."""
+    """One more logit in every softmax that has any, without a value, in place:
+    ``out / (1 + e^(sink - lse))``.
+    """
     share, _, total = edges.shares(lse, sinks.expand(lse.shape), lse == -torch.inf)
     out.mul_(share.unsqueeze(-1))
     lse.copy_(total)
@@ -156,13 +177,28 @@ def _sinks_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor
 
 
 def _backward(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Plan, scale: float
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    plan: Plan,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, several = edges.accumulation_dtype(q.dtype), any(not isinstance(piece, Edges) for piece in plan.pieces)
+    wide, several = (
+        edges.accumulation_dtype(q.dtype),
+        any(not isinstance(piece, Edges) for piece in plan.pieces),
+    )
     grads = tuple(_token_major(x, x.shape[3], wide) for x in (q, k, v))
     for total in grads if several or not plan.pieces else ():
         total.zero_()
-    delta = (grad_out.to(wide) * out).sum(-1) - grad_lse if any(isinstance(p, Edges) for p in plan.pieces) else grad_lse
+    delta = (
+        (grad_out.to(wide) * out).sum(-1) - grad_lse
+        if any(isinstance(p, Edges) for p in plan.pieces)
+        else grad_lse
+    )
     padded = _for_dense_backward(grad_lse, *map(_taken, (grad_out, q, k, v, out))) if several else []
     for piece in plan.pieces:
         if isinstance(piece, Edges):
@@ -179,7 +215,9 @@ def _token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
-    """As dense kernels read them: each token's channels in a row of its own, with 0 up to ``width``, alike for q, k and v."""
+    """As dense kernels read them: each token's channels in a row of its own, with 0 up to ``width``, alike
+    for q, k and v.
+    """
     ends = []
     for x in tensors:
         x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
@@ -188,12 +226,17 @@ def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _taken(x: Tensor) -> Tensor:
-    """As dense kernels take it: a CPU has no arithmetic for float16, whose kernel rounds more and takes some times longer."""
+    """As dense kernels take it: a CPU has no arithmetic for float16, whose kernel rounds more and takes some
+    times longer.
+    """
     return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
 
 
-def _for_dense_backward(grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
-    """What the dense kernel takes: it works out ``delta = sum(out * grad_out)`` itself, where ``- grad_lse`` belongs too.
+def _for_dense_backward(
+    grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+) -> list[Tensor]:
+    """What the dense kernel takes: it works out ``delta = sum(out * grad_out)`` itself, where ``- grad_lse``
+    belongs too.
 
     That is one more channel, in which out holds -grad_lse, grad_out 1 and v 0.
     """
@@ -205,10 +248,11 @@ def _for_dense_backward(grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor
 
 
 def _carried_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool:
-    """True if nothing that is not finite leaked, or was lost: the kernel for CPUs takes few logits that are all NaN for hidden.
+    """True if nothing that is not finite leaked, or was lost: the kernel for CPUs takes few logits that are
+    all NaN for hidden.
 
-    Elsewhere a q or k that is not finite shows in lse. For a logit of +inf that kernel tells lse +inf, and in halves an output
-    that is finite, where all weights are NaN.
+    Elsewhere a q or k that is not finite shows in lse. For a logit of +inf that kernel tells lse +inf, and in
+    halves an output that is finite, where all weights are NaN.
     """
     if not plan.has_blocks:
         return True
@@ -220,20 +264,27 @@ def _carried_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bo
 
 
 def _hears(marked: Tensor, q: Tensor, plan: Plan) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights to the marks."""
+    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights
+    to the marks.
+    """
     marks = marked.to(torch.float32).unsqueeze(-1)
     mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
     return mean.squeeze(-1) > 0
 
 
-# -- what torch is told -----------------------------------------------------------------------------------------------
-
-
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of the results."""
-    return _token_major(q, v.shape[3], q.dtype), _token_major(q, 1, edges.accumulation_dtype(q.dtype)).squeeze(-1)
+    return _token_major(q, v.shape[3], q.dtype), _token_major(
+        q, 1, edges.accumulation_dtype(q.dtype)
+    ).squeeze(-1)
 
 
 def _fake_backward(
@@ -251,7 +302,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-    return *_GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale), [None] * len(tensors), None, None
+    return (
+        *_GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale),
+        [None] * len(tensors),
+        None,
+        None,
+    )
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

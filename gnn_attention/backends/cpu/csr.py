@@ -1,11 +1,14 @@
-"""Attention along a list of edges, forward and backward, one head at a time: plain tensors in and out, no autograd.
+"""Attention along a list of edges, forward and backward, one head at a time: plain tensors in and out, no
+autograd.
 
-The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse and uses the same two
-operations, with the list sender by sender for the gradients of k and v. Only edges are ever read: what a non-edge holds, NaN too,
-cannot leak. Memory beyond the results is that of one head: two numbers for each edge and a few rows for each token.
+The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse
+and uses the same two operations, with the list sender by sender for the gradients of k and v. Only edges are
+ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of one head: two
+numbers for each edge and a few rows for each token.
 
-Softmax needs a shift that keeps exp in range: the largest logit of each receiver, or one number for all where logits lie close
-together. What belongs to a receiver is then applied to its row, and nothing to its edges but exp.
+Softmax needs a shift that keeps exp in range: the largest logit of each receiver, or one number for all where
+logits lie close together. What belongs to a receiver is then applied to its row, and nothing to its edges but
+exp.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ def forward(
     out: Float[Tensor, "batch heads dst value_dim"],
     lse: Float[Tensor, "batch heads dst"],
 ) -> None:
-    """Write ``out`` and ``lse`` of the softmax over ``edges``; merge with what they hold unless ``edges.fresh``.
+    """Write ``out`` and ``lse`` of the softmax over ``edges``; merge with what they hold unless
+    ``edges.fresh``.
 
-    Merging is that of :func:`gnn_attention.edges.merge`: exact over disjoint sets of edges. A receiver without in-edges gets
-    0 and -inf. The arithmetic is in the dtype of lse, whatever those of q and out.
+    Merging is that of :func:`gnn_attention.edges.merge`: exact over disjoint sets of edges. A receiver
+    without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse, whatever those of q and out.
     """
     slices = q.shape[0] * q.shape[1]
     if not edges.src.numel() or not slices:
@@ -65,10 +69,12 @@ def backward(
     dv: Float[Tensor, "batch kv_heads src value_dim"],
     add: bool = True,
 ) -> None:
-    """Add the gradients over ``edges`` to ``dq``, ``dk`` and ``dv``; with ``add=False`` write them, to all of each.
+    """Add the gradients over ``edges`` to ``dq``, ``dk`` and ``dv``; with ``add=False`` write them, to all of
+    each.
 
-    ``p = exp(scale q . k - lse)`` and ``ds = p (grad_out . v - delta)`` with the out and lse of all pieces together and
-    ``delta = sum(out * grad_out) - grad_lse``. A receiver whose lse is infinite contributes nothing.
+    ``p = exp(scale q . k - lse)`` and ``ds = p (grad_out . v - delta)`` with the out and lse of all pieces
+    together and ``delta = sum(out * grad_out) - grad_lse``. A receiver whose lse is infinite contributes
+    nothing.
     """
     slices = q.shape[0] * q.shape[1]
     if not edges.src.numel() or not slices:
@@ -84,20 +90,26 @@ def backward(
         _backward_heads(grad_out, delta, q, k, v, lse, edges, scale, (dq, dk, dv), add)
 
 
-# -- forward ----------------------------------------------------------------------------------------------------------
-
-
-def _forward_heads(q: Tensor, k: Tensor, v: Tensor, edges: Edges, scale: float, out: Tensor, lse: Tensor) -> None:
+def _forward_heads(
+    q: Tensor, k: Tensor, v: Tensor, edges: Edges, scale: float, out: Tensor, lse: Tensor
+) -> None:
     work, group = Head(edges, lse.dtype), q.shape[1] // k.shape[1]
     for sample in range(q.shape[0]):
         for head in range(q.shape[1]):
             if head % group == 0:
-                key, value = work.staged("k", k[sample, head // group]), work.staged("v", v[sample, head // group])
+                key, value = (
+                    work.staged("k", k[sample, head // group]),
+                    work.staged("v", v[sample, head // group]),
+                )
             _forward_head(work, q[sample, head], key, value, scale, out[sample, head], lse[sample, head])
 
 
-def _forward_head(work: Head, q: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor, lse: Tensor) -> None:
-    """One head, or all of a folded list: ``q``, ``out`` and ``lse`` have then the axes of samples and heads."""
+def _forward_head(
+    work: Head, q: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor, lse: Tensor
+) -> None:
+    """One head, or all of a folded list: ``q``, ``out`` and ``lse`` have then the axes of samples and
+    heads.
+    """
     sampled_products(_zeroed(work.first), work.staged("q", q), key, scale)
     logits = work.first.values()
     shift = _shift(work, logits)
@@ -105,7 +117,11 @@ def _forward_head(work: Head, q: Tensor, key: Tensor, value: Tensor, scale: floa
     total = row_sums(work.first)
     found = total.log().add_(shift)
     share = total.reciprocal().masked_fill_(total == 0, 0.0)
-    sums, share, found = work.incoming(mass, value).view(out.shape), share.view(lse.shape), found.view(lse.shape)
+    sums, share, found = (
+        work.incoming(mass, value).view(out.shape),
+        share.view(lse.shape),
+        found.view(lse.shape),
+    )
     if work.edges.fresh:
         torch.mul(sums, share.unsqueeze(-1), out=out)
         lse.copy_(found)
@@ -121,9 +137,11 @@ def _merge(out: Tensor, lse: Tensor, sums: Tensor, share: Tensor, found: Tensor)
 
 
 def _shift(work: Head, logits: Tensor) -> Tensor | float:
-    """Subtract from the logits what keeps exp in range, and return it: for each receiver its largest logit, unless that is small.
+    """Subtract from the logits what keeps exp in range, and return it: for each receiver its largest logit,
+    unless that is small.
 
-    What a receiver gets must not depend, not even by a rounding, on what others hear: so 0 for all, if all are small.
+    What a receiver gets must not depend, not even by a rounding, on what others hear: so 0 for all, if all
+    are small.
     """
     if _all_small(logits):
         return 0.0
@@ -143,9 +161,6 @@ def _zeroed(matrix: Tensor) -> Tensor:
     """The matrix with finite numbers in it: 0 times a NaN that an earlier head left would be NaN."""
     matrix.values().zero_()
     return matrix
-
-
-# -- backward ---------------------------------------------------------------------------------------------------------
 
 
 def _backward_heads(
@@ -169,7 +184,9 @@ def _backward_heads(
             sums: list[Tensor] = []
             for head in range(kv_head * group, (kv_head + 1) * group):
                 at = sample, head
-                d_key, d_value = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale, dq[at], add)
+                d_key, d_value = _backward_head(
+                    work, grad_out[at], delta[at], q[at], key, value, lse[at], scale, dq[at], add
+                )
                 sums = [d_key, d_value] if not sums else [sums[0].add_(d_key), sums[1].add_(d_value)]
             _deliver(sums[0], scale, dk[sample, kv_head], add)
             _deliver(sums[1], 1.0, dv[sample, kv_head], add)
@@ -187,9 +204,11 @@ def _backward_head(
     dq: Tensor,
     add: bool,
 ) -> tuple[Tensor, Tensor]:
-    """One head, or all of a folded list: deliver the gradient of q; return those of key (but for the scale) and value.
+    """One head, or all of a folded list: deliver the gradient of q; return those of key (but for the scale)
+    and value.
 
-    Two buffers of edges serve all: the second holds weights by sender, then slopes; the first at last slopes by sender.
+    Two buffers of edges serve all: the second holds weights by sender, then slopes; the first at last slopes
+    by sender.
     """
     mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
     silent = _silent(work, lse)
@@ -211,9 +230,11 @@ def _backward_head(
 
 
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
-    """Turn logits into ``mass`` and return a factor for each receiver, so that its weights are ``mass * factor``.
+    """Turn logits into ``mass`` and return a factor for each receiver, so that its weights are
+    ``mass * factor``.
 
-    As in :func:`_shift` a receiver's own numbers decide: its lse is at most REACH + log(in-degree) if its logits are small.
+    As in :func:`_shift` a receiver's own numbers decide: its lse is at most REACH + log(in-degree) if its
+    logits are small.
     """
     if _all_small(logits):
         logits.exp_()
@@ -225,7 +246,9 @@ def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
 
 
 def _silent(work: Head, lse: Tensor) -> Tensor | None:
-    """Receivers with in-edges that must contribute nothing; None if there are none (in all but extreme inputs)."""
+    """Receivers with in-edges that must contribute nothing; None if there are none (in all but extreme
+    inputs).
+    """
     silent = lse.isinf() & work.heard
     return silent if silent.any() else None
 

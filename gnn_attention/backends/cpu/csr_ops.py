@@ -1,7 +1,9 @@
-"""Differentiable operators over a list of edges: the parts of attention, for calls that do something between them.
+"""Differentiable operators over a list of edges: the parts of attention, for calls that do something between
+them.
 
-Five linear or bilinear maps between numbers of edges ``[B, Hq, E]`` (receiver by receiver), numbers of receivers ``[B, Hq, dst]``
-and rows of tokens, whose derivatives are each other, and the softmax over in-edges, whose derivatives are made of them:
+Five linear or bilinear maps between numbers of edges ``[B, Hq, E]`` (receiver by receiver), numbers of
+receivers ``[B, Hq, dst]`` and rows of tokens, whose derivatives are each other, and the softmax over
+in-edges, whose derivatives are made of them:
 
 ============  ===============================================  ========================================================
 products      ``w_e = q_dst . k_src``                          its derivatives are incoming and outgoing sums
@@ -10,11 +12,13 @@ outgoing      ``y_src = sum over out-edges of w_e x_dst``      also over the que
 by_edge       ``w_e = x_dst``                                  its derivative is total, and the reverse
 total         ``x_dst = sum over in-edges of w_e``
 softmax       ``w_e = exp(l_e) / total``                       and the logarithm of the total, -inf over none; sinks, one more
-                                                               logit of a receiver without an edge, are in the total
+                                                               logit of a receiver without an edge, are in the
+                                                               total
 ============  ===============================================  ========================================================
 
-Each is registered with torch under its name, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is, and can be
-differentiated any number of times. They compute in the dtype that comes in: callers bring float32 or better.
+Each is registered with torch under its name, so that compilers, ``torch.export`` and ``torch.vmap`` take it
+as it is, and can be differentiated any number of times. They compute in the dtype that comes in: callers
+bring float32 or better.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ def _edges(tensors: Sequence[Tensor]) -> Edges:
 
 
 def products(
-    q: Float[Tensor, "batch heads dst dim"], k: Float[Tensor, "batch kv_heads src dim"], edges: Sequence[Tensor]
+    q: Float[Tensor, "batch heads dst dim"],
+    k: Float[Tensor, "batch kv_heads src dim"],
+    edges: Sequence[Tensor],
 ) -> Float[Tensor, "batch heads edges"]:
     """``q_dst . k_src`` for every edge."""
     result: Tensor = _PRODUCTS(q, k, list(edges))
@@ -50,7 +56,9 @@ def products(
 
 
 def incoming(
-    weights: Float[Tensor, "batch heads edges"], v: Float[Tensor, "batch kv_heads src dim"], edges: Sequence[Tensor]
+    weights: Float[Tensor, "batch heads edges"],
+    v: Float[Tensor, "batch kv_heads src dim"],
+    edges: Sequence[Tensor],
 ) -> Float[Tensor, "batch heads dst dim"]:
     """What each receiver hears: ``sum of weights_e v_src`` over its in-edges, 0 over none."""
     result: Tensor = _INCOMING(weights, v, list(edges))
@@ -58,38 +66,46 @@ def incoming(
 
 
 def outgoing(
-    weights: Float[Tensor, "batch heads edges"], x: Float[Tensor, "batch heads dst dim"], edges: Sequence[Tensor], kv_heads: int
+    weights: Float[Tensor, "batch heads edges"],
+    x: Float[Tensor, "batch heads dst dim"],
+    edges: Sequence[Tensor],
+    kv_heads: int,
 ) -> Float[Tensor, "batch kv_heads src dim"]:
     """``sum of weights_e x_dst`` over each sender's out-edges and the query heads of its group."""
     result: Tensor = _OUTGOING(weights, x, list(edges), kv_heads)
     return result
 
 
-def by_edge(x: Float[Tensor, "batch heads dst"], edges: Sequence[Tensor]) -> Float[Tensor, "batch heads edges"]:
+def by_edge(
+    x: Float[Tensor, "batch heads dst"], edges: Sequence[Tensor]
+) -> Float[Tensor, "batch heads edges"]:
     """``x_dst`` for every edge."""
     result: Tensor = _BY_EDGE(x, list(edges))
     return result
 
 
-def total(weights: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor]) -> Float[Tensor, "batch heads dst"]:
+def total(
+    weights: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor]
+) -> Float[Tensor, "batch heads dst"]:
     """The sum of ``weights_e`` over the in-edges of each receiver."""
     result: Tensor = _TOTAL(weights, list(edges))
     return result
 
 
 def softmax(
-    logits: Float[Tensor, "batch heads edges"], edges: Sequence[Tensor], sink_logits: Float[Tensor, " heads"] | None = None
+    logits: Float[Tensor, "batch heads edges"],
+    edges: Sequence[Tensor],
+    sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads edges"], Float[Tensor, "batch heads dst"]]:
-    """Weights and lse over in-edges, as :func:`gnn_attention.edges.softmax` gives them, for edges receiver by receiver."""
+    """Weights and lse over in-edges, as :func:`gnn_attention.edges.softmax` gives them, for edges receiver by
+    receiver.
+    """
     sinks = logits.new_zeros(*logits.shape[:2], 0)
     if sink_logits is not None:
         every = sink_logits.to(logits.dtype).view(1, -1, 1)
         sinks = torch.where(edges[0].diff() > 0, every, -torch.inf).expand(logits.shape[0], -1, -1)
     weights, lse = _SOFTMAX(logits, sinks, list(edges))
     return weights, lse
-
-
-# -- on plain tensors -------------------------------------------------------------------------------------------------
 
 
 def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
@@ -106,7 +122,9 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     receivers = tensors[0].numel() - 1
     if (small := _as_one_head(tensors, weights, v.shape[1])) is not None:
-        return _incoming(weights.reshape(1, 1, -1), folding.flat(v), small).view(*weights.shape[:2], receivers, v.shape[3])
+        return _incoming(weights.reshape(1, 1, -1), folding.flat(v), small).view(
+            *weights.shape[:2], receivers, v.shape[3]
+        )
     result, work = v.new_zeros(*weights.shape[:2], receivers, v.shape[3]), Head(_edges(tensors), v.dtype)
     for sample, head, kv_head in _heads(weights, tensors, v.shape[1]):
         value = work.staged("v", v[sample, kv_head])
@@ -119,7 +137,10 @@ def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: i
     if (small := _as_one_head(tensors, weights, kv_heads)) is not None:
         sums = _outgoing(weights.reshape(1, 1, -1), folding.flat(x), small, 1)
         return sums.view(weights.shape[0], kv_heads, senders, x.shape[3])
-    result, work = x.new_zeros(weights.shape[0], kv_heads, senders, x.shape[3]), Head(_edges(tensors), x.dtype)
+    result, work = (
+        x.new_zeros(weights.shape[0], kv_heads, senders, x.shape[3]),
+        Head(_edges(tensors), x.dtype),
+    )
     for sample, head, kv_head in _heads(weights, tensors, kv_heads):
         rows, spare = work.staged("x", x[sample, head]), work.first.values()
         result[sample, kv_head] += work.outgoing(weights[sample, head].contiguous(), rows, spare)
@@ -133,7 +154,10 @@ def _spread(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 def _total(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     if (small := _as_one_head(tensors, weights, weights.shape[1])) is not None:
         return _total(weights.reshape(1, 1, -1), small).view(*weights.shape[:2], -1)
-    result, work = weights.new_zeros(*weights.shape[:2], tensors[0].numel() - 1), Head(_edges(tensors), weights.dtype)
+    result, work = (
+        weights.new_zeros(*weights.shape[:2], tensors[0].numel() - 1),
+        Head(_edges(tensors), weights.dtype),
+    )
     for sample, head, _ in _heads(weights, tensors, weights.shape[1]):
         work.first.values().copy_(weights[sample, head])
         result[sample, head] = row_sums(work.first)
@@ -174,9 +198,6 @@ def _heads(x: Tensor, tensors: Sequence[Tensor], kv_heads: int) -> Iterator[tupl
     if tensors[1].numel():
         for sample in range(x.shape[0]):
             yield from ((sample, head, head // group) for head in range(x.shape[1]))
-
-
-# -- what torch is told -----------------------------------------------------------------------------------------------
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -245,7 +266,9 @@ _OUTGOING = operator(
     "edge_outgoing",
     "(Tensor weights, Tensor x, Tensor[] edges, int kv_heads) -> Tensor",
     _outgoing,
-    lambda weights, x, edges, kv_heads: x.new_empty(weights.shape[0], kv_heads, edges[3].numel() - 1, x.shape[3]),
+    lambda weights, x, edges, kv_heads: x.new_empty(
+        weights.shape[0], kv_heads, edges[3].numel() - 1, x.shape[3]
+    ),
     _outgoing_backward,
     _keep,
 )
@@ -269,7 +292,10 @@ _SOFTMAX = operator(
     "edge_softmax",
     "(Tensor logits, Tensor sinks, Tensor[] edges) -> (Tensor, Tensor)",
     _softmax,
-    lambda logits, sinks, edges: (logits.new_empty(logits.shape), logits.new_empty(*logits.shape[:2], edges[0].numel() - 1)),
+    lambda logits, sinks, edges: (
+        logits.new_empty(logits.shape),
+        logits.new_empty(*logits.shape[:2], edges[0].numel() - 1),
+    ),
     _softmax_backward,
     _keep_weights,
 )

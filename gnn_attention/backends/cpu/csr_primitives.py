@@ -1,8 +1,10 @@
-"""The two operations over a list of edges that everything else is made of, in plain torch functions, for one head.
+"""The two operations over a list of edges that everything else is made of, in plain torch functions, for one
+head.
 
-Products (one number for each edge, of its two ends) are ``torch.sparse.sampled_addmm``; weighted sums (one row for each token, of
-the rows it gathers) are ``embedding_bag``. Both read the rows of edges only. A bag adds its rows one after the other, so that its
-error grows with their number: the rows of a hub are summed in pieces, and then the pieces.
+Products (one number for each edge, of its two ends) are ``torch.sparse.sampled_addmm``; weighted sums (one
+row for each token, of the rows it gathers) are ``embedding_bag``. Both read the rows of edges only. A bag
+adds its rows one after the other, so that its error grows with their number: the rows of a hub are summed in
+pieces, and then the pieces.
 """
 
 from __future__ import annotations
@@ -29,9 +31,15 @@ def matrix_of(edges: Edges, values: Float[Tensor, " edges"]) -> Tensor:
 
 
 def sampled_products(
-    matrix: Tensor, left: Float[Tensor, "dst dim"], right: Float[Tensor, "src dim"], alpha: float = 1.0, beta: float = 0.0
+    matrix: Tensor,
+    left: Float[Tensor, "dst dim"],
+    right: Float[Tensor, "src dim"],
+    alpha: float = 1.0,
+    beta: float = 0.0,
 ) -> None:
-    """At every edge of the matrix, in place: ``alpha * left_dst . right_src + beta * what was there`` (which must be finite)."""
+    """At every edge of the matrix, in place: ``alpha * left_dst . right_src + beta * what was there`` (which
+    must be finite).
+    """
     torch.sparse.sampled_addmm(matrix, left, right.t(), beta=beta, alpha=alpha, out=matrix)
 
 
@@ -42,14 +50,17 @@ def weighted_sums(
     table: Float[Tensor, "n dim"],
     pieces: Pieces | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``; 0 over none.
+    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``; 0 over
+    none.
 
     ``pieces`` are those of :func:`pieces_of` ``(ptr)``.
     """
     if not table.numel():
         return table.new_zeros(ptr.numel() - 1, table.shape[1])
     bounds, rows = (ptr, None) if pieces is None else pieces
-    sums = functional.embedding_bag(index, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    sums = functional.embedding_bag(
+        index, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
     if rows is None:
         return sums
     every = torch.arange(len(sums), device=sums.device)
@@ -57,7 +68,8 @@ def weighted_sums(
 
 
 def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
-    """Rows cut into pieces of at most ``LONGEST`` edges: the bounds of the pieces, and of each row among them.
+    """Rows cut into pieces of at most ``LONGEST`` edges: the bounds of the pieces, and of each row among
+    them.
 
     None where no row is longer.
 
@@ -89,9 +101,11 @@ def row_maxima(ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"
 
 
 class Head:
-    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens by name, and numbers of edges.
+    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens by name, and numbers
+    of edges.
 
-    A fresh page of memory costs more than the arithmetic on it, so every head writes where the one before wrote.
+    A fresh page of memory costs more than the arithmetic on it, so every head writes where the one before
+    wrote.
     """
 
     def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
@@ -121,14 +135,18 @@ class Head:
     def _out_pieces(self) -> Pieces | None:
         return pieces_of(self.edges.out_ptr)
 
-    def buffer(self, name: str, like: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "*heads tokens dim"]:
+    def buffer(
+        self, name: str, like: Float[Tensor, "*heads tokens dim"]
+    ) -> Float[Tensor, "*heads tokens dim"]:
         """The rows of this name, of the shape of ``like``, as the last head left them."""
         if name not in self._rows:
             self._rows[name] = torch.empty(like.shape, dtype=self.dtype, device=like.device)
         return self._rows[name]
 
     def staged(self, name: str, x: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows of ``x``, head after head, in the dtype of sums: ``x`` itself if it is that already, else a copy."""
+        """The rows of ``x``, head after head, in the dtype of sums: ``x`` itself if it is that already, else
+        a copy.
+        """
         if x.dtype == self.dtype and x.is_contiguous():
             return x.flatten(0, -2)
         return self.buffer(name, x).copy_(x).flatten(0, -2)
@@ -137,14 +155,18 @@ class Head:
         """``x[dst]`` for every edge."""
         return torch.index_select(x, 0, self.edges.dst, out=out)
 
-    def incoming(self, weights: Float[Tensor, " edges"], table: Float[Tensor, "src dim"]) -> Float[Tensor, "dst dim"]:
+    def incoming(
+        self, weights: Float[Tensor, " edges"], table: Float[Tensor, "src dim"]
+    ) -> Float[Tensor, "dst dim"]:
         """What each receiver hears: the weighted sum over its in-edges of the senders' rows."""
         return weighted_sums(self.edges.src, self.edges.ptr, weights, table, self._in_pieces)
 
     def outgoing(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "dst dim"], spare: Tensor
     ) -> Float[Tensor, "src dim"]:
-        """The reverse: the weighted sum over each sender's out-edges of the receivers' rows. ``spare`` is written to."""
+        """The reverse: the weighted sum over each sender's out-edges of the receivers' rows. ``spare`` is
+        written to.
+        """
         ordered = torch.index_select(weights, 0, self.edges.out_position, out=spare)
         return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
 

@@ -1,10 +1,13 @@
-"""Attention over rectangles: a few calls of one dense kernel that tells its log-sum-exp, on views of the tokens.
+"""Attention over rectangles: a few calls of one dense kernel that tells its log-sum-exp, on views of the
+tokens.
 
-On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it); elsewhere, and should
-it ever be missing, it is the formula written out. The backward pass keeps no weights: it computes them again,
-``w = exp(logit - lse)``, from the log-sum-exp of all pieces together, so that the gradients of the pieces add up exactly.
+On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it);
+elsewhere, and should it ever be missing, it is the formula written out. The backward pass keeps no weights:
+it computes them again, ``w = exp(logit - lse)``, from the log-sum-exp of all pieces together, so that the
+gradients of the pieces add up exactly.
 
-All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major in memory.
+All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major
+in memory.
 """
 
 from __future__ import annotations
@@ -18,14 +21,20 @@ from gnn_attention import edges
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-BYTES_AT_ONCE = 2**25  # of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
+BYTES_AT_ONCE = (
+    2**25
+)  # of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
 LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
 FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor) -> None:
-    """Attend inside the rectangles and write ``out`` and ``lse``, or merge with what they hold where the piece is not fresh."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor
+) -> None:
+    """Attend inside the rectangles and write ``out`` and ``lse``, or merge with what they hold where the
+    piece is not fresh.
+    """
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, q.dtype)
     for sample, part in _parts(piece, q, k):
@@ -40,10 +49,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, ou
         put(lse, sample, part.dst, result_lse.unsqueeze(-1))
 
 
-def backward(tensors: Sequence[Tensor], lse: Tensor, piece: Rectangles, scale: float, grads: Sequence[Tensor]) -> None:
+def backward(
+    tensors: Sequence[Tensor], lse: Tensor, piece: Rectangles, scale: float, grads: Sequence[Tensor]
+) -> None:
     """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
 
-    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is +inf takes no part.
+    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is
+    +inf takes no part.
     """
     grad_out, q, k, v, out = tensors
     lse = lse.unsqueeze(-1)
@@ -52,7 +64,9 @@ def backward(tensors: Sequence[Tensor], lse: Tensor, piece: Rectangles, scale: f
         dst, src = part.dst, part.src
         ends = take(q, sample, dst), take(k, sample, src), take(v, sample, src)
         results = take(out, sample, dst), take(lse, sample, dst).squeeze(-1)
-        found = _attention_backward(take(grad_out, sample, dst), *ends, *results, mask.of(part.masks), part.causal, scale)
+        found = _attention_backward(
+            take(grad_out, sample, dst), *ends, *results, mask.of(part.masks), part.causal, scale
+        )
         dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
         (put if part.fresh else add)(grads[0], sample, dst, dq)
         add(grads[1], sample, src, dk)
@@ -82,7 +96,9 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def _silence_told(lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float) -> Tensor:
+def _silence_told(
+    lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float
+) -> Tensor:
     """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
     if part.silent:
         hidden = _silent(part.masks) & ~lse.isnan()  # a NaN is to be seen: out holds it too
@@ -106,7 +122,9 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 
 def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:
-    """Calls of the kernel: some groups of one sample at a time, or one group of all samples, whichever takes fewer calls."""
+    """Calls of the kernel: some groups of one sample at a time, or one group of all samples, whichever takes
+    fewer calls.
+    """
     samples: Iterable[int | None]
     batch, row = q.shape[0], q.shape[3] * q.element_size()
     size = row * (piece.dst.size * q.shape[1] + 2 * piece.src.size * k.shape[1])
@@ -115,9 +133,6 @@ def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None
     else:
         samples, most = range(batch), max(1, BYTES_AT_ONCE // size)
     return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
-
-
-# -- the kernel -------------------------------------------------------------------------------------------------------
 
 
 def _attention(
@@ -134,7 +149,15 @@ def _attention(
 
 
 def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if FLASH_BACKWARD is not None and q.device.type == "cpu":
         found = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
@@ -145,7 +168,9 @@ def _attention_backward(
     slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - (grad * out).sum(-1, keepdim=True)
     slope = weights * slope * scale
     dq = slope @ edges.per_query_head(k, q.shape[1]).to(wide)
-    dk, dv = (x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in (slope.mT @ q.to(wide), weights.mT @ grad))
+    dk, dv = (
+        x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in (slope.mT @ q.to(wide), weights.mT @ grad)
+    )
     return dq, dk, dv
 
 
@@ -153,15 +178,16 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
     wide = edges.accumulation_dtype(q.dtype)
     logits = q.to(wide) @ edges.per_query_head(k, q.shape[1]).to(wide).mT * scale
     if causal:
-        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf)
+        logits = logits.masked_fill(
+            ~torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf
+        )
     return logits if mask is None else logits + mask.to(wide)
 
 
-# -- groups of tokens inside [B, H, T, D]: without a copy where they are strided, gathered where they are not -------------
-
-
 def take(x: Tensor, sample: int | None, groups: Groups) -> Float[Tensor, "groups heads size dim"]:
-    """The tokens of each group of one sample; with ``sample=None`` those of the only group, in every sample."""
+    """The tokens of each group of one sample; with ``sample=None`` those of the only group, in every
+    sample.
+    """
     if sample is None:
         return _of_all(x, groups)
     if isinstance(groups, Strided):
@@ -205,7 +231,9 @@ def _of_all(x: Tensor, groups: Groups) -> Tensor:
 def _strided(x: Float[Tensor, "heads tokens dim"], groups: Strided) -> Tensor:
     head, token, channel = x.stride()
     shape = (groups.count, x.shape[0], groups.size, x.shape[2])
-    return x.as_strided(shape, (groups.stride * token, head, token, channel), x.storage_offset() + groups.start * token)
+    return x.as_strided(
+        shape, (groups.stride * token, head, token, channel), x.storage_offset() + groups.start * token
+    )
 
 
 def _as_rows(value: Float[Tensor, "groups heads size dim"]) -> Float[Tensor, "tokens heads dim"]:
@@ -213,7 +241,9 @@ def _as_rows(value: Float[Tensor, "groups heads size dim"]) -> Float[Tensor, "to
 
 
 def _add_in_strips(x: Tensor, sample: int | None, groups: Strided, value: Tensor) -> None:
-    """Overlapping groups, a strip of ``stride`` tokens of each at a time: strips of one turn do not overlap."""
+    """Overlapping groups, a strip of ``stride`` tokens of each at a time: strips of one turn do not
+    overlap.
+    """
     for offset in range(0, groups.size, groups.stride):
         size = min(groups.stride, groups.size - offset)
         strip = Strided(groups.start + offset, groups.stride, groups.count, size)

@@ -2,8 +2,8 @@
 
 That is score_mods (which may learn), a bias for each edge, dropout.
 
-Some rectangles of all samples and heads are taken at a time, and are computed again for their gradients, so that no more than a
-small part of the logits is ever in memory.
+Some rectangles of all samples and heads are taken at a time, and are computed again for their gradients, so
+that no more than a small part of the logits is ever in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gnn_attention import edges
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -24,13 +24,16 @@ LOGITS_AT_ONCE = 2**25  # bytes
 MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
 
 
-def formula(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
+def formula(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
     """``(out, lse)`` over a plan of rectangles in which every receiver has one; lse in float32 or float64."""
     parts = list(_parts(plan, call))
     attend = recomputed if len(parts) > 1 else _at_once
     results = [attend(_attend, call, part) for part in parts]
     heard = [_tokens(part.dst, call.q.device).flatten() for part in parts]
-    order = _places(torch.cat(heard) if heard else torch.zeros(0, dtype=torch.int64, device=call.q.device), call.graph.num_dst)
+    order = _places(
+        torch.cat(heard) if heard else torch.zeros(0, dtype=torch.int64, device=call.q.device),
+        call.graph.num_dst,
+    )
     out, lse = _nothing_heard(call)
     out = torch.cat([*(result for result, _ in results), out], 2).index_select(2, order)
     lse = torch.cat([*(result for _, result in results), lse], 2).index_select(2, order)
@@ -41,7 +44,7 @@ def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
+def _nothing_heard(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """The result of one receiver without in-edges."""
     batch, heads = call.q.shape[:2]
     wide = edges.accumulation_dtype(call.q.dtype)
@@ -50,7 +53,9 @@ def _nothing_heard(call: Call) -> tuple[Tensor, Tensor]:
         call.q.new_full((batch, heads, 1), -torch.inf, dtype=wide),
     )
     for x in (call.q, call.k, call.v):
-        out, lse = (result + x[..., :0].sum() for result in (out, lse))  # 0, with a gradient, also for a graph without edges
+        out, lse = (
+            result + x[..., :0].sum() for result in (out, lse)
+        )  # 0, with a gradient, also for a graph without edges
     return out, lse
 
 
@@ -60,7 +65,7 @@ def _places(heard: Int[Tensor, " some"], num_dst: int) -> Int[Tensor, " dst"]:
     return places.index_copy(0, heard, torch.arange(len(heard), device=heard.device))
 
 
-def _parts(plan: Plan, call: Call) -> Iterator[Rectangles]:
+def _parts(plan: Plan, call: AttentionCall) -> Iterator[Rectangles]:
     total = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
     cell = call.q.shape[0] * call.q.shape[1] * edges.accumulation_dtype(call.q.dtype).itemsize
     most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
@@ -70,7 +75,7 @@ def _parts(plan: Plan, call: Call) -> Iterator[Rectangles]:
             yield from band.parts(max(1, most // (band.dst.size * band.src.size)))
 
 
-def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
+def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, groups * size, Dv]`` and lse of the receivers of the part, in float32 or better."""
     wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     dst, src = _tokens(part.dst, call.q.device), _tokens(part.src, call.q.device)
@@ -86,7 +91,7 @@ def _attend(call: Call, part: Rectangles) -> tuple[Tensor, Tensor]:
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
-def _sinks(call: Call, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
+def _sinks(call: AttentionCall, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
     """The sinks as one more column of logits, -inf for who hears nobody; None without sinks."""
     if call.sink_logits is None:
         return None
@@ -103,7 +108,9 @@ def row_softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
     nothing = (lse == -torch.inf).unsqueeze(-1)
-    weights = logits.masked_fill(nothing, 0.0).softmax(-1)  # not exp(logit - lse), which has the rounding of a large lse
+    weights = logits.masked_fill(nothing, 0.0).softmax(
+        -1
+    )  # not exp(logit - lse), which has the rounding of a large lse
     weights = weights.masked_fill(nothing, 0.0)
     return (weights if sinks is None else weights[..., :-1]), lse
 
@@ -128,7 +135,8 @@ def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receiv
 
 
 def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the dense backend).
+    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the
+    dense backend).
 
     Of its own rectangle, or of another if that has none, as a part of a rectangle may.
     """
@@ -140,18 +148,19 @@ def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(mask, dst.unsqueeze(2), some_dst), torch.where(mask, src.unsqueeze(1), some_src)
 
 
-# -- a bias for each edge ---------------------------------------------------------------------------------------------
-
-
 def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:
-    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge): a rectangle holds all in-edges of its receivers."""
+    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge): a rectangle holds all in-edges of
+    its receivers.
+    """
     first, order = memoized(_by_receiver, graph, dst.device)
     position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
     return position if order is None else torch.take(order, position)
 
 
 def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Where each receiver's in-edges begin, by receiver, then sender; and where each of them stands if listed otherwise."""
+    """Where each receiver's in-edges begin, by receiver, then sender; and where each of them stands if listed
+    otherwise.
+    """
     ends = graph.in_degree().cumsum(0)
     first = (ends - graph.in_degree()).to(device)
     if graph._listed is None:

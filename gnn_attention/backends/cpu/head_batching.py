@@ -1,7 +1,7 @@
 """All heads of a small graph as one head of a larger: the graph repeated along the diagonal, head after head.
 
-Every operation has a price of its own, so that many heads of few edges cost less together. Grouped heads stay grouped: the query
-heads of a group hear the same senders.
+Every operation has a price of its own, so that many heads of few edges cost less together. Grouped heads stay
+grouped: the query heads of a group hear the same senders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from gnn_attention.backends.plan.plan import Edges
 
 MOST_EDGES = 10**5  # of all heads together; above, one head at a time is as fast and takes less memory
 MOST_KEPT = 4  # folded lists kept for each list of edges
-_kept: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictionary()  # by the list's own tensor
+_kept: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = (
+    WeakIdKeyDictionary()
+)  # by the list's own tensor
 
 
 def worth_folding(edges: Edges, slices: int) -> bool:
@@ -27,7 +29,9 @@ def worth_folding(edges: Edges, slices: int) -> bool:
 
 
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
-    """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; kept while the list lives."""
+    """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; kept while the
+    list lives.
+    """
     known = _kept.setdefault(edges.ptr, {})
     found = known.get((slices, kv_slices))
     if found is None:  # other threads may come and go meanwhile
@@ -39,8 +43,12 @@ def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
 
 
 def flat(x: Tensor) -> Tensor:
-    """``[batch, heads, tokens, dim]`` as one sample and head ``[1, 1, batch * heads * tokens, dim]``, a view where it can be."""
-    return x.reshape(1, 1, -1, x.shape[-1]) if x.numel() else x.new_zeros(1, 1, x.shape[:3].numel(), x.shape[-1])
+    """``[batch, heads, tokens, dim]`` as one sample and head ``[1, 1, batch * heads * tokens, dim]``, a view
+    where it can be.
+    """
+    return (
+        x.reshape(1, 1, -1, x.shape[-1]) if x.numel() else x.new_zeros(1, 1, x.shape[:3].numel(), x.shape[-1])
+    )
 
 
 def _fold(edges: Edges, slices: int, kv_slices: int) -> Edges:

@@ -1,7 +1,8 @@
-"""From a record to the constants that ``auto`` chooses by: ceilings as measured, shares by what each kernel reached.
+"""From a record to the constants that ``auto`` chooses by: ceilings as measured, shares by what each kernel
+reached.
 
-A share is what a kernel reached of the measured ceiling that limits it, the median over its cases: half of them come out faster
-and half slower than the constants say. What no case tells stays as it was.
+A share is what a kernel reached of the measured ceiling that limits it, the median over its cases: half of
+them come out faster and half slower than the constants say. What no case tells stays as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from gnn_attention.backends.gpu.devices import Device
 
 __all__ = ["calibrated"]
 
-RATES = {"copy": "copy", "half": "products", "cache": "cache_rows"}  # of a device, by the ceiling that measures it
+RATES = {
+    "copy": "copy",
+    "half": "products",
+    "cache": "cache_rows",
+}  # of a device, by the ceiling that measures it
 GATHERS, PRODUCTS = ("gather", "windows"), ("products", "sdpa", "masked", "varlen", "flex")
 
 
@@ -49,7 +54,11 @@ def _reached(record: dict[str, Any], device: Device) -> dict[str, list[float]]:
     """For each share what every forward pass that it limits reached of the device's rates."""
     found = defaultdict(list)
     for case in record["cases"]:
-        if case["status"] == "measured" and case["pass"] == "forward" and case.get("limit") in (*GATHERS, *PRODUCTS):
+        if (
+            case["status"] == "measured"
+            and case["pass"] == "forward"
+            and case.get("limit") in (*GATHERS, *PRODUCTS)
+        ):
             work, seconds = case["visited"], case["seconds"] - device.launch
             gathered = max(work["misses"] / device.copy, work["passed"] / device.cache)
             bound = gathered if case["limit"] in GATHERS else work["flops"] / device.half

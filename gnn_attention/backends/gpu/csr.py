@@ -1,7 +1,8 @@
 """A graph as rows for a GPU: the senders of each receiver (CSR), and the transpose, in 8 bytes an edge.
 
-Rows of many edges are listed in chunks, so that no program works long after all others: each chunk leaves a partial result in a
-workspace, and these are added in the order of the list. The chunks are so few that a workspace is small (:data:`MOST_CHUNKS`).
+Rows of many edges are listed in chunks, so that no program works long after all others: each chunk leaves a
+partial result in a workspace, and these are added in the order of the list. The chunks are so few that a
+workspace is small (:data:`MOST_CHUNKS`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from gnn_attention.graph import TokenGraph, memoized
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
 CHUNK = 1024  # edges, the least that are worth a program of their own
-STEP = 2**16  # by which a program's last step may run over the last edge: numbers of edges stay that far below 2^31
+STEP = (
+    2**16
+)  # by which a program's last step may run over the last edge: numbers of edges stay that far below 2^31
 
 
 class Side(NamedTuple):
     """What one pass reads: row i has the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``others``.
 
-    Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks ``first[n] .. first[n + 1] - 1``; chunk c
-    has at most ``limit`` entries of row ``chunk_row[c]``, from ``chunk_start[c]`` on.
+    Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks
+    ``first[n] .. first[n + 1] - 1``; chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
+    ``chunk_start[c]`` on.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -38,9 +42,11 @@ class Side(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Both sides: receivers over senders (``ptr``, ``src``), and senders over receivers (``out_ptr``, ``out_dst``).
+    """Both sides: receivers over senders (``ptr``, ``src``), and senders over receivers (``out_ptr``,
+    ``out_dst``).
 
-    ``out_edge`` says where each entry of ``out_dst`` stands in ``src``; it is empty unless something is given for each edge.
+    ``out_edge`` says where each entry of ``out_dst`` stands in ``src``; it is empty unless something is given
+    for each edge.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -68,12 +74,19 @@ def receivers(rows: Rows) -> Side:
 def senders(rows: Rows) -> Side:
     """The transpose."""
     return Side(
-        rows.out_ptr, rows.out_dst, rows.out_long, rows.out_first, rows.out_chunk_row, rows.out_chunk_start, rows.out_limit
+        rows.out_ptr,
+        rows.out_dst,
+        rows.out_long,
+        rows.out_first,
+        rows.out_chunk_row,
+        rows.out_chunk_start,
+        rows.out_limit,
     )
 
 
 def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Rows:
-    """The rows of a plain graph on a device; worked out once. ``for_edges``: with ``out_edge``, 4 bytes more an edge.
+    """The rows of a plain graph on a device; worked out once. ``for_edges``: with ``out_edge``, 4 bytes more
+    an edge.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
     >>> rows = rows_of(graph, torch.device("cpu"), for_edges=True)
@@ -115,9 +128,6 @@ def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
     return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
 
 
-# -- made once --------------------------------------------------------------------------------------------------------
-
-
 def _lowered(graph: TokenGraph, device: torch.device) -> Rows:
     src, dst = _sorted_edges(graph, device)
     ptr, src_ = _pointers(dst, graph.num_dst), _narrowed(src, graph.num_src)
@@ -125,7 +135,13 @@ def _lowered(graph: TokenGraph, device: torch.device) -> Rows:
     out_ptr, out_dst = _pointers(src, graph.num_src), _narrowed(dst, graph.num_dst)[out]
     limit, out_limit = _limit(ptr), _limit(out_ptr)
     none = src_.new_empty(0)
-    return Rows(*(ptr, src_, *_chunks(ptr, limit)), *(out_ptr, out_dst, *_chunks(out_ptr, out_limit)), none, limit, out_limit)
+    return Rows(
+        *(ptr, src_, *_chunks(ptr, limit)),
+        *(out_ptr, out_dst, *_chunks(out_ptr, out_limit)),
+        none,
+        limit,
+        out_limit,
+    )
 
 
 def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:

@@ -1,8 +1,10 @@
-"""What a GPU can do, as a few constants: presets by name, replaced by what ``python -m benchmarks.gpu --calibrate`` measured.
+"""What a GPU can do, as a few constants: presets by name, replaced by what
+``python -m benchmarks.gpu --calibrate`` measured.
 
-The presets are not measurements of this library: rates of an H200 as published or measured elsewhere, those of other devices by
-their data sheets, and shares of them that kernels of each kind are known to reach. ``Device.measured`` says when and at which
-commit constants were measured, and is empty until then; whoever shows an estimate shows that, too.
+The presets are not measurements of this library: rates of an H200 as published or measured elsewhere, those
+of other devices by their data sheets, and shares of them that kernels of each kind are known to reach.
+``Device.measured`` says when and at which commit constants were measured, and is empty until then; whoever
+shows an estimate shows that, too.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from gnn_attention.backends.cost_model import is_positive, path_of_costs
 class Device:
     """Rates in bytes and floating point operations a second, and the shares of them that kernels reach.
 
-    ``copy``: memory, read and written. ``cache``, ``cache_bytes``: of the second level. ``half``, ``single``, ``double``: matrix
-    products. ``launch``: seconds of a call, whatever its size. Shares: ``gather`` of ``copy`` or ``cache`` by rows, ``windows``
-    by row windows; of the products ``products`` by our tiles and windows, ``sdpa``, ``masked`` (SDPA with a mask), ``varlen``
-    and ``flex``; ``backward`` is what remains of such a share in a backward pass.
+    ``copy``: memory, read and written. ``cache``, ``cache_bytes``: of the second level. ``half``, ``single``,
+    ``double``: matrix products. ``launch``: seconds of a call, whatever its size. Shares: ``gather`` of
+    ``copy`` or ``cache`` by rows, ``windows`` by row windows; of the products ``products`` by our tiles and
+    windows, ``sdpa``, ``masked`` (SDPA with a mask), ``varlen`` and ``flex``; ``backward`` is what remains of
+    such a share in a backward pass.
     """
 
     name: str
@@ -69,7 +72,8 @@ GENERIC = replace(PRESETS["A100"], name="a GPU")
 
 
 def named(name: str) -> Device:
-    """The constants of a device of this name: measured ones, else the preset whose name it holds, else those of an A100.
+    """The constants of a device of this name: measured ones, else the preset whose name it holds, else those
+    of an A100.
 
     ValueError if the file of measured constants is damaged.
 
@@ -113,7 +117,9 @@ def _measured() -> dict[str, Device]:
 
 
 def read(path: Path) -> dict[str, Device]:
-    """The devices in a file, by name. ValueError that names it if it does not hold them, OSError where it cannot be read."""
+    """The devices in a file, by name. ValueError that names it if it does not hold them, OSError where it
+    cannot be read.
+    """
     try:
         found = json_files.read(path).get("devices")
         if not isinstance(found, dict):
@@ -131,11 +137,17 @@ def device_from(name: str, found: object) -> Device:
     kinds = {**dict.fromkeys(CONSTANTS, is_positive), "measured": lambda value: isinstance(value, str)}
     json_files.check_fields(found, kinds, f"the device {name[:60]!r}")
     constants: dict[str, Any] = dict(found)  # type: ignore[call-overload]
-    return Device(name=name, measured=constants["measured"], **{constant: float(constants[constant]) for constant in CONSTANTS})
+    return Device(
+        name=name,
+        measured=constants["measured"],
+        **{constant: float(constants[constant]) for constant in CONSTANTS},
+    )
 
 
 def save_device(device: Device) -> Path:
-    """Keep measured constants for the next processes, beside those of other devices; the file is written whole or not at all."""
+    """Keep measured constants for the next processes, beside those of other devices; the file is written
+    whole or not at all.
+    """
     path = path_of_devices()
     path.parent.mkdir(parents=True, exist_ok=True)
     every = {name: asdict(constants) for name, constants in {**_measured(), device.name: device}.items()}

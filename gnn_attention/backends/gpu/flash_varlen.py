@@ -1,8 +1,10 @@
-"""Packed sequences through torch's flash attention for CUDA, which tells lse, and the gradient that comes in for lse.
+"""Packed sequences through torch's flash attention for CUDA, which tells lse, and the gradient that comes in
+for lse.
 
-It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator with a derivative,
-which holds grouped heads, windows, any head width up to 256, and the rule that a non-edge carries nothing. float16 and bfloat16.
-Untested on a GPU; the tests put the formula in the place of the two calls of the kernel.
+It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
+with a derivative, which holds grouped heads, windows, any head width up to 256, and the rule that a non-edge
+carries nothing. float16 and bfloat16. Untested on a GPU; the tests put the formula in the place of the two
+calls of the kernel.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ FLASH_BACKWARD = getattr(torch.ops.aten, "_flash_attention_backward", None)
 
 
 class Sequences(NamedTuple):
-    """Where the sequences of one sample begin, int32 ``[sequences + 1]``, for receivers and senders, and their longest.
+    """Where the sequences of one sample begin, int32 ``[sequences + 1]``, for receivers and senders, and
+    their longest.
 
-    A token hears ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``; sequences with more
-    receivers than senders, or fewer, must be full.
+    A token hears ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``;
+    sequences with more receivers than senders, or fewer, must be full.
     """
 
     dst: Int[Tensor, " bounds"]
@@ -53,9 +56,6 @@ def attention(
     numbers = [*sequences.longest, *sequences.window]
     out, lse = _ATTENTION(q, k, v, [sequences.dst, sequences.src], numbers, scale)
     return out, lse
-
-
-# -- both passes ------------------------------------------------------------------------------------------------------
 
 
 def _run(
@@ -95,13 +95,21 @@ def _run_backward(
         grad_out, out = _with_channel_for_lse(grad_out, grad_lse, out)
     width = max(q.shape[3], out.shape[3])
     ends, rows = _of_samples(bounds, q, k), lse.transpose(0, 1).flatten(1)
-    tensors = (_packed(grad_out, width), _packed(q, width), _packed(k, width), _packed(v, width), _packed(out, width))
+    tensors = (
+        _packed(grad_out, width),
+        _packed(q, width),
+        _packed(k, width),
+        _packed(v, width),
+        _packed(out, width),
+    )
     dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
     return _unpacked(dq, q.shape), _unpacked(dk, k.shape), _unpacked(dv, v.shape)
 
 
 def _with_channel_for_lse(grad_out: Tensor, grad_lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel works out ``delta = sum(out * grad_out)``, where ``- grad_lse`` belongs too: one channel more, where v is 0."""
+    """The kernel works out ``delta = sum(out * grad_out)``, where ``- grad_lse`` belongs too: one channel
+    more, where v is 0.
+    """
     ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
     return torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
 
@@ -112,7 +120,9 @@ def _forward(
     width = max(q.shape[3], v.shape[3])
     ends = _of_samples(bounds, q, k)
     out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
-    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
+    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(
+        0, 1
+    )
 
 
 def _visits_non_edges(numbers: Sequence[int]) -> bool:
@@ -120,17 +130,20 @@ def _visits_non_edges(numbers: Sequence[int]) -> bool:
 
 
 def _hears(marked: Tensor, q: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights to the marks."""
+    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights
+    to the marks.
+    """
     marks = marked.to(q.dtype).unsqueeze(-1)
     mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, bounds, numbers, 1.0)
     return mean.squeeze(-1) > 0
 
 
-# -- the layout of the kernel -----------------------------------------------------------------------------------------
-
-
-def _packed(x: Float[Tensor, "batch heads tokens dim"], width: int) -> Float[Tensor, "batch_tokens heads width"]:
-    """All samples one after the other, with zeros in the channels up to a multiple of eight; a view where it can be."""
+def _packed(
+    x: Float[Tensor, "batch heads tokens dim"], width: int
+) -> Float[Tensor, "batch_tokens heads width"]:
+    """All samples one after the other, with zeros in the channels up to a multiple of eight; a view where it
+    can be.
+    """
     width = -(-width // EIGHT) * EIGHT
     x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
     x = x if x.stride(3) == 1 else x.contiguous()
@@ -162,7 +175,9 @@ def _forward_kernel(
     longest_dst, longest_src, left, right = numbers[:4]
     window = {"window_size_left": left, "window_size_right": right}
     causal = (left, right) == (-1, 0)
-    out, lse, *_ = FLASH(q, k, v, *bounds, longest_dst, longest_src, 0.0, causal, False, scale=scale, **window)
+    out, lse, *_ = FLASH(
+        q, k, v, *bounds, longest_dst, longest_src, 0.0, causal, False, scale=scale, **window
+    )
     return out, lse
 
 
@@ -174,12 +189,14 @@ def _backward_kernel(
     longest_dst, longest_src, left, right = numbers[:4]
     window = {"window_size_left": left, "window_size_right": right}
     device, causal = lse.device, (left, right) == (-1, 0)
-    state = torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)  # of a dropout of 0
-    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, longest_dst, longest_src, 0.0, causal, *state, scale=scale, **window)
+    state = (
+        torch.zeros(2, dtype=torch.uint64, device=device),
+        torch.empty(0, device=device),
+    )  # of a dropout of 0
+    dq, dk, dv = FLASH_BACKWARD(
+        *tensors, lse, *bounds, longest_dst, longest_src, 0.0, causal, *state, scale=scale, **window
+    )
     return dq, dk, dv
-
-
-# -- what torch is told -----------------------------------------------------------------------------------------------
 
 
 def _token_major(like: Tensor, width: int) -> Tensor:
@@ -216,7 +233,12 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     numbers = [*ctx.numbers, int(grad_lse is not None)]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-    return *_GRADIENTS(grad_out, grad_lse, q, k, v, out, lse, bounds, numbers, ctx.scale), [None, None], None, None
+    return (
+        *_GRADIENTS(grad_out, grad_lse, q, k, v, out, lse, bounds, numbers, ctx.scale),
+        [None, None],
+        None,
+        None,
+    )
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -224,12 +246,19 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("second derivatives do not pass through torch's flash attention; use backend='reference'")
+    raise NotImplementedError(
+        "second derivatives do not pass through torch's flash attention; use backend='reference'"
+    )
 
 
 REST = "Tensor[] bounds, int[] numbers, float scale"
 _ATTENTION = operator(
-    "flash_sequences", f"(Tensor q, Tensor k, Tensor v, {REST}) -> (Tensor, Tensor)", _run, _fake, _differentiate, _keep
+    "flash_sequences",
+    f"(Tensor q, Tensor k, Tensor v, {REST}) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    _differentiate,
+    _keep,
 )
 _GRADIENTS = operator(
     "flash_sequences_backward",

@@ -1,7 +1,8 @@
-"""What every GPU kernel takes: a problem (tensors and what is added to a logit), and a graph in one of three storage forms.
+"""What every GPU kernel takes: a problem (tensors and what is added to a logit), and a graph in one of three
+storage forms.
 
-A form is a NamedTuple, its tensors first and its integers last, so that it crosses into a custom operator as a list of tensors
-and a list of integers (:func:`packed`, :func:`unpacked`).
+A form is a NamedTuple, its tensors first and its integers last, so that it crosses into a custom operator as
+a list of tensors and a list of integers (:func:`packed`, :func:`unpacked`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Form = TypeVar("Form")
 class Problem(NamedTuple):
     """One call on a plain graph: ``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias``.
 
-    The last axis of q, k and v is contiguous; other strides are free. ``before`` and ``bias`` are ``[B, Hq, E]``, expanded with
-    stride 0 where they do not vary, in the form's order of edges: by receiver, then sender. ``scale`` is positive, ``softcap`` 0
-    is none. ``seed`` is an int64 tensor of one element where ``dropout`` is not 0. Offsets and firsts make positions, samples and
-    heads absolute.
+    The last axis of q, k and v is contiguous; other strides are free. ``before`` and ``bias`` are
+    ``[B, Hq, E]``, expanded with stride 0 where they do not vary, in the form's order of edges: by receiver,
+    then sender. ``scale`` is positive, ``softcap`` 0 is none. ``seed`` is an int64 tensor of one element
+    where ``dropout`` is not 0. Offsets and firsts make positions, samples and heads absolute.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -43,10 +44,11 @@ class Problem(NamedTuple):
 
 @runtime_checkable
 class Kernels(Protocol):
-    """A module of kernels for one form: ``lse`` and ``delta`` are in the dtype of sums, float32 or for float64 float64.
+    """A module of kernels for one form: ``lse`` and ``delta`` are in the dtype of sums, float32 or for
+    float64 float64.
 
-    ``delta = sum(grad_out * out, -1) - grad_lse``; the gradients of ``before`` and ``bias`` are ``[B, Hq, E]`` in the dtype of
-    sums, None where the problem has none.
+    ``delta = sum(grad_out * out, -1) - grad_lse``; the gradients of ``before`` and ``bias`` are
+    ``[B, Hq, E]`` in the dtype of sums, None where the problem has none.
     """
 
     def forward(self, problem: Problem, form: Any) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
-"""The operators of the GPU kernels: one for the forward pass, one for the backward pass, whatever the form of the graph.
+"""The operators of the GPU kernels: one for the forward pass, one for the backward pass, whatever the form of
+the graph.
 
-They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are. The backward pass
-computes the weights again from lse: nothing of the size of the edges is kept. A gradient that comes in for lse is served too.
-Second derivatives are refused by name. Triton itself is loaded by the first call.
+They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are.
+The backward pass computes the weights again from lse: nothing of the size of the edges is kept. A gradient
+that comes in for lse is served too. Second derivatives are refused by name. Triton itself is loaded by the
+first call.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ FORM_TYPES: dict[int, Any] = {ROWS: Rows, WINDOWS: Windows, TILES: Tiles}
 def attention(
     problem: Problem, form: Packed
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of a problem on a graph in some form; a receiver without in-edges has out 0 and lse -inf.
+    """``(out, lse)`` of a problem on a graph in some form; a receiver without in-edges has out 0 and lse
+    -inf.
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    out, lse = _ATTENTION(*_flattened(problem), *form, _places(problem), [problem.scale, problem.softcap, problem.dropout])
+    out, lse = _ATTENTION(
+        *_flattened(problem), *form, _places(problem), [problem.scale, problem.softcap, problem.dropout]
+    )
     return out, lse
 
 
@@ -88,12 +93,13 @@ def _kernels(numbers: Sequence[int]) -> Kernels:
     return modules[numbers[0]]
 
 
-# -- a problem as arguments of an operator ----------------------------------------------------------------------------
-
-
 def _flattened(problem: Problem) -> tuple[Tensor | None, ...]:
-    """Its tensors. One that must be there for the operator, but is not, is empty: it has a sample axis all the same."""
-    per_edge = (_or_nothing(x, problem.q, accumulation_dtype(problem.q.dtype)) for x in (problem.before, problem.bias))
+    """Its tensors. One that must be there for the operator, but is not, is empty: it has a sample axis all
+    the same.
+    """
+    per_edge = (
+        _or_nothing(x, problem.q, accumulation_dtype(problem.q.dtype)) for x in (problem.before, problem.bias)
+    )
     return problem.q, problem.k, problem.v, *per_edge, problem.slopes, problem.seed
 
 
@@ -104,7 +110,11 @@ def _places(problem: Problem) -> list[int]:
 
 
 def _restored(
-    x: tuple[Tensor, ...], slopes: Tensor | None, seed: Tensor | None, places: Sequence[int], constants: Sequence[float]
+    x: tuple[Tensor, ...],
+    slopes: Tensor | None,
+    seed: Tensor | None,
+    places: Sequence[int],
+    constants: Sequence[float],
 ) -> Problem:
     q, k, v = (_with_plain_channels(part) for part in x[:3])
     before, bias = (part if there else None for part, there in zip(x[3:], places, strict=False))
@@ -121,9 +131,6 @@ def _with_plain_channels(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-# -- what torch is told -----------------------------------------------------------------------------------------------
-
-
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of the results."""
     lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
@@ -131,7 +138,14 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fake_backward(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, bias: Tensor, *rest: Any
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    before: Tensor,
+    bias: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
     """Shapes and dtypes of the gradients."""
     grads = (_token_major(x, x.shape[3]) for x in (q, k, v))
@@ -151,7 +165,22 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, before, bias, slopes, seed, out, lse, *tensors = ctx.saved_tensors
-    given = (*grads, q, k, v, before, bias, out, lse, slopes, seed, tensors, ctx.numbers, ctx.places, ctx.constants)
+    given = (
+        *grads,
+        q,
+        k,
+        v,
+        before,
+        bias,
+        out,
+        lse,
+        slopes,
+        seed,
+        tensors,
+        ctx.numbers,
+        ctx.places,
+        ctx.constants,
+    )
     return *_GRADIENTS(*given), None, None, [None] * len(tensors), None, None, None
 
 
@@ -160,7 +189,9 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("second derivatives do not pass through the backend triton; use backend='reference' or 'dense'")
+    raise NotImplementedError(
+        "second derivatives do not pass through the backend triton; use backend='reference' or 'dense'"
+    )
 
 
 GIVEN = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] numbers, int[] places, float[] constants"

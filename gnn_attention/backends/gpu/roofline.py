@@ -2,12 +2,14 @@
 
 A kernel is bound by what it reads from memory, what passes through the cache, or what it multiplies:
 
-    ``seconds = launch + max(misses / copy, passed / cache, flops / rate)``,  each rate times the share of it that is reached.
+    ``seconds = launch + max(misses / copy, passed / cache, flops / rate)``,  each rate times the share of it
+    that is reached.
 
-Rows gather a sender for every edge, windows gather each sender once for all receivers of a window and multiply the whole window,
-tiles multiply whole tiles. On an H200 a tile of 64 is worth its price from about one edge in a hundred pairs on, whatever the
-number of heads; windows are worth theirs where neighbours hear the same senders. All of these are predictions until a record
-calibrates them (``python -m benchmarks.gpu --calibrate``).
+Rows gather a sender for every edge, windows gather each sender once for all receivers of a window and
+multiply the whole window, tiles multiply whole tiles. On an H200 a tile of 64 is worth its price from about
+one edge in a hundred pairs on, whatever the number of heads; windows are worth theirs where neighbours hear
+the same senders. All of these are predictions until a record calibrates them
+(``python -m benchmarks.gpu --calibrate``).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ TILE, LARGE_TILE = 64, 128
 
 
 class Sizes(NamedTuple):
-    """``slices`` heads, times samples, of ``dim`` channels of queries and keys and ``value_dim`` of values."""
+    """``slices`` heads, times samples, of ``dim`` channels of queries and keys and ``value_dim`` of
+    values.
+    """
 
     slices: int
     dim: int
@@ -41,7 +45,8 @@ class Sizes(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Of one pass: what is multiplied, read from memory and passed through the cache; ``bound`` seconds at the full rates.
+    """Of one pass: what is multiplied, read from memory and passed through the cache; ``bound`` seconds at
+    the full rates.
 
     ``limit`` names the constant of the device that decides ``seconds``.
     """
@@ -68,7 +73,8 @@ class Form(NamedTuple):
 
 
 def form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
-    """The form of least estimated time for a plain graph, worked out once; the reason tells the estimates of all.
+    """The form of least estimated time for a plain graph, worked out once; the reason tells the estimates of
+    all.
 
     >>> from gnn_attention import patterns
     >>> from gnn_attention.backends.gpu.devices import named
@@ -104,19 +110,20 @@ def _predicted(device: Device) -> str:
     return f"on {device.name}, {'constants measured ' + device.measured if device.measured else 'predicted, not measured'}"
 
 
-# -- the estimates ----------------------------------------------------------------------------------------------------
-
-
 def estimates(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = False) -> dict[str, Estimate]:
-    """Of each way to compute a plain graph: ``dense, written out, varlen, flex, split, rows, windows, tiles``, where it holds it.
+    """Of each way to compute a plain graph:
+    ``dense, written out, varlen, flex, split, rows, windows, tiles``, where it holds it.
 
-    ``dense`` is SDPA, "written out" the formula on all logits; ``windows`` is that of the best height; ``split`` takes tiles
-    where they are filled and rows for all other edges.
+    ``dense`` is SDPA, "written out" the formula on all logits; ``windows`` is that of the best height;
+    ``split`` takes tiles where they are filled and rows for all other edges.
     """
     counts = counted(graph)
     forms = estimate_forms(counts, sizes, device, backward)
     windows = min((form for form in forms if form[0] == "windows"), key=lambda form: forms[form].seconds)
-    found = {"dense": _dense(counts, sizes, device, backward), "written out": _written_out(counts, sizes, device, backward)}
+    found = {
+        "dense": _dense(counts, sizes, device, backward),
+        "written out": _written_out(counts, sizes, device, backward),
+    }
     if sizes.dtype in HALF and packing(graph) is not None:
         found["varlen"] = _tiled(counts, sizes, device, "varlen", backward)
     if sizes.dtype != torch.float64:
@@ -126,7 +133,9 @@ def estimates(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = 
     return found | {"rows": forms["rows", 1], "windows": forms[windows], "tiles": forms["tiles", TILE]}
 
 
-def estimate_forms(counts: Counts, sizes: Sizes, device: Device, backward: bool = False) -> Mapping[tuple[str, int], Estimate]:
+def estimate_forms(
+    counts: Counts, sizes: Sizes, device: Device, backward: bool = False
+) -> Mapping[tuple[str, int], Estimate]:
     """Of our kernels, by (form, height): rows, windows of each height, and tiles."""
     windows = {("windows", height): _windows(counts, sizes, device, height, backward) for height in HEIGHTS}
     return {
@@ -161,7 +170,9 @@ def _windows(counts: Counts, sizes: Sizes, device: Device, height: int, backward
 
 
 def _tiles(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often; neighbours meet in the cache."""
+    """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often; neighbours meet
+    in the cache.
+    """
     found = (_tiles_of(high, count, counts, sizes, device, backward) for high, count in _heights(counts))
     return min(found, key=lambda estimate: estimate.seconds)
 
@@ -170,7 +181,9 @@ def _heights(counts: Counts) -> list[tuple[int, float]]:
     return [(64, counts.small_tiles), *([(128, counts.tall_tiles)] if counts.tall_tiles else [])]
 
 
-def _tiles_of(high: int, count: float, counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
+def _tiles_of(
+    high: int, count: float, counts: Counts, sizes: Sizes, device: Device, backward: bool
+) -> Estimate:
     flops = 2.0 * count * high * TILE * (sizes.dim + sizes.value_dim)
     passed = count * TILE * sizes.row
     work = _Work(flops, min(passed, 2.0 * counts.senders * sizes.row) + counts.receivers * sizes.row, passed)
@@ -178,7 +191,9 @@ def _tiles_of(high: int, count: float, counts: Counts, sizes: Sizes, device: Dev
 
 
 def _split(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """One part after the other, and the merge: the results of both are read, their sum in float32 is written."""
+    """One part after the other, and the merge: the results of both are read, their sum in float32 is
+    written.
+    """
     filled = _tiles(counts._replace(small_tiles=counts.filled_tiles, tall_tiles=0.0), sizes, device, backward)
     unique = tuple(min(counts.strays, count) for count in counts.unique)
     strays = _rows(counts._replace(edges=round(counts.strays), unique=unique), sizes, device, backward)
@@ -218,14 +233,19 @@ def _written_out(counts: Counts, sizes: Sizes, device: Device, backward: bool) -
 
 
 def _missed(counts: Counts, sizes: Sizes, device: Device) -> float:
-    """Bytes from memory: each sender once, and where those of a head exceed the cache, again for windows further on."""
+    """Bytes from memory: each sender once, and where those of a head exceed the cache, again for windows
+    further on.
+    """
     table, asked = counts.senders * sizes.row, counts.unique[-1] * sizes.row
     again = max(0.0, 1.0 - device.cache_bytes / table) if table else 0.0
     return (1.0 - again) * min(table, asked) + again * asked + counts.receivers * sizes.row
 
 
-def _estimate(work: _Work, slices: int, device: Device, rate: float, gather: str, matrix: str, backward: bool) -> Estimate:
-    """Of all slices. ``gather`` and ``matrix`` name the shares of memory and products that are reached ("": all of it).
+def _estimate(
+    work: _Work, slices: int, device: Device, rate: float, gather: str, matrix: str, backward: bool
+) -> Estimate:
+    """Of all slices. ``gather`` and ``matrix`` name the shares of memory and products that are reached ("":
+    all of it).
 
     A backward pass reads twice as much (senders, then receivers over the transpose) and multiplies 2.5 times.
     """

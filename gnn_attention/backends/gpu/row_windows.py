@@ -1,9 +1,11 @@
-"""Row windows: a graph as groups of neighbouring receivers with the senders that any of them hears, and who hears whom in bits.
+"""Row windows: a graph as groups of neighbouring receivers with the senders that any of them hears, and who
+hears whom in bits.
 
-A window of ``size`` receivers lists its senders once, each with a word whose bit r says that the r-th receiver of the window
-hears it: 4 + size / 8 bytes for each sender of a window. Where neighbours hear much the same senders (grids in Hilbert order,
-meshes), a kernel reads a sender once for all of them. The transpose has windows of senders in the same way, for the gradients of
-k and v. The number of an edge is not stored: it is where the row begins and the count of the row's bits before it.
+A window of ``size`` receivers lists its senders once, each with a word whose bit r says that the r-th
+receiver of the window hears it: 4 + size / 8 bytes for each sender of a window. Where neighbours hear much
+the same senders (grids in Hilbert order, meshes), a kernel reads a sender once for all of them. The transpose
+has windows of senders in the same way, for the gradients of k and v. The number of an edge is not stored: it
+is where the row begins and the count of the row's bits before it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ MOST = 2**31 - 2**16  # that int32 can number, also where the last step of a pro
 
 
 class Windows(NamedTuple):
-    """Window w lists the senders ``src[ptr[w] .. ptr[w + 1] - 1]``, ascending, with ``words`` beside them; ``order`` is by work.
+    """Window w lists the senders ``src[ptr[w] .. ptr[w + 1] - 1]``, ascending, with ``words`` beside them;
+    ``order`` is by work.
 
-    ``out_ptr``, ``out_words`` and ``out_order`` are those of the transpose, whose windows of senders list the receivers ``dst``.
-    ``first`` (where the edges of each receiver begin), ``out_first`` (the same for senders) and ``position`` (where each edge, by
-    sender, then receiver, stands by receiver) are empty unless edges are numbered.
+    ``out_ptr``, ``out_words`` and ``out_order`` are those of the transpose, whose windows of senders list the
+    receivers ``dst``. ``first`` (where the edges of each receiver begin), ``out_first`` (the same for
+    senders) and ``position`` (where each edge, by sender, then receiver, stands by receiver) are empty unless
+    edges are numbered.
     """
 
     ptr: Int[Tensor, " windows_and_one"]
@@ -43,11 +47,15 @@ class Windows(NamedTuple):
     size: int
 
 
-def windows_of(graph: TokenGraph, device: torch.device, size: int = 64, with_numbers: bool = False) -> Windows:
-    """The windows of a plain graph on a device, worked out once in ``O(E log E)``; never of the size dst x src.
+def windows_of(
+    graph: TokenGraph, device: torch.device, size: int = 64, with_numbers: bool = False
+) -> Windows:
+    """The windows of a plain graph on a device, worked out once in ``O(E log E)``; never of the size dst x
+    src.
 
-    ``with_numbers`` adds what numbers the edges, where a call has a tensor with an entry for each. Raises TypeError or ValueError
-    for a ``size`` that is none of 16, 32 and 64, ValueError for a graph that differs by head or sample.
+    ``with_numbers`` adds what numbers the edges, where a call has a tensor with an entry for each. Raises
+    TypeError or ValueError for a ``size`` that is none of 16, 32 and 64, ValueError for a graph that differs
+    by head or sample.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[5, 0, 5, 9], [0, 1, 1, 16]]), 20)
     >>> found = windows_of(graph, torch.device("cpu"), 16)
@@ -64,7 +72,9 @@ def windows_of(graph: TokenGraph, device: torch.device, size: int = 64, with_num
 
 
 class Numbers(NamedTuple):
-    """``first``, ``out_first`` and ``position`` of a form whose edges are numbered, as in :class:`Windows`."""
+    """``first``, ``out_first`` and ``position`` of a form whose edges are numbered, as in
+    :class:`Windows`.
+    """
 
     first: Int[Tensor, " receivers_and_one"]
     out_first: Int[Tensor, " senders_and_one"]
@@ -94,9 +104,6 @@ def heaviest_first(work: Int[Tensor, " groups"]) -> Int[Tensor, " groups"]:
     return octave.argsort(descending=True, stable=True).int()
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
 def _lowered(graph: TokenGraph, device: torch.device, size: int) -> Windows:
     src, dst = graph.edge_index.to(device)  # not edges_on, which would keep 16 bytes an edge there
     ahead = _side(dst, src, graph.num_dst, graph.num_src, size)
@@ -105,8 +112,12 @@ def _lowered(graph: TokenGraph, device: torch.device, size: int) -> Windows:
     return Windows(*ahead, *back, nothing, nothing, nothing, size)
 
 
-def _side(own: Tensor, other: Tensor, num_own: int, num_other: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Windows of ``own`` tokens: where the others of each begin, the others, their words, and the order of the windows."""
+def _side(
+    own: Tensor, other: Tensor, num_own: int, num_other: int, size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Windows of ``own`` tokens: where the others of each begin, the others, their words, and the order of
+    the windows.
+    """
     many = max(num_other, 1)
     pairs, which = torch.unique(own // size * many + other, return_inverse=True)
     bit = torch.ones_like(own) << (own % size)

@@ -1,8 +1,8 @@
 """What a GPU kernel adds to a logit: a score_mod and a bias as slopes, a softcap, and numbers for each edge.
 
-``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` holds the score_mods of this library: ``alibi`` in
-registers, ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge, with gradients to what they are
-made of, and chains of these around at most one ``softcap``.
+``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` holds the score_mods of this library:
+``alibi`` in registers, ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge,
+with gradients to what they are made of, and chains of these around at most one ``softcap``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import order_of, packed_rows
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias, softcap
+from gnn_attention.score_mods import (
+    RelativeBias,
+    ScoreMod,
+    alibi,
+    chain,
+    log_multiplicity,
+    relative_bias,
+    softcap,
+)
 
 ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
 
@@ -32,7 +40,8 @@ class Added(NamedTuple):
 
 
 def added_to(score_mod: ScoreMod | None) -> Added:
-    """The parts of a score_mod; NotImplementedError, which says what to do, for one that does not fall into such parts.
+    """The parts of a score_mod; NotImplementedError, which says what to do, for one that does not fall into
+    such parts.
 
     >>> added_to(chain(alibi((0.5,)), softcap(2.0)))
     Added(slopes=(0.5,), before=(), softcap=2.0, after=())
@@ -45,7 +54,11 @@ def added_to(score_mod: ScoreMod | None) -> Added:
         if type(link) is softcap and not cap:
             cap = link.cap
         elif type(link) is alibi and not cap:
-            slopes = link.slopes if slopes is None else tuple(a + b for a, b in zip(slopes, link.slopes, strict=False))
+            slopes = (
+                link.slopes
+                if slopes is None
+                else tuple(a + b for a, b in zip(slopes, link.slopes, strict=False))
+            )
         elif type(link) in (alibi, relative_bias, RelativeBias, log_multiplicity):
             (after if cap else before).append(link)
         else:
@@ -54,23 +67,27 @@ def added_to(score_mod: ScoreMod | None) -> Added:
     return Added(slopes, tuple(before), cap, tuple(after)) if cap else Added(slopes, (), cap, tuple(before))
 
 
-def reason_against(call: Call) -> str | None:
+def reason_against(call: AttentionCall) -> str | None:
     """Why the kernels do not hold the score_mod of a call, or None."""
     try:
         slopes = added_to(call.score_mod).slopes
     except NotImplementedError as error:
         return str(error)
     needed = call.first_head + call.q.shape[1]
-    return None if slopes is None or len(slopes) >= needed else f"alibi has {len(slopes)} slopes for {needed} heads"
+    return (
+        None
+        if slopes is None or len(slopes) >= needed
+        else f"alibi has {len(slopes)} slopes for {needed} heads"
+    )
 
 
-def has_edge_numbers(call: Call) -> bool:
+def has_edge_numbers(call: AttentionCall) -> bool:
     """Whether a call has a number for each edge."""
     parts = added_to(call.score_mod)
     return call.bias is not None or bool(parts.before or parts.after)
 
 
-def added_to_edges(call: Call) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
+def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
     """(slopes, softcap, before, bias) of this call on a plain graph, in the form of ``formats.Problem``."""
     parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
     slopes = None
@@ -89,12 +106,14 @@ def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
         yield score_mod
 
 
-def _on_device(graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor]:
+def _on_device(
+    graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor]:
     """Kept with the graph, since to put numbers on a device is to wait for it."""
     return (torch.tensor(numbers, dtype=dtype, device=device),)
 
 
-def _in_order(call: Call, dtype: torch.dtype) -> Float[Tensor, "..."] | None:
+def _in_order(call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "..."] | None:
     """The bias of a call by receiver, then sender, in the dtype of sums."""
     if call.bias is None:
         return None
@@ -103,7 +122,9 @@ def _in_order(call: Call, dtype: torch.dtype) -> Float[Tensor, "..."] | None:
     return bias if order is None else bias.index_select(2, order)
 
 
-def _numbers(call: Call, mods: Iterable[ScoreMod], bias: Tensor | None) -> Float[Tensor, "batch heads edges"] | None:
+def _numbers(
+    call: AttentionCall, mods: Iterable[ScoreMod], bias: Tensor | None
+) -> Float[Tensor, "batch heads edges"] | None:
     """``bias`` and what the mods add, expanded to ``[B, Hq, E]``; None if there is neither."""
     total = bias
     for mod in mods:
@@ -112,12 +133,16 @@ def _numbers(call: Call, mods: Iterable[ScoreMod], bias: Tensor | None) -> Float
     return None if total is None else total.expand(call.q.shape[0], call.q.shape[1], -1)
 
 
-def _extra(call: Call, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
+def _extra(call: AttentionCall, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
     """What a mod adds to each edge: its change of 0."""
     dst, src = _ends(call.graph, call.q.device)
     zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=call.q.device)
-    head = torch.arange(call.first_head, call.first_head + call.q.shape[1], device=call.q.device).view(1, -1, 1)
-    return mod(zero, torch.zeros_like(head[:, :1]), head, dst + call.graph.dst_offset, src + call.graph.src_offset)
+    head = torch.arange(call.first_head, call.first_head + call.q.shape[1], device=call.q.device).view(
+        1, -1, 1
+    )
+    return mod(
+        zero, torch.zeros_like(head[:, :1]), head, dst + call.graph.dst_offset, src + call.graph.src_offset
+    )
 
 
 def _ends(graph: TokenGraph, device: torch.device) -> tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]:

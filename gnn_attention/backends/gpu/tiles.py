@@ -1,9 +1,11 @@
-"""Tiles for a GPU: which tiles of 64 senders each block of receivers visits, and in bits which pairs of a partial tile are edges.
+"""Tiles for a GPU: which tiles of 64 senders each block of receivers visits, and in bits which pairs of a
+partial tile are edges.
 
-A full tile is visited without a look at its pairs. Of a partial one there is a word of 64 bits for each receiver, kept once for
-all tiles with the same mask: structured graphs repeat a few masks over thousands of tiles, so that a million tokens in a window
-cost a list of tiles and two masks. The transpose has blocks of senders in the same way, for the gradients of k and v. The number
-of an edge is not stored: it is where the row begins and the count of the row's bits before it.
+A full tile is visited without a look at its pairs. Of a partial one there is a word of 64 bits for each
+receiver, kept once for all tiles with the same mask: structured graphs repeat a few masks over thousands of
+tiles, so that a million tokens in a window cost a list of tiles and two masks. The transpose has blocks of
+senders in the same way, for the gradients of k and v. The number of an edge is not stored: it is where the
+row begins and the count of the row's bits before it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ EVERY, SOME = 1, 2  # kinds of tiles: all pairs; from here on the masks. 0 is no
 class Tiles(NamedTuple):
     """Block r visits the tiles ``column[ptr[r] .. ptr[r + 1] - 1]``, ascending; ``order`` is by work.
 
-    ``words[slot]`` has a word for each receiver of a block, bit c for the c-th sender of a tile; ``slots`` tells which are those
-    of a tile, slot 0 that all pairs are edges. ``out_ptr``, ``out_slots``, ``out_words`` and ``out_order`` are those of the
-    transpose, whose blocks of senders visit the tiles ``row``. ``first``, ``out_first`` and ``position`` are those of
-    :class:`gnn_attention.backends.gpu.row_windows.Windows`, empty unless edges are numbered. Blocks have ``size`` tokens.
+    ``words[slot]`` has a word for each receiver of a block, bit c for the c-th sender of a tile; ``slots``
+    tells which are those of a tile, slot 0 that all pairs are edges. ``out_ptr``, ``out_slots``,
+    ``out_words`` and ``out_order`` are those of the transpose, whose blocks of senders visit the tiles
+    ``row``. ``first``, ``out_first`` and ``position`` are those of
+    :class:`gnn_attention.backends.gpu.row_windows.Windows`, empty unless edges are numbered. Blocks have
+    ``size`` tokens.
     """
 
     ptr: Int[Tensor, " blocks_and_one"]
@@ -54,12 +58,14 @@ class Tiles(NamedTuple):
     out_size: int
 
 
-def tiles_of(graph: TokenGraph, device: torch.device, size: int | None = None, with_numbers: bool = False) -> Tiles:
+def tiles_of(
+    graph: TokenGraph, device: torch.device, size: int | None = None, with_numbers: bool = False
+) -> Tiles:
     """The tiles of a plain graph on a device, worked out once: a structured graph costs what its tiles cost.
 
-    ``size=None`` takes blocks of 128 where they visit hardly more pairs than those of 64. ``with_numbers`` adds what numbers the
-    edges, where a call has a tensor with an entry for each. Raises TypeError or ValueError for a ``size`` that is neither 64 nor
-    128, NotImplementedError for a graph of too many tiles.
+    ``size=None`` takes blocks of 128 where they visit hardly more pairs than those of 64. ``with_numbers``
+    adds what numbers the edges, where a call has a tensor with an entry for each. Raises TypeError or
+    ValueError for a ``size`` that is neither 64 nor 128, NotImplementedError for a graph of too many tiles.
 
     >>> from gnn_attention import patterns
     >>> found = tiles_of(patterns.causal(192), torch.device("cpu"), 64)
@@ -75,20 +81,23 @@ def tiles_of(graph: TokenGraph, device: torch.device, size: int | None = None, w
     return form._replace(first=numbers.first, out_first=numbers.out_first, position=numbers.position)
 
 
-def refusal(graph: TokenGraph) -> str | None:
+def unsupported_reason(graph: TokenGraph) -> str | None:
     """Why the tiles of a plain graph cannot be held, or None."""
     found = tiles(graph, SIDE)
     partial, every = found.num_partial, found.num_partial + found.num_full
     if partial > MOST:
         return f"it has {partial} partial tiles of {SIDE}, at most {MOST} are held; use the form rows"
-    return None if every <= MOST_TILES else f"it has {every} tiles of {SIDE}, at most {MOST_TILES} are held; use SDPA or flex"
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
+    return (
+        None
+        if every <= MOST_TILES
+        else f"it has {every} tiles of {SIDE}, at most {MOST_TILES} are held; use SDPA or flex"
+    )
 
 
 class _Found(NamedTuple):
-    """Tiles sorted by row, then column, the kind of each, and the words of every mask, by row and by column."""
+    """Tiles sorted by row, then column, the kind of each, and the words of every mask, by row and by
+    column.
+    """
 
     row: Int[Tensor, " tiles"]
     column: Int[Tensor, " tiles"]
@@ -98,12 +107,14 @@ class _Found(NamedTuple):
 
 
 def _lowered(graph: TokenGraph, device: torch.device, size: int | None) -> Tiles:
-    refused = refusal(graph)
+    refused = unsupported_reason(graph)
     if refused:
         raise NotImplementedError(f"{graph!r}: {refused}")
     found = _found(graph)
     rows, columns = (-(-count // SIDE) for count in (graph.num_dst, graph.num_src))
-    size, out_size = (size or _chosen(*pair) for pair in ((found.row, found.column), (found.column, found.row)))
+    size, out_size = (
+        size or _chosen(*pair) for pair in ((found.row, found.column), (found.column, found.row))
+    )
     ahead = _side(found.row, found.column, found.kind, found.words, rows, size // SIDE)
     back = _side(found.column, found.row, found.kind, found.out_words, columns, out_size // SIDE)
     nothing = torch.zeros(0, dtype=torch.int32, device=device)
@@ -124,7 +135,9 @@ def _found(graph: TokenGraph) -> _Found:
 
 
 def _masks(graph: TokenGraph, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which mask each tile has, and the words of all masks, by row and by column. Those of a list are not compared."""
+    """Which mask each tile has, and the words of all masks, by row and by column. Those of a list are not
+    compared.
+    """
     if graph._listed is None:
         which, table = masks_of_tiles(graph, SIDE, row, column)
         return which, _words(table), _words(table.transpose(1, 2))
@@ -152,7 +165,9 @@ def _chosen(own: Tensor, other: Tensor) -> int:
 def _side(
     own: Tensor, other: Tensor, kind: Tensor, words: Tensor, blocks: int, times: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Blocks of ``times`` tiles: where the entries of each begin, the other tile, its slot, the words, the order of blocks."""
+    """Blocks of ``times`` tiles: where the entries of each begin, the other tile, its slot, the words, the
+    order of blocks.
+    """
     columns = int(other.max()) + 1 if len(other) else 1
     entry, which = torch.unique(own // times * columns + other, return_inverse=True)
     kinds = torch.zeros(len(entry), times, dtype=torch.int64, device="cpu")
@@ -164,7 +179,9 @@ def _side(
 
 
 def _slots(kinds: Int[Tensor, "tiles times"], words: Tensor) -> tuple[Tensor, Int[Tensor, "masks size"]]:
-    """The slot of each tile and the words in each slot; slot 0 is that of tiles all of whose pairs are edges."""
+    """The slot of each tile and the words in each slot; slot 0 is that of tiles all of whose pairs are
+    edges.
+    """
     whole = (kinds == EVERY).all(1)
     number, some = classes(kinds[~whole])
     slots = torch.zeros(len(kinds), dtype=torch.int64, device="cpu")

@@ -1,9 +1,10 @@
-"""What a kernel of a GPU would visit in a graph, counted without building any of its forms: edges, windows and tiles.
+"""What a kernel of a GPU would visit in a graph, counted without building any of its forms: edges, windows
+and tiles.
 
-Three numbers decide which form of an edge set is read fastest: how many edges there are (rows gather a sender for each), how
-many different senders the receivers of a window hear together (windows gather each of those once), and how many tiles hold an
-edge (tiles compute all of their pairs). Long lists and graphs of many partial tiles are sampled, so that it takes less than a
-second for a million tokens.
+Three numbers decide which form of an edge set is read fastest: how many edges there are (rows gather a sender
+for each), how many different senders the receivers of a window hear together (windows gather each of those
+once), and how many tiles hold an edge (tiles compute all of their pairs). Long lists and graphs of many
+partial tiles are sampled, so that it takes less than a second for a million tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ GROUP = 128  # receivers that are sampled together
 class Counts(NamedTuple):
     """Of one head of a plain graph.
 
-    ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender that one of them hears. ``small_tiles``,
-    ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and of 128 x 128 that hold an edge;
-    ``cut_tiles``: the large ones that hold non-edges, too. ``filled_tiles``: the small ones that are worth computing whole;
-    ``strays``: the edges of all others. ``wholeness``: :attr:`whole` and :attr:`causal`.
+    ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender that one of them hears.
+    ``small_tiles``, ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and
+    of 128 x 128 that hold an edge; ``cut_tiles``: the large ones that hold non-edges, too. ``filled_tiles``:
+    the small ones that are worth computing whole; ``strays``: the edges of all others. ``wholeness``:
+    :attr:`whole` and :attr:`causal`.
     """
 
     receivers: int
@@ -61,7 +63,8 @@ class Counts(NamedTuple):
         return self.wholeness[1]
 
     def shared(self, height: int) -> float:
-        """Edges for each sender that a window of so many receivers gathers: 1 where nobody shares, 0 without edges.
+        """Edges for each sender that a window of so many receivers gathers: 1 where nobody shares, 0 without
+        edges.
 
         >>> from gnn_attention import patterns
         >>> counted(patterns.full(256)).shared(16)
@@ -87,7 +90,9 @@ def counted(graph: TokenGraph) -> Counts:
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """A plain graph as packed documents with one window, or None: what varlen kernels hold. A list of edges is not asked."""
+    """A plain graph as packed documents with one window, or None: what varlen kernels hold. A list of edges
+    is not asked.
+    """
     return decompose.packing(graph) if memoized(_could_be_packed, graph) else None
 
 
@@ -130,7 +135,9 @@ def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
 
 
 def _could_be_packed(graph: TokenGraph) -> bool:
-    """Whether the tiles of each row hang together, as they do in packed documents: most other graphs are known by that."""
+    """Whether the tiles of each row hang together, as they do in packed documents: most other graphs are
+    known by that.
+    """
     if graph._listed is not None or graph.num_dst != graph.num_src or len(_members(graph)) > 1:
         return False
     found = tiles(graph, 64)
@@ -153,15 +160,16 @@ SUMMED = ("small_tiles", "tall_tiles", "large_tiles", "cut_tiles", "filled_tiles
 
 
 def _of_union(members: list[Counts]) -> Counts:
-    """At most their sums: a union with a list cannot be asked about ranges, and visiting all pairs would take minutes."""
+    """At most their sums: a union with a list cannot be asked about ranges, and visiting all pairs would take
+    minutes.
+    """
     first = members[0]
     pairs = first.receivers * first.senders
     totals = {name: sum(getattr(member, name) for member in members) for name in SUMMED}
     unique = tuple(sum(counts) for counts in zip(*(member.unique for member in members), strict=True))
-    return Counts(first.receivers, first.senders, min(pairs, sum(member.edges for member in members)), unique, **totals)
-
-
-# -- a list -----------------------------------------------------------------------------------------------------------
+    return Counts(
+        first.receivers, first.senders, min(pairs, sum(member.edges for member in members)), unique, **totals
+    )
 
 
 def _of_list(graph: TokenGraph) -> Counts:
@@ -203,15 +211,18 @@ def _different(row: Tensor, column: Tensor, columns: int) -> int:
     return len(torch.unique(row * columns + column))
 
 
-# -- a rule -----------------------------------------------------------------------------------------------------------
-
-
-def _edges_and_unique(graph: TokenGraph, found: Tiles, masks: Tensor, weight: float) -> tuple[int, tuple[float, ...]]:
-    """Every sender of a full tile is heard in each of its windows; ``masks`` are of partial tiles, one for ``weight`` of them."""
+def _edges_and_unique(
+    graph: TokenGraph, found: Tiles, masks: Tensor, weight: float
+) -> tuple[int, tuple[float, ...]]:
+    """Every sender of a full tile is heard in each of its windows; ``masks`` are of partial tiles, one for
+    ``weight`` of them.
+    """
     run = found.full
     height = (graph.num_dst - found.row[run] * found.block).clamp(max=found.block)
     width = (found.stop[run] * found.block).clamp(max=graph.num_src) - found.first[run] * found.block
-    unique = (int((width * -(-height // size)).sum()) + weight * int(_heard(masks, size).sum()) for size in HEIGHTS)
+    unique = (
+        int((width * -(-height // size)).sum()) + weight * int(_heard(masks, size).sum()) for size in HEIGHTS
+    )
     return round(int((height * width).sum()) + weight * int(masks.sum())), tuple(unique)
 
 
@@ -221,11 +232,15 @@ def _heard(masks: Tensor, size: int) -> Bool[Tensor, "tiles windows block"]:
 
 
 def _of_double_size(found: Tiles) -> tuple[int, int, int]:
-    """How many tiles twice as high hold an edge, how many twice as large, and how many of those a non-edge, too."""
+    """How many tiles twice as high hold an edge, how many twice as large, and how many of those a non-edge,
+    too.
+    """
     run, number = ragged(found.stop - found.first)
     row, column = found.row[run], found.first[run] + number
     large, which = torch.unique(row // 2 * found.columns + column // 2, return_inverse=True)
-    full = torch.zeros(len(large), dtype=torch.int64, device="cpu").index_add(0, which, found.full[run].long())
+    full = torch.zeros(len(large), dtype=torch.int64, device="cpu").index_add(
+        0, which, found.full[run].long()
+    )
     down, across = ((count - line * 2).clamp(max=2) for count, line in _lines(found, large))
     tall = len(torch.unique(row // 2 * found.columns + column))
     return tall, len(large), int((full < down * across).sum())

@@ -1,6 +1,7 @@
 """A graph as a list of edges receiver by receiver, with its transpose: what the kernels over edges read.
 
-Positions are int32, which halves what the kernels read; a graph of 2^31 edges or more must be refused before it comes here.
+Positions are int32, which halves what the kernels read; a graph of 2^31 edges or more must be refused before
+it comes here.
 """
 
 from __future__ import annotations

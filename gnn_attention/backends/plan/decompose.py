@@ -1,9 +1,11 @@
-"""A graph divided into disjoint parts that different kernels do best: boxes that are nearly full, known shapes, the rest.
+"""A graph divided into disjoint parts that different kernels do best: boxes that are nearly full, known
+shapes, the rest.
 
-A part is a graph over a range of receivers and a range of senders. First the few tokens that many hear, or that hear many
-(sinks, prefixes, global tokens), become boxes of their own; what remains is cut down to the tokens that it concerns, and is often
-a plain window, causal or packed again. A union ``a | b`` is taken term by term, each without the edges of those before it. A list
-of edges is divided into well filled tiles and the others.
+A part is a graph over a range of receivers and a range of senders. First the few tokens that many hear, or
+that hear many (sinks, prefixes, global tokens), become boxes of their own; what remains is cut down to the
+tokens that it concerns, and is often a plain window, causal or packed again. A union ``a | b`` is taken term
+by term, each without the edges of those before it. A list of edges is divided into well filled tiles and the
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.rules import Rule
 
 BLOCK = 64  # tokens on the side of a tile of a list of edges
-LEAST_FILL = {"list": 0.25, "rule": 1 / 32}  # of a tile that is not left to a list of edges; corners of windows are no strays
+LEAST_FILL = {
+    "list": 0.25,
+    "rule": 1 / 32,
+}  # of a tile that is not left to a list of edges; corners of windows are no strays
 LEAST_SHARE = 1 / 64  # of the edges: what must be on either side, for two kernels to be better than one
 MOST_PARTS = 8
 MOST_HUBS = 4  # ranges of tokens, on either side
@@ -34,7 +39,9 @@ Range = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """Some edges of a graph: those of ``graph``, whose tokens are the receivers ``dst`` and the senders ``src`` of the whole."""
+    """Some edges of a graph: those of ``graph``, whose tokens are the receivers ``dst`` and the senders
+    ``src`` of the whole.
+    """
 
     graph: TokenGraph
     dst: Range
@@ -48,7 +55,8 @@ class Part(NamedTuple):
 
 
 def parts(graph: TokenGraph) -> tuple[Part, ...]:
-    """Disjoint parts whose union is the graph, none of them empty; worked out once. For a graph that is the same for all heads.
+    """Disjoint parts whose union is the graph, none of them empty; worked out once. For a graph that is the
+    same for all heads.
 
     >>> from gnn_attention import patterns
     >>> for part in parts(patterns.window(1000, 50) | patterns.sinks(1000, 4)):
@@ -69,13 +77,17 @@ def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """The graph as packed documents with one window, as variable-length kernels hold them, or None; worked out once."""
+    """The graph as packed documents with one window, as variable-length kernels hold them, or None; worked
+    out once.
+    """
     found: Varlen | None = memoized(_packing, graph)
     return found
 
 
 def _keep(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
-    """A part that is the whole is not kept with it: a graph that held itself would stay in memory with all that it keeps."""
+    """A part that is the whole is not kept with it: a graph that held itself would stay in memory with all
+    that it keeps.
+    """
     found = _divided(graph)
     graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
     return tuple((part.dst, part.src, part.what) for part in found)
@@ -86,7 +98,12 @@ def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: 
 
 
 def _packing(graph: TokenGraph) -> Varlen | None:
-    if graph._listed is not None or graph.num_dst != graph.num_src or not graph.num_dst or graph.has_empty_rows:
+    if (
+        graph._listed is not None
+        or graph.num_dst != graph.num_src
+        or not graph.num_dst
+        or graph.has_empty_rows
+    ):
         return None
     try:
         return to_varlen(graph)
@@ -111,15 +128,17 @@ def _has_kernel(graph: TokenGraph) -> bool:
     return graph.is_full() or graph.is_causal() or packing(graph) is not None
 
 
-# -- ranges of tokens -------------------------------------------------------------------------------------------------
-
-
 def _cut(part: Part, dst: Range, src: Range, what: str) -> Part:
     """The edges of a part among some of its receivers and senders, numbered as in the part."""
     graph = part.graph
     if (dst, src) != ((0, graph.num_dst), (0, graph.num_src)):
         graph = replace(graph.rows(*dst).T.rows(*src).T, name=part.graph.name)
-    return Part(graph, (part.dst[0] + dst[0], part.dst[0] + dst[1]), (part.src[0] + src[0], part.src[0] + src[1]), what)
+    return Part(
+        graph,
+        (part.dst[0] + dst[0], part.dst[0] + dst[1]),
+        (part.src[0] + src[0], part.src[0] + src[1]),
+        what,
+    )
 
 
 def _trimmed(part: Part) -> Part | None:
@@ -142,9 +161,6 @@ def _without(part: Part, dst: Range, src: Range) -> Part:
 
 def _in_box(rows: Range, columns: Range, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst >= rows[0]) & (dst < rows[1]) & (src >= columns[0]) & (src < columns[1])
-
-
-# -- tokens that many hear --------------------------------------------------------------------------------------------
 
 
 def _boxes(whole: Part) -> tuple[list[Part], Part | None]:
@@ -172,7 +188,9 @@ def _boxes_of(part: Part, what: str) -> tuple[list[Part], Part | None]:
 
 
 def _hubs(graph: TokenGraph) -> list[Range]:
-    """The few short ranges of receivers that hear far more than is usual, or neighbours that hear everyone."""
+    """The few short ranges of receivers that hear far more than is usual, or neighbours that hear
+    everyone.
+    """
     degree = graph.in_degree()
     many = (degree > HUB * degree[degree > 0].median()) | (_with_neighbour(degree == graph.num_src))
     values, lengths = torch.unique_consecutive(many, return_counts=True)
@@ -189,17 +207,18 @@ def _with_neighbour(chosen: Bool[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:
     return torch.cat([both, both[:0].new_zeros(1)]) | torch.cat([both[:0].new_zeros(1), both])
 
 
-# -- unions -----------------------------------------------------------------------------------------------------------
-
-
 def _terms_apart(part: Part) -> list[Part]:
-    """The terms of a union, those first that a kernel does whole, each without the edges of the others before it."""
+    """The terms of a union, those first that a kernel does whole, each without the edges of the others before
+    it.
+    """
     if part.graph._listed is not None or _has_kernel(part.graph):
         return _by_fill(part)
     terms = _terms(part.graph.rule)
     if len(terms) == 1:
         return _by_fill(part)
-    graphs = sorted((_of_term(part.graph, term) for term in terms), key=lambda graph: not _may_be_whole(part, graph))
+    graphs = sorted(
+        (_of_term(part.graph, term) for term in terms), key=lambda graph: not _may_be_whole(part, graph)
+    )
     found: list[Part] = []
     heard: TokenGraph | None = None
     for graph in graphs[: MOST_PARTS - 1] + _joined(graphs[MOST_PARTS - 1 :]):
@@ -253,9 +272,6 @@ def _joined(graphs: list[TokenGraph]) -> list[TokenGraph]:
     return together
 
 
-# -- by the fill of tiles ---------------------------------------------------------------------------------------------
-
-
 def _by_fill(part: Part) -> list[Part]:
     """Well filled tiles apart from the edges of all others, where there are enough of both."""
     if part.graph._listed is None and _has_kernel(part.graph):
@@ -264,8 +280,13 @@ def _by_fill(part: Part) -> list[Part]:
     few, total = int(sparse.edges.sum()), part.graph.num_edges
     if few > MOST_EDGES or not LEAST_SHARE * total <= few <= (1 - LEAST_SHARE) * total:
         return [part]
-    rest = part.graph.from_distinct_edges(left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name)
+    rest = part.graph.from_distinct_edges(
+        left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name
+    )
     rest = replace(rest, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
     filled = replace(part.graph - rest, name=part.graph.name)
-    halves = (part._replace(graph=filled, what="well filled tiles"), part._replace(graph=rest, what="edges between them"))
+    halves = (
+        part._replace(graph=filled, what="well filled tiles"),
+        part._replace(graph=rest, what="edges between them"),
+    )
     return [half for half in map(_trimmed, halves) if half is not None]

@@ -1,8 +1,9 @@
 """From runs of tiles to rectangles: few pieces, each of many equal rectangles.
 
-Rows of tiles without a mask that hear the same senders become one tall rectangle. Rectangles of one size whose receivers and
-senders move on in equal steps are strided views of the tokens; others of one size are gathered together; a large one on
-consecutive senders stands alone. Every receiver is in one rectangle at most.
+Rows of tiles without a mask that hear the same senders become one tall rectangle. Rectangles of one size
+whose receivers and senders move on in equal steps are strided views of the tokens; others of one size are
+gathered together; a large one on consecutive senders stands alone. Every receiver is in one rectangle at
+most.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
-ALONE = 2**15  # pairs from which a rectangle is worth a call of the kernel of its own, more than a copy of its senders
+ALONE = (
+    2**15
+)  # pairs from which a rectangle is worth a call of the kernel of its own, more than a copy of its senders
 
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Rectangles one below the other: receivers from ``top`` on, ``height`` of them, over all runs of one row of tiles.
+    """Rectangles one below the other: receivers from ``top`` on, ``height`` of them, over all runs of one row
+    of tiles.
 
-    ``width`` counts senders, ``left`` is the first of them, ``joined`` says that they stand in a row, ``begin`` and ``end``
-    where the runs stand in the list.
+    ``width`` counts senders, ``left`` is the first of them, ``joined`` says that they stand in a row,
+    ``begin`` and ``end`` where the runs stand in the list.
     """
 
     top: Int[Tensor, " rectangles"]
@@ -100,7 +104,9 @@ class _Tokens:
     def masks(self) -> tuple[Tensor, Tensor]:
         """For each run which mask of the table it has, -1 for a full one; and the table."""
         runs, mask = self._runs, torch.full_like(self.left, -1)
-        which, table = masks_of_tiles(self._graph, runs.block, runs.row[self.partial], runs.first[self.partial])
+        which, table = masks_of_tiles(
+            self._graph, runs.block, runs.row[self.partial], runs.first[self.partial]
+        )
         mask[self.partial] = which
         return mask, table
 
@@ -127,7 +133,9 @@ def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor
     return torch.zeros(rows, dtype=torch.int64, device="cpu").index_add_(0, row_of, flag.to(torch.int64)) > 0
 
 
-def _like_above(runs: Runs, rows: Tensor, count: Tensor, begin: Tensor, masked: Tensor) -> Bool[Tensor, " rows"]:
+def _like_above(
+    runs: Runs, rows: Tensor, count: Tensor, begin: Tensor, masked: Tensor
+) -> Bool[Tensor, " rows"]:
     """Whether a row of tiles hears, without a mask, exactly what the row above it hears."""
     alike = torch.zeros_like(masked)
     alike[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
@@ -139,7 +147,9 @@ def _like_above(runs: Runs, rows: Tensor, count: Tensor, begin: Tensor, masked: 
 
 
 def _progressions(stack: _Stack, alike: Tensor) -> list[tuple[int, int]]:
-    """Runs of alike rectangles on consecutive senders whose tops and left ends move on in equal steps; all others alone."""
+    """Runs of alike rectangles on consecutive senders whose tops and left ends move on in equal steps; all
+    others alone.
+    """
     size = len(stack.top)
     same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # alike the one above
     same[1:size] = (alike[1:] == alike[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
@@ -166,9 +176,6 @@ def _gathered(stack: _Stack, tokens: _Tokens) -> Rectangles:
     if bool((stack.top.diff() != dst.size).any()):
         dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
     return _piece(stack, tokens, dst, src)
-
-
-# -- masks ------------------------------------------------------------------------------------------------------------
 
 
 def _piece(stack: _Stack, tokens: _Tokens, dst: Groups, src: Groups) -> Rectangles:
@@ -198,16 +205,22 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
     some = masks[run] >= 0
     rectangle, place, mask = rectangle[some], place[some], masks[run][some]
     which, example = _distinct(rectangle, place, mask, len(stack.top))
-    table = torch.ones(len(example), int(stack.height[0]), int(stack.width[0]), dtype=torch.bool, device="cpu")
+    table = torch.ones(
+        len(example), int(stack.height[0]), int(stack.width[0]), dtype=torch.bool, device="cpu"
+    )
     wanted = torch.isin(rectangle, example)
-    for r, left, m in zip(which[rectangle[wanted]].tolist(), place[wanted].tolist(), mask[wanted].tolist(), strict=True):
+    for r, left, m in zip(
+        which[rectangle[wanted]].tolist(), place[wanted].tolist(), mask[wanted].tolist(), strict=True
+    ):
         inside = table[r, :, left : left + tokens.block]
         inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
     return Masks(table, which)
 
 
 def _distinct(rectangle: Tensor, place: Tensor, mask: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Which rectangles have the same masks at the same places: a class for each, and a rectangle of every class."""
+    """Which rectangles have the same masks at the same places: a class for each, and a rectangle of every
+    class.
+    """
     count = torch.bincount(rectangle, minlength=number)
     _, position = ragged(count)
     rows = torch.full((number, 2 * int(count.max())), -1, dtype=torch.int64, device="cpu")

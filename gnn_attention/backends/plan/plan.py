@@ -1,11 +1,12 @@
 """Pieces: a graph cut into parts that a kernel takes whole, as values.
 
-A *rectangle* is a set of receivers that all may hear the same set of senders, with a mask where not all pairs are edges; equal
-rectangles are taken together, ``count`` at a time. *Edges* are a list, receiver by receiver (CSR), with its transpose. Pieces of
-one plan share no edge; their results over the same receivers are merged by log-sum-exp.
+A *rectangle* is a set of receivers that all may hear the same set of senders, with a mask where not all pairs
+are edges; equal rectangles are taken together, ``count`` at a time. *Edges* are a list, receiver by receiver
+(CSR), with its transpose. Pieces of one plan share no edge; their results over the same receivers are merged
+by log-sum-exp.
 
-A plan crosses into a custom operator as tensors and integers (:func:`packed`, :func:`unpacked`), so that compilers and exported
-programs hold the graph itself and never an object that could grow stale.
+A plan crosses into a custom operator as tensors and integers (:func:`packed`, :func:`unpacked`), so that
+compilers and exported programs hold the graph itself and never an object that could grow stale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 
 @dataclass(frozen=True)
 class Strided:
-    """``count`` groups of ``size`` tokens in a row, group g from token ``start + g * stride`` on; they may overlap."""
+    """``count`` groups of ``size`` tokens in a row, group g from token ``start + g * stride`` on; they may
+    overlap.
+    """
 
     start: int
     stride: int
@@ -67,7 +70,9 @@ Groups = Strided | Gathered
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """Which pairs of a rectangle are edges: one of the ``table``'s masks for each, ``table[which[group]]``."""
+    """Which pairs of a rectangle are edges: one of the ``table``'s masks for each,
+    ``table[which[group]]``.
+    """
 
     table: Bool[Tensor, "masks receivers senders"]
     which: Int[Tensor, " count"]
@@ -81,8 +86,9 @@ class Masks:
 class Rectangles:
     """``count`` rectangles: the receivers of group g hear the senders of group g.
 
-    ``masks`` says which pairs are edges (None: all), ``causal`` that sender j is heard by receivers i >= j of its group.
-    ``fresh``: no piece before this one has these receivers. ``silent``: some receiver of a mask hears nobody in it.
+    ``masks`` says which pairs are edges (None: all), ``causal`` that sender j is heard by receivers i >= j of
+    its group. ``fresh``: no piece before this one has these receivers. ``silent``: some receiver of a mask
+    hears nobody in it.
     """
 
     dst: Groups
@@ -98,7 +104,9 @@ class Rectangles:
         return self.dst.count * self.dst.size * self.src.size
 
     def bands(self, size: int) -> Iterator[Rectangles]:
-        """The same rectangles, at most ``size`` receivers of each at a time; senders stay, but for those after a causal band."""
+        """The same rectangles, at most ``size`` receivers of each at a time; senders stay, but for those
+        after a causal band.
+        """
         if self.dst.size <= size:
             yield self
             return
@@ -106,7 +114,11 @@ class Rectangles:
             stop = min(first + size, self.dst.size)
             src = self.src.band(0, stop) if self.causal else self.src
             yield Rectangles(
-                self.dst.band(first, stop), src, self._masks_of_band(first, stop), fresh=self.fresh, silent=self.silent
+                self.dst.band(first, stop),
+                src,
+                self._masks_of_band(first, stop),
+                fresh=self.fresh,
+                silent=self.silent,
             )
 
     def _masks_of_band(self, first: int, stop: int) -> Masks | None:
@@ -118,7 +130,9 @@ class Rectangles:
         return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
 
     def parts(self, count: int) -> Iterator[Rectangles]:
-        """At most ``count`` rectangles at a time. Of a symbolic count a program then knows only that it is large enough."""
+        """At most ``count`` rectangles at a time. Of a symbolic count a program then knows only that it is
+        large enough.
+        """
         if self.dst.count <= count:
             yield self
             return
@@ -133,8 +147,9 @@ class Rectangles:
 class Edges:
     """A list of edges receiver by receiver, and the same sender by sender.
 
-    The in-edges of receiver i are the positions ``ptr[i] .. ptr[i + 1] - 1`` of ``src``; the out-edges of sender j are
-    ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``, and ``out_position`` says where each of these stands in ``src``.
+    The in-edges of receiver i are the positions ``ptr[i] .. ptr[i + 1] - 1`` of ``src``; the out-edges of
+    sender j are ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``, and ``out_position`` says where each of
+    these stands in ``src``.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -151,7 +166,9 @@ Piece = Rectangles | Edges
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The pieces of a graph, in the order in which they are taken. ``complete``: every receiver is in a fresh one of them."""
+    """The pieces of a graph, in the order in which they are taken. ``complete``: every receiver is in a fresh
+    one of them.
+    """
 
     pieces: tuple[Piece, ...]
     complete: bool
@@ -169,15 +186,16 @@ class Plan:
     @functools.cached_property
     def visits_non_edges(self) -> bool:
         """Some piece has a mask."""
-        return any(isinstance(piece, Rectangles) and (piece.causal or piece.masks is not None) for piece in self.pieces)
+        return any(
+            isinstance(piece, Rectangles) and (piece.causal or piece.masks is not None)
+            for piece in self.pieces
+        )
 
     @functools.cached_property
     def narrowest(self) -> int:
         """The fewest senders of a rectangle."""
         return min(piece.src.size for piece in self.pieces if isinstance(piece, Rectangles))
 
-
-# -- as tensors and integers ------------------------------------------------------------------------------------------
 
 STRIDED, GATHERED, EDGES = 0, 1, 2
 Packed = tuple[list[Tensor], list[int]]

@@ -1,7 +1,9 @@
-"""From a graph to a plan of pieces: what the backends ``tiles`` and ``mixed`` run, worked out once for each graph.
+"""From a graph to a plan of pieces: what the backends ``tiles`` and ``mixed`` run, worked out once for each
+graph.
 
-A full or causal graph is one rectangle; packed documents are one causal (or full) rectangle each, those of one length together;
-any other graph is cut along its tiles, as high as is cheapest, or into well filled tiles and the edges of all others.
+A full or causal graph is one rectangle; packed documents are one causal (or full) rectangle each, those of
+one length together; any other graph is cut along its tiles, as high as is cheapest, or into well filled tiles
+and the edges of all others.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
-from gnn_attention.backends.plan.plan import Edges, Gathered, Packed, Piece, Plan, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.plan import (
+    Edges,
+    Gathered,
+    Packed,
+    Piece,
+    Plan,
+    Rectangles,
+    Strided,
+    packed,
+    unpacked,
+)
 from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 from gnn_attention.backends.plan.tile_masks import tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
@@ -23,7 +35,12 @@ from gnn_attention.graph.kernel_formats import to_varlen
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
-HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}  # rows of tiles taken together: what a cell costs then, measured
+HEIGHTS = {
+    1: 1.0,
+    2: 0.95,
+    4: 0.74,
+    8: 0.65,
+}  # rows of tiles taken together: what a cell costs then, measured
 LONG = 512  # tokens of full tiles in a row that are worth a rectangle of their own, to be merged with the rest of the row
 LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
 
@@ -46,7 +63,9 @@ def rows_plan(graph: TokenGraph) -> Plan:
 
 
 def whole_rows_plan(graph: TokenGraph) -> Plan:
-    """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits at once."""
+    """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits
+    at once.
+    """
     found: Plan = memoized(_whole_rows_plan, graph)
     return found
 
@@ -84,8 +103,12 @@ def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
-    held = sum(piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles) and piece.fresh)
-    return Plan(tuple(pieces), complete=held == graph.num_dst or any(isinstance(p, Edges) and p.fresh for p in pieces))
+    held = sum(
+        piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles) and piece.fresh
+    )
+    return Plan(
+        tuple(pieces), complete=held == graph.num_dst or any(isinstance(p, Edges) and p.fresh for p in pieces)
+    )
 
 
 def _tiles_plan(graph: TokenGraph) -> Plan:
@@ -96,7 +119,9 @@ def _tiles_plan(graph: TokenGraph) -> Plan:
         return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
     documents = memoized(_documents, graph)
     if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
-        return _plan([_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph)
+        return _plan(
+            [_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph
+        )
     apart, beside, alone = _long_runs(_cheapest(graph)[0])
     pieces = [*rectangles(graph, alone), *rectangles(graph, apart)]
     return _plan([*pieces, *(replace(piece, fresh=False) for piece in rectangles(graph, beside))], graph)
@@ -114,7 +139,11 @@ def _long_runs(runs: Runs) -> tuple[Runs, Runs, Runs]:
 
     So no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens together.
     """
-    long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & torch.isin(runs.row, runs.row[~runs.full])
+    long = (
+        runs.full
+        & ((runs.stop - runs.first) * runs.block >= LONG)
+        & torch.isin(runs.row, runs.row[~runs.full])
+    )
     theirs = torch.isin(runs.row, runs.row[long])
     return runs.at(long), runs.at(theirs & ~long), runs.at(~theirs)
 
@@ -133,9 +162,6 @@ def _mixed_plan(graph: TokenGraph) -> Plan:
     return _plan(pieces, graph)
 
 
-# -- packed documents -------------------------------------------------------------------------------------------------
-
-
 class Documents(NamedTuple):
     """Packed documents: where each starts and how long it is, causal or full inside."""
 
@@ -146,7 +172,11 @@ class Documents(NamedTuple):
 
 def _documents(graph: TokenGraph) -> Documents | None:
     """None for another graph. A list of edges is not asked: its tiles are as good."""
-    if graph._listed is not None or graph.num_dst != graph.num_src or not _could_be_documents(graph.in_degree()):
+    if (
+        graph._listed is not None
+        or graph.num_dst != graph.num_src
+        or not _could_be_documents(graph.in_degree())
+    ):
         return None
     try:
         found = to_varlen(graph)
@@ -159,7 +189,9 @@ def _documents(graph: TokenGraph) -> Documents | None:
 
 
 def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
-    """Whether degrees count 1, 2, 3, ... up to the end of each document, or are its length for all of its tokens."""
+    """Whether degrees count 1, 2, 3, ... up to the end of each document, or are its length for all of its
+    tokens.
+    """
     causal = (degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)
     value, times = torch.unique_consecutive(degree, return_counts=True)
     return bool(causal.all()) or (bool((value > 0).all()) and bool((times % value.clamp(min=1) == 0).all()))
@@ -173,9 +205,6 @@ def _of_length(documents: Documents, size: int) -> Rectangles:
     if len(start) == 1 or bool((steps == steps[0]).all()):
         groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
     return Rectangles(groups, groups, causal=documents.causal and size > 1)
-
-
-# -- what it would cost, before a plan is made ------------------------------------------------------------------------
 
 
 def tiles_work(graph: TokenGraph) -> Work:
@@ -215,7 +244,9 @@ def runs_work(graph: TokenGraph) -> Work:
 
 
 def documents_work(documents: Documents) -> Work:
-    """By documents. The kernel takes receivers 32 at a time, and of a long causal document half of the pairs."""
+    """By documents. The kernel takes receivers 32 at a time, and of a long causal document half of the
+    pairs.
+    """
     high = -(-documents.length // 32) * 32
     cells = (high * documents.length).double()
     if documents.causal:
@@ -226,7 +257,9 @@ def documents_work(documents: Documents) -> Work:
 
 
 def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:
-    """The runs of tiles of the height that is cheapest, that height in tiles, and the pairs that they visit."""
+    """The runs of tiles of the height that is cheapest, that height in tiles, and the pairs that they
+    visit.
+    """
     runs, _ = divided(graph, BLOCK, 0.0)
     cells = {times: cells_at(runs, times) for times in HEIGHTS}
     times = min(HEIGHTS, key=lambda times: cells[times] * HEIGHTS[times])

@@ -1,4 +1,6 @@
-"""A graph divided into tiles that are well filled, for dense kernels, and the edges of all others, for sparse ones."""
+"""A graph divided into tiles that are well filled, for dense kernels, and the edges of all others, for sparse
+ones.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from gnn_attention.graph.tiling import tiles
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs of tiles along the rows of tiles of a plain graph, sorted: the columns ``first .. stop - 1`` of ``row``.
+    """Runs of tiles along the rows of tiles of a plain graph, sorted: the columns ``first .. stop - 1`` of
+    ``row``.
 
     A full run may be long; a partial tile stands alone, with the number of its ``edges``.
     """
@@ -30,7 +33,9 @@ class Runs:
 
     def at(self, chosen: Tensor) -> Runs:
         """The chosen ones."""
-        return Runs(self.block, *(part[chosen] for part in (self.row, self.first, self.stop, self.full, self.edges)))
+        return Runs(
+            self.block, *(part[chosen] for part in (self.row, self.first, self.stop, self.full, self.edges))
+        )
 
 
 def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
@@ -39,7 +44,9 @@ def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
     if not least:
         nobody = torch.zeros_like(runs.full)
         return runs, runs.at(nobody)
-    height, width = (n.clamp(max=block) for n in (graph.num_dst - runs.row * block, graph.num_src - runs.first * block))
+    height, width = (
+        n.clamp(max=block) for n in (graph.num_dst - runs.row * block, graph.num_src - runs.first * block)
+    )
     dense = runs.full | (runs.edges >= least * height * width)
     return runs.at(dense), runs.at(~dense)
 
@@ -56,7 +63,9 @@ def counted_runs(graph: TokenGraph, block: int) -> Runs:
 
 
 def cells_at(runs: Runs, times: int) -> int:
-    """How many pairs rows of tiles would visit that are ``times`` as high, over all columns that one of their rows needs."""
+    """How many pairs rows of tiles would visit that are ``times`` as high, over all columns that one of their
+    rows needs.
+    """
     if not len(runs.row):
         return 0
     row = runs.row // times
@@ -70,7 +79,9 @@ def cells_at(runs: Runs, times: int) -> int:
 def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
     """The edges of partial tiles, by receiver, then sender."""
     if graph._listed is None:
-        return counting.edges_in(graph.rule, tile_boxes(graph, sparse.block, sparse.row, sparse.first), graph.num_src)
+        return counting.edges_in(
+            graph.rule, tile_boxes(graph, sparse.block, sparse.row, sparse.first), graph.num_src
+        )
     _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
     order = (dst * graph.num_src + src).argsort()
     return torch.stack([src[order], dst[order]])

@@ -1,7 +1,8 @@
 """What is inside the partial tiles of a graph: a table of distinct masks, and which of them each tile has.
 
-A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the sender or their
-difference alone, the rule is asked about one row or diagonal profile of it, and tiles are compared by that.
+A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the
+sender or their difference alone, the rule is asked about one row or diagonal profile of it, and tiles are
+compared by that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, cells, decompose, profile
+from gnn_attention.graph.regions.quadtree import (
+    CELLS,
+    DIFFERENCE,
+    DST,
+    FULL,
+    Boxes,
+    Piece,
+    cells,
+    decompose,
+    profile,
+)
 
 Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
@@ -33,8 +44,16 @@ def masks_of_tiles(
         found = [_listed_masks(graph, block, row, column)]
     else:
         boxes = tile_boxes(graph, block, row, column)
-        found = [part for piece in decompose(graph.rule, boxes, leaf=block) for part in _piece_masks(graph, block, piece)]
-    which, tables, seen = torch.zeros_like(row), [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")], 0
+        found = [
+            part
+            for piece in decompose(graph.rule, boxes, leaf=block)
+            for part in _piece_masks(graph, block, piece)
+        ]
+    which, tables, seen = (
+        torch.zeros_like(row),
+        [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")],
+        0,
+    )
     for number, kind, table in found:
         which[number] = kind + seen
         tables.append(table)
@@ -45,7 +64,9 @@ def masks_of_tiles(
 def edges_in_tiles(
     graph: TokenGraph, block: int, row: Tensor, column: Tensor
 ) -> tuple[Int[Tensor, " edges"], Int[Tensor, "2 edges"]]:
-    """The listed edges inside the given tiles (sorted by row, then column): the number of the tile of each, and its ends."""
+    """The listed edges inside the given tiles (sorted by row, then column): the number of the tile of each,
+    and its ends.
+    """
     across = max(-(-graph.num_src // block), 1)
     wanted = row * across + column
     src, dst = graph.edge_index
@@ -74,7 +95,9 @@ def _each_once(which: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
 def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
     """Bits packed 64 to a word, byte by byte: there may be many."""
     padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
-    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(8, dtype=torch.uint8, device="cpu")
+    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(
+        8, dtype=torch.uint8, device="cpu"
+    )
     return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
@@ -107,7 +130,11 @@ def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:
     boxes = piece.boxes
     height, width = int(boxes.height[0]), int(boxes.width[0])
     if piece.kind == FULL:
-        return boxes.owner, torch.zeros_like(boxes.owner), _padded(torch.ones(1, height, width, dtype=torch.bool), block)
+        return (
+            boxes.owner,
+            torch.zeros_like(boxes.owner),
+            _padded(torch.ones(1, height, width, dtype=torch.bool), block),
+        )
     edge, _, _ = profile(graph.rule, piece)
     edge = edge.view(len(boxes), -1)
     which, some = classes(packed_bits(edge))

@@ -38,7 +38,9 @@ from gnn_attention.graph.intervals.values import (
 
 
 @overload
-def evaluate(rule: Callable[..., Any], b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState: ...
+def evaluate(
+    rule: Callable[..., Any], b: Interval, h: Interval, dst: Interval, src: Interval
+) -> TriState: ...
 @overload
 def evaluate(rule: Callable[..., Any], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
 def evaluate(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> Any:
@@ -114,7 +116,9 @@ def _multiply(a: Any, b: Any) -> Interval:
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
     if _magnitude(a) * _magnitude(b) > MAX_MAGNITUDE:
         raise UnsupportedError("a product that may wrap round")
-    return _hull(box, [a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high], a.axes | b.axes, dtype)
+    return _hull(
+        box, [a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high], a.axes | b.axes, dtype
+    )
 
 
 def _magnitude(a: Interval) -> int:
@@ -124,7 +128,9 @@ def _magnitude(a: Interval) -> int:
 def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
     box, a, b, dtype = _numbers(a, b)
     _check_divisor(b, rounding_mode)
-    return _hull(box, [a.low // b.low, a.low // b.high, a.high // b.low, a.high // b.high], a.axes | b.axes, dtype)
+    return _hull(
+        box, [a.low // b.low, a.low // b.high, a.high // b.low, a.high // b.high], a.axes | b.axes, dtype
+    )
 
 
 def _remainder(a: Any, b: Any) -> Interval:
@@ -240,7 +246,9 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
         return _or(_and(condition, a), _and(_not(condition), b))
     _, a, b, dtype = _numbers(as_interval(box, a), b)
     low = torch.where(condition.every, a.low, torch.where(condition.some, torch.minimum(a.low, b.low), b.low))
-    high = torch.where(condition.every, a.high, torch.where(condition.some, torch.maximum(a.high, b.high), b.high))
+    high = torch.where(
+        condition.every, a.high, torch.where(condition.some, torch.maximum(a.high, b.high), b.high)
+    )
     return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
@@ -258,7 +266,12 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     """``table[index]``: the lowest and highest entries over the range; only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
     box = box_of(*index)
-    if not isinstance(table, torch.Tensor) or table.is_floating_point() or table.dim() != len(index) or not table.numel():
+    if (
+        not isinstance(table, torch.Tensor)
+        or table.is_floating_point()
+        or table.dim() != len(index)
+        or not table.numel()
+    ):
         raise UnsupportedError("only tables of integers or bools, with an index for every axis")
     spans = [as_interval(box, i) for i in index]
     ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]

@@ -16,7 +16,11 @@ _pyramids: MutableMapping[Tensor, dict[int, tuple[Tensor, Levels]]] = (
 
 
 def extremes(
-    table: Tensor, axis: int, lead: Int[Tensor, " ranges"], first: Int[Tensor, " ranges"], last: Int[Tensor, " ranges"]
+    table: Tensor,
+    axis: int,
+    lead: Int[Tensor, " ranges"],
+    first: Int[Tensor, " ranges"],
+    last: Int[Tensor, " ranges"],
 ) -> tuple[Tensor, Tensor]:
     """Bounds of ``table[lead, first .. last]``, the other axes flattened into ``lead``.
 
@@ -30,7 +34,11 @@ def extremes(
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
     inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
-    lead, first, last = lead.clamp(0, len(levels[0][0]) - 1), first.clamp(0, size - 1), last.clamp(0, size - 1)
+    lead, first, last = (
+        lead.clamp(0, len(levels[0][0]) - 1),
+        first.clamp(0, size - 1),
+        last.clamp(0, size - 1),
+    )
     width, exponent = int((last - first).max()) + 1 if len(first) else 1, 0
     while 2**exponent < width:
         exponent += 1

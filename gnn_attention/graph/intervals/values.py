@@ -47,7 +47,9 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _operator("Tensor.where" if func == torch.Tensor.where else func.__name__)(*args, **(kwargs or {}))
+        return _operator("Tensor.where" if func == torch.Tensor.where else func.__name__)(
+            *args, **(kwargs or {})
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -142,19 +144,27 @@ def limits(dtype: torch.dtype | None) -> tuple[int, int]:
     return max(info.min, -MAX_MAGNITUDE), min(info.max, MAX_MAGNITUDE)
 
 
-def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64) -> Interval:
+def affine(
+    box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64
+) -> Interval:
     """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
         raise UnsupportedError("numbers so large that int64 would wrap round")
-    low = p * (box.dst_low if p >= 0 else box.dst_high) + q * (box.src_low if q >= 0 else box.src_high) + offset
-    high = p * (box.dst_high if p >= 0 else box.dst_low) + q * (box.src_high if q >= 0 else box.src_low) + offset
+    low = (
+        p * (box.dst_low if p >= 0 else box.dst_high) + q * (box.src_low if q >= 0 else box.src_high) + offset
+    )
+    high = (
+        p * (box.dst_high if p >= 0 else box.dst_low) + q * (box.src_high if q >= 0 else box.src_low) + offset
+    )
     axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
     axes_of_all = torch.full_like(low, axes, dtype=torch.uint8)
     return Interval(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
 
 
-def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64) -> Interval:
+def interval(
+    box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64
+) -> Interval:
     """The integers ``low .. high``, constant where both are the same."""
     return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 

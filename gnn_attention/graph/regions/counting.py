@@ -45,7 +45,9 @@ def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
         return _in_degree(rule, shape)
     degree = _in_degree(found.rule, shape)
     for b, h in product(range(shape[0]), range(shape[1])):
-        change = _evaluate_sample(rule, found, b, h).to(torch.int64) - _evaluate_sample(found.rule, found, b, h).to(torch.int64)
+        change = _evaluate_sample(rule, found, b, h).to(torch.int64) - _evaluate_sample(
+            found.rule, found, b, h
+        ).to(torch.int64)
         degree[b, h].index_add_(0, found.dst, change)
     return degree
 
@@ -147,7 +149,9 @@ def _edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
 
 
-def _correct_listed(edges: Int[Tensor, "2 edges"], rule: Rule, found: SplitRule, num_src: int) -> Int[Tensor, "2 edges"]:
+def _correct_listed(
+    edges: Int[Tensor, "2 edges"], rule: Rule, found: SplitRule, num_src: int
+) -> Int[Tensor, "2 edges"]:
     """The edges of the rule without lists, sorted, with the listed pairs as the rule itself has them."""
     key, listed = (dst * num_src + src for dst, src in ((edges[1], edges[0]), (found.dst, found.src)))
     place = torch.searchsorted(key, listed)
@@ -174,7 +178,9 @@ def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " 
     """
     if not len(boxes):
         return None
-    found = split_edge_lists(rule, int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max()))
+    found = split_edge_lists(
+        rule, int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
+    )
     grid = None if found is None else Grid.of(boxes)
     if found is None or grid is None:
         return None

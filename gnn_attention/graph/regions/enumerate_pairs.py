@@ -36,8 +36,12 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
     pairs = _broadcast_shape(b, h, dst, src)
-    if edge.dim() > len(pairs) or any(n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)):
-        raise TypeError(f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}")
+    if edge.dim() > len(pairs) or any(
+        n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)
+    ):
+        raise TypeError(
+            f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}"
+        )
     return edge
 
 
@@ -57,7 +61,11 @@ def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str =
     for start in range(0, num_dst, step):
         dst = torch.arange(start, min(start + step, num_dst), device=device).view(-1, 1)
         block = (batch, heads, len(dst), num_src)
-        yield evaluate(rule, name, b, h, dst, src).expand(block) if num_src else b.new_zeros(block, dtype=torch.bool)
+        yield (
+            evaluate(rule, name, b, h, dst, src).expand(block)
+            if num_src
+            else b.new_zeros(block, dtype=torch.bool)
+        )
 
 
 def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
@@ -90,4 +98,7 @@ def same(left: Rule, right: Rule, name: str, shape: Shape) -> bool:
     """True if both rules hold for the same pairs, for every sample and head."""
     if left is right:
         return True
-    return all(torch.equal(a, b) for a, b in zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True))
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True)
+    )

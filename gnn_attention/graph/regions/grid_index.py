@@ -50,7 +50,10 @@ class Grid(NamedTuple):
         return pair, box[pair]
 
     def _cells(self, batch: Tensor, head: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        boxes, (top, left) = self.boxes, (int(self.boxes.dst[0]) % self.height, int(self.boxes.src[0]) % self.width)
+        boxes, (top, left) = (
+            self.boxes,
+            (int(self.boxes.dst[0]) % self.height, int(self.boxes.src[0]) % self.width),
+        )
         heads, down, across = (
             int(boxes.head.max()) + 1,
             int((boxes.dst + boxes.height).max()) // self.height + 2,

@@ -143,7 +143,9 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
     return group, torch.arange(len(group), device="cpu") - first[group]
 
 
-def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Int[Tensor, " items"], Int[Tensor, " items"]]:
+def profile(
+    rule: Rule, piece: Piece
+) -> tuple[Bool[Tensor, " items"], Int[Tensor, " items"], Int[Tensor, " items"]]:
     """All that remains open in boxes that depend on one thing alone: ``(edge, box, number)``.
 
     The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE):
@@ -170,7 +172,8 @@ def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes
     for start in range(0, len(boxes), step):
         part = boxes.at(slice(start, start + step))
         b, h, first, left, height, width = (
-            field.view(-1, 1, 1) for field in (part.batch, part.head, part.dst, part.src, part.height, part.width)
+            field.view(-1, 1, 1)
+            for field in (part.batch, part.head, part.dst, part.src, part.height, part.width)
         )
         row, column = torch.arange(tall, device="cpu").view(-1, 1), torch.arange(wide, device="cpu")
         dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)

@@ -65,7 +65,9 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
         return partial(rule.func, left, right), of_left + of_right
     if rule.func is rules.transposed:
         inner, keys = _without_lists(rule.args[0], num_src, num_dst)
-        return partial(rule.func, inner), [key % max(num_dst, 1) * num_src + key // max(num_dst, 1) for key in keys]
+        return partial(rule.func, inner), [
+            key % max(num_dst, 1) * num_src + key // max(num_dst, 1) for key in keys
+        ]
     if rule.func is rules.shifted:
         inner, keys = _without_lists(rule.args[0], num_dst + rule.args[1], num_src)
         return partial(rule.func, inner, rule.args[1]), [key - rule.args[1] * num_src for key in keys]

@@ -26,7 +26,7 @@ from gnn_attention._support.locks import turn
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import pairs as trace_pairs
 from gnn_attention.interpret.trace.interventions import LastSplit, Surgery
@@ -202,7 +202,7 @@ def muted_graphs(backend: Any, graph: TokenGraph, heads: int) -> Iterator[TokenG
         backend = backend.inner
 
 
-def _run_muted(split: LastSplit, inner: str | Backend | None, call: Call) -> tuple[Tensor, Tensor]:
+def _run_muted(split: LastSplit, inner: str | Backend | None, call: AttentionCall) -> tuple[Tensor, Tensor]:
     # sum over the other in-edges of w_e v_src, with the weights and the lse of all
     muted, rest = split(call.graph, call.q.shape[1])
     bias = None if call.bias is None else _bias_of(rest, call.graph, call.bias)
@@ -212,7 +212,7 @@ def _run_muted(split: LastSplit, inner: str | Backend | None, call: Call) -> tup
     return out_all.to(out.dtype), lse
 
 
-def _lse_of(call: Call, muted: TokenGraph) -> Tensor:
+def _lse_of(call: AttentionCall, muted: TokenGraph) -> Tensor:
     pairs = trace_pairs.union(muted, call.q.device)
     bias = None if call.bias is None else _bias_of(muted, call.graph, call.bias)
     logits = trace_pairs.logits(replace(call, graph=muted, bias=bias), pairs)

@@ -14,7 +14,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, edge_list
 from gnn_attention.heads import StandardHeads
 from gnn_attention.interpret.trace import pairs as trace_pairs
@@ -51,7 +51,7 @@ class LayerTrace:
     heads: Any
     update: Float[Tensor, "batch dst width"]
     z: Float[Tensor, "batch heads dst value_dim"]
-    _call: Call
+    _call: AttentionCall
     _info: AttentionInfo
     _muted: tuple[TokenGraph, ...] = ()
 

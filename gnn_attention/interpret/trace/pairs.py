@@ -15,7 +15,7 @@ import torch
 from gnn_attention import edges
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import Call, one_of
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
@@ -101,7 +101,7 @@ def check_edges(
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {then}")
 
 
-def overlaps(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
     if _is_edge_index(pairs, call.graph):
         return _overlaps_of_edges(call)
@@ -110,7 +110,7 @@ def overlaps(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch 
     )
 
 
-def logits(call: Call, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
     numbers, bias = overlaps(call, pairs), call.bias
     if bias is not None:
@@ -126,7 +126,7 @@ def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
     return not varies(graph) and pairs is graph.edges_on(pairs.device)
 
 
-def _overlaps_of_edges(call: Call) -> Tensor:
+def _overlaps_of_edges(call: AttentionCall) -> Tensor:
     # by the operator over edge lists, which gathers nothing
     wide, device = edges.accumulation_dtype(call.q.dtype), call.q.device
     tensors = csr_ops.tensors_of(edges_of(call.graph, device))
@@ -135,7 +135,7 @@ def _overlaps_of_edges(call: Call) -> Tensor:
     return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
 
 
-def _overlaps(call: Call, pairs: Tensor) -> Tensor:
+def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
     # widened before the gather, so that gradients are summed in the wide dtype too
     wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)

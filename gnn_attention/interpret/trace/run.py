@@ -16,7 +16,7 @@ from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace.intervene import (
     attention_layers,
     backend_replaced,
@@ -132,7 +132,7 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
 @contextmanager
 def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[LayerTrace]) -> Iterator[None]:
     inner = layer.backend
-    calls: list[tuple[Call, Tensor, AttentionInfo]] = []
+    calls: list[tuple[AttentionCall, Tensor, AttentionInfo]] = []
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
         (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
@@ -151,7 +151,7 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
 
 
 def _run_and_append(
-    thread: int, inner: str | Backend | None, calls: list[Any], call: Call
+    thread: int, inner: str | Backend | None, calls: list[Any], call: AttentionCall
 ) -> tuple[Tensor, Tensor | None]:
     if threading.get_ident() != thread:
         return attended(call, inner or "auto")

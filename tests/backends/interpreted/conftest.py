@@ -1,7 +1,9 @@
-"""Kernels run here: by Triton's interpreter on a CPU (``TRITON_INTERPRET=1`` before Python starts), or on a GPU.
+"""Kernels run here: by Triton's interpreter on a CPU (``TRITON_INTERPRET=1`` before Python starts), or on a
+GPU.
 
-The ordinary run collects nothing of this folder, since the variable is read when a kernel is made: ``test_interpreted.py``
-starts a process of its own for it. By hand: ``TRITON_INTERPRET=1 pytest tests/backends/interpreted``.
+The ordinary run collects nothing of this folder, since the variable is read when a kernel is made:
+``test_interpreted.py`` starts a process of its own for it. By hand:
+``TRITON_INTERPRET=1 pytest tests/backends/interpreted``.
 """
 
 import os

@@ -34,11 +34,15 @@ def _multiplied(X, Y, OUT, SIDE: tl.constexpr):
     tl.store(OUT + at, tl.where(_common.is_finite(x), tl.dot(x, y, out_dtype=tl.float32), 0.0))
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, tl.bfloat16), (torch.float16, tl.float16)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.bfloat16, tl.bfloat16), (torch.float16, tl.float16)], ids=["bf16", "fp16"]
+)
 def test_numbers_are_rounded_to_nearest(dtype, name, device):
     """As torch rounds them: ties to even, and what is too large to infinity."""
     x = torch.randn(512, generator=torch.Generator().manual_seed(0))
-    x[:8] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 0.0, torch.inf, 3.4e38])
+    x[:8] = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 0.0, torch.inf, 3.4e38]
+    )
     x, y = x.to(device), torch.empty(512, device=device)
     _narrowed[(1,)](x, y, 512, name)
     assert torch.equal(y, x.to(dtype).float())
@@ -52,14 +56,17 @@ def test_products_are_those_of_the_numbers(dtype, device):
     out = torch.empty(16, 16, device=device)
     _multiplied[(1,)](x, y, out, 16)
     magnitude = float((x.double().abs() @ y.double().abs()).max())
-    # A GPU multiplies float32 as TensorFloat-32: each factor is rounded to 11 bits, 2^-11 of it, before 16 products are summed.
+    # A GPU multiplies float32 as TensorFloat-32: each factor is rounded to 11 bits, 2^-11 of it, before 16
+    # products are summed.
     rounded = (2 * 2**-11 + 2**-22) * magnitude if device == "cuda" and dtype == torch.float32 else 0.0
     assert error(out, x.double() @ y.double()) <= rounded + summation_bound(17, magnitude, torch.float32)
 
 
 @pytest.mark.parametrize("form", ["rows", "windows", pytest.param("tiles", marks=pytest.mark.slow)])
 def test_what_nobody_wrote_is_not_read(form, device):
-    """Fresh memory is full of NaN: results are the same, bit for bit, with receivers and senders that are alone too."""
+    """Fresh memory is full of NaN: results are the same, bit for bit, with receivers and senders that are
+    alone too.
+    """
     module, graph, make = FORMS[form]
     problem = problem_of(graph, torch.float32, device, before=(1, 1), bias=(1, 2), softcap=2.0)
     given = make(device)

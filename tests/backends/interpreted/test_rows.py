@@ -10,7 +10,7 @@ from support.kernel_cases import CASES, GRAPH, LEARNED, Case, attended, formula,
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, dropout
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import csr
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common, _row_passes, rows
@@ -20,14 +20,20 @@ FORM = "triton-rows"
 
 @pytest.fixture
 def short_steps(monkeypatch):
-    """Programs take two edges at a time, so that a few edges are several steps, the last of them part empty."""
-    monkeypatch.setattr(rows, "CONFIGS", {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()})
+    """Programs take two edges at a time, so that a few edges are several steps, the last of them part
+    empty.
+    """
+    monkeypatch.setattr(
+        rows, "CONFIGS", {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()}
+    )
 
 
 QUICK = ["closed edges", "by head and sample", "no edges", "no receivers"]  # everything: test_triton_ops
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_the_formula(case, device, short_steps):
     """Output, lse and all gradients in float64 to 1e-12, for every option and shape."""
     LEARNED.to(device)
@@ -40,10 +46,16 @@ def test_the_formula(case, device, short_steps):
 
 
 @pytest.mark.parametrize(
-    "case", ["everything", *(pytest.param(case, marks=pytest.mark.slow) for case in ("groups of two", "closed edges"))]
+    "case",
+    [
+        "everything",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("groups of two", "closed edges")),
+    ],
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
-    """Receivers and senders of many edges are cut into chunks, also where the workspace holds few at a time."""
+    """Receivers and senders of many edges are cut into chunks, also where the workspace holds few at a
+    time.
+    """
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(rows, "WORKSPACE", 64)
     monkeypatch.setattr(rows, "TOGETHER", 2)
@@ -69,13 +81,20 @@ def test_more_heads_than_a_grid_holds(device, monkeypatch):
 
 @pytest.mark.parametrize("width", [16, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16))], ids=str
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
+    ],
+    ids=str,
 )
 def test_errors_are_those_of_sdpa(dtype, width, device):
     """At most twice SDPA's in the same dtype, three times for gradients."""
     case = Case(graph=patterns.causal(8), widths=(width, 16), heads=(2, 1))
     given = case.inputs(dtype, device)[:3]
-    direction = torch.randn(2, 2, 8, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device, dtype)
+    direction = torch.randn(2, 2, 8, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(
+        device, dtype
+    )
     out = ga.attend(*given, case.graph, backend=FORM)
     found = {name: x.cpu() for name, x in zip("qkv", torch.autograd.grad(out, given, direction), strict=True)}
     truth = attention_truth(*(x.detach().cpu() for x in given), case.graph, direction.cpu())
@@ -85,8 +104,9 @@ def test_errors_are_those_of_sdpa(dtype, width, device):
 def test_a_small_cap_keeps_small_logits(device):
     """tanh is exact to rounding near 0 too, and at both ends.
 
-    Below 1/2 it is a quotient of two polynomials of positive terms: with u = eps / 2 each has 6 roundings, quotient and factor 2,
-    together 14 u of the number itself; above, exp (2 ulps), a sum, a difference and a quotient are less. The true tanh has 2 u.
+    Below 1/2 it is a quotient of two polynomials of positive terms: with u = eps / 2 each has 6 roundings,
+    quotient and factor 2, together 14 u of the number itself; above, exp (2 ulps), a sum, a difference and a
+    quotient are less. The true tanh has 2 u.
     """
 
     @triton.jit
@@ -95,19 +115,29 @@ def test_a_small_cap_keeps_small_logits(device):
         tl.store(Y + at, _common.tanh(tl.load(X + at)))
 
     for dtype in (torch.float64, torch.float32):
-        x = torch.cat([torch.logspace(-30, 2, 60), torch.linspace(-1, 1, 64), torch.tensor([0.0, torch.inf, -torch.inf, 0.5])])
+        x = torch.cat(
+            [
+                torch.logspace(-30, 2, 60),
+                torch.linspace(-1, 1, 64),
+                torch.tensor([0.0, torch.inf, -torch.inf, 0.5]),
+            ]
+        )
         x, y = x.to(device, dtype), torch.empty(128, device=device, dtype=dtype)
         bent[(1,)](x, y, 128)
-        assert ((y.double() - x.double().tanh()).abs() <= 16 * torch.finfo(dtype).eps / 2 * x.double().tanh().abs()).all()
-
-
-# -- what carries nothing ---------------------------------------------------------------------------------------------
+        assert (
+            (y.double() - x.double().tanh()).abs()
+            <= 16 * torch.finfo(dtype).eps / 2 * x.double().tanh().abs()
+        ).all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_what_is_not_finite_reaches_only_who_hears_it(which, bad, device):
-    """Receiver 5 asks, or sender 4 says, something that is not finite: nobody else's numbers or gradients change."""
+    """Receiver 5 asks, or sender 4 says, something that is not finite: nobody else's numbers or gradients
+    change.
+    """
     given = CASES["plain"].inputs(torch.float64, device)[:3]
     clean = ga.attend(*given, GRAPH, backend=FORM)
     token = (5, 4, 4)[which]
@@ -123,14 +153,18 @@ def test_what_is_not_finite_reaches_only_who_hears_it(which, bad, device):
     kept = torch.zeros_like(out)
     kept[:, :, ~hit] = 1.0
     first, second = (torch.autograd.grad(x, leaves, kept) for x, leaves in ((clean, given), (out, spoiled)))
-    others = slice(None) if strict else ~mask[hit].any(0)  # a receiver whose lse is NaN contributes nothing to anybody
+    others = (
+        slice(None) if strict else ~mask[hit].any(0)
+    )  # a receiver whose lse is NaN contributes nothing to anybody
     assert torch.equal(first[0][:, :, ~hit], second[0][:, :, ~hit])
     for x, y in zip(first[1:], second[1:], strict=True):
         assert torch.equal(x[:, :, others], y[:, :, others])
 
 
 def test_a_gradient_that_nobody_wants(device):
-    """NaN that comes in for a receiver without in-edges goes nowhere; and one without lse contributes nothing."""
+    """NaN that comes in for a receiver without in-edges goes nowhere; and one without lse contributes
+    nothing.
+    """
     given = CASES["closed edges"].inputs(torch.float64, device)
     out, lse = attended(CASES["closed edges"], given, FORM)
     grad = torch.ones_like(out)
@@ -139,9 +173,6 @@ def test_a_gradient_that_nobody_wants(device):
     assert all(x.isfinite().all() for x in found)
     assert (lse[:, :, 3] == -torch.inf).all()
     assert (out[:, :, 3] == 0).all()
-
-
-# -- bits -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -163,18 +194,21 @@ def test_dropped_edges_are_those_of_every_backend(device):
     q, k = torch.zeros(2, 3, 4, 4, device=device), torch.zeros(2, 3, 8, 4, device=device)
     v = torch.eye(8, device=device).expand(2, 3, 8, 8)
     torch.manual_seed(11)
-    call = Call.checked(q, k, v, graph, dropout=0.5)
+    call = AttentionCall.checked(q, k, v, graph, dropout=0.5)
     b, h, i, j = torch.meshgrid(*map(torch.arange, (2, 3, 4, 8)), indexing="ij")
     stays = dropout.kept(call.seed.cpu(), b, h, i + 2, j, 0.5)
     torch.manual_seed(11)
     out = ga.attend(q, k, v, graph, dropout=0.5, backend=FORM)
-    # A weight is exp(0 - 0) / 8 / (1 - 0.5): 1/4 with a rounding each of exp, sum, quotient, product and factor, at most.
+    # A weight is exp(0 - 0) / 8 / (1 - 0.5): 1/4 with a rounding each of exp, sum, quotient, product and
+    # factor, at most.
     assert_sum(out.cpu(), stays / 4.0, terms=5, magnitude=0.25)
     # Of n = 192 edges a half stays, with deviation 1 / (2 sqrt(n)) = 0.036: five of them.
     assert abs(float(stays.double().mean()) - 0.5) < 5 * 0.5 / 192**0.5
 
 
-@pytest.mark.parametrize("axis", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "axis", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_offsets_beyond_32_bits(axis, device):
     """Numbers that lie 2^31 and more apart; the pages between them are never touched."""
     if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < 2**35:
@@ -182,7 +216,10 @@ def test_offsets_beyond_32_bits(axis, device):
     graph, shape = patterns.causal(4), (2, 2, 4, 16)
     room = torch.empty(2**32 + 2**12, dtype=torch.float16, device=device)
     apart = [(2**32, 64, 16, 1), (128, 2**32, 16, 1), (128, 64, 2**32 // 3, 1)][axis]
-    small = [torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(device, torch.float16) for n in range(3)]
+    small = [
+        torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(device, torch.float16)
+        for n in range(3)
+    ]
     grad = torch.ones(shape, device=device, dtype=torch.float16)
 
     def results(inputs):

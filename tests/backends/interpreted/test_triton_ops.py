@@ -1,4 +1,6 @@
-"""What torch is told of the operators, in every form: opcheck, compilers, derivatives, vmap; and what a whole call gives."""
+"""What torch is told of the operators, in every form: opcheck, compilers, derivatives, vmap; and what a whole
+call gives.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dispatch
-from gnn_attention.backends.call import Call
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common
@@ -20,7 +22,9 @@ from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, 
 
 FORM = "triton-rows"
 FORMS = ("triton-rows", "triton-windows", "triton-tiles")
-slow_blocks = pytest.mark.parametrize("form", [FORM, *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
+slow_blocks = pytest.mark.parametrize(
+    "form", [FORM, *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
+)
 
 
 def operands(device, form=FORM):
@@ -28,7 +32,9 @@ def operands(device, form=FORM):
     graph = patterns.window(5, 3)
     rng = torch.Generator().manual_seed(0)
     shapes = [(1, 2, 5, 4), (1, 1, 5, 4), (1, 1, 5, 3), (1, 2, graph.num_edges), (1, 2, graph.num_edges)]
-    q, k, v, before, bias = (torch.randn(shape, generator=rng).to(device).requires_grad_() for shape in shapes)
+    q, k, v, before, bias = (
+        torch.randn(shape, generator=rng).to(device).requires_grad_() for shape in shapes
+    )
     slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
     problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
     packed = MAKERS[form.removeprefix("triton-")](graph, q.device, None, True)
@@ -38,14 +44,17 @@ def operands(device, form=FORM):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form, device):
-    """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of both operators."""
+    """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of
+    both operators.
+    """
     given = operands(device, form)
     results = [torch.library.opcheck(torch.ops.gnn_attention.triton_attention.default, given)]
     out, lse = (x.detach() for x in torch.ops.gnn_attention.triton_attention(*given))
     plain = [x.detach() for x in given[:5]]
     results.append(
         torch.library.opcheck(
-            torch.ops.gnn_attention.triton_attention_backward.default, (out.clone(), lse.clone(), *plain, out, lse, *given[5:])
+            torch.ops.gnn_attention.triton_attention_backward.default,
+            (out.clone(), lse.clone(), *plain, out, lse, *given[5:]),
         )
     )
     assert [len(found) for found in results] == [4, 4]
@@ -54,7 +63,9 @@ def test_opcheck(form, device):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_waits_for_the_device(form, device, monkeypatch):
-    """Both passes on tensors without numbers: whoever asks for one (``item``, ``tolist``, ``nonzero``) is refused."""
+    """Both passes on tensors without numbers: whoever asks for one (``item``, ``tolist``, ``nonzero``) is
+    refused.
+    """
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
     launched, mode = [], FakeTensorMode()
     *given, tensors, numbers, places, constants = operands(device, form)
@@ -71,7 +82,9 @@ def test_nothing_waits_for_the_device(form, device, monkeypatch):
 
 @slow_blocks
 def test_a_call_with_everything(form, device):
-    """The formula in float64, dropout and sinks too; and the weights of chosen edges are those of the reference."""
+    """The formula in float64, dropout and sinks too; and the weights of chosen edges are those of the
+    reference.
+    """
     case = CASES["everything"]
     given = case.inputs(torch.float64, LEARNED.to(device).table.device)
     found, true, inputs = attended(case, given, form), formula(case, given), parameters(case, given)
@@ -84,7 +97,13 @@ def test_a_call_with_everything(form, device):
 
 def _info(case, given, backend):
     q, k, v, bias, sinks = given
-    options = {"score_mod": case.score_mod, "bias": bias, "sink_logits": sinks, "backend": backend, "return_info": True}
+    options = {
+        "score_mod": case.score_mod,
+        "bias": bias,
+        "sink_logits": sinks,
+        "backend": backend,
+        "return_info": True,
+    }
     return ga.attend(q, k, v, case.graph, **options)[1]
 
 
@@ -99,7 +118,10 @@ def attention_of(q, k, v, bias, sinks, table, form=FORM):
 def test_compiled_as_one_graph(compiler, form, device):
     """As in eager mode, gradients too."""
     case = replace(CASES["bias by head"], sinks=True)
-    given = [*case.inputs(torch.float64, device), torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True)]
+    given = [
+        *case.inputs(torch.float64, device),
+        torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True),
+    ]
     results = []
     for run in (attention_of, torch.compile(attention_of, fullgraph=True, backend=compiler)):
         out = run(*given, form=form)
@@ -133,7 +155,9 @@ def test_gradcheck(form, device):
     graph = ga.TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [0, 0, 1, 1]]), 2, 3)
     rng = torch.Generator().manual_seed(0)
     shapes = [(1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 1), (2, 4)]
-    given = [torch.randn(shape, generator=rng, dtype=torch.float64).to(device).requires_grad_() for shape in shapes]
+    given = [
+        torch.randn(shape, generator=rng, dtype=torch.float64).to(device).requires_grad_() for shape in shapes
+    ]
 
     def both(q, k, v, bias):
         mod = chain(alibi((0.5, 0.25)), softcap(1.0))
@@ -147,7 +171,9 @@ def test_second_derivatives_are_refused(device):
     """By name, and only where they are asked for."""
     q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
     (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend=FORM).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives do not pass through the backend triton"):
+    with pytest.raises(
+        NotImplementedError, match="second derivatives do not pass through the backend triton"
+    ):
         grad.sum().backward()
 
 
@@ -162,7 +188,9 @@ def test_vmap_and_functional_gradients(device):
     mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)), in_dims=(0, 0, None, None))
     found = mapped(q.unsqueeze(1), k.unsqueeze(1), v[:1], bias)
     for sample in range(2):
-        given = [x.clone().requires_grad_() for x in (q[sample : sample + 1], k[sample : sample + 1], v[:1], bias)]
+        given = [
+            x.clone().requires_grad_() for x in (q[sample : sample + 1], k[sample : sample + 1], v[:1], bias)
+        ]
         true = torch.autograd.grad(loss(*given), given)
         assert_exact([x[sample] for x in found], true)
 
@@ -173,4 +201,4 @@ def test_auto_never_takes_it_on_a_cpu(device):
         pytest.skip("on a GPU it may")
     for graph in (patterns.window(400, 8), patterns.random_senders(600, 4), GRAPH):
         q, k = (torch.zeros(1, 1, tokens, 4) for tokens in (graph.num_dst, graph.num_src))
-        assert not dispatch.choose(Call.checked(q, k, k, graph)).name.startswith("triton")
+        assert not dispatch.choose(AttentionCall.checked(q, k, k, graph)).name.startswith("triton")

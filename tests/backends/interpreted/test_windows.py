@@ -1,4 +1,6 @@
-"""The kernels along row windows against the dense formula: every feature, size and dtype, and what a non-edge hides."""
+"""The kernels along row windows against the dense formula: every feature, size and dtype, and what a non-edge
+hides.
+"""
 
 import itertools
 
@@ -84,7 +86,9 @@ def test_nothing_to_do(device):
 
 
 def test_blocks_fit():
-    """Whatever the size of a block and the GPU: whole programs, whole steps of a tile, products of at least 16 on a side."""
+    """Whatever the size of a block and the GPU: whole programs, whole steps of a tile, products of at least
+    16 on a side.
+    """
     for configs in windows.CONFIGS.values():
         for config, size, most in itertools.product(configs, (16, 32, 64), (16, 32, 64)):
             fitted = config.fitted(size, most)
@@ -98,5 +102,7 @@ def test_heads_that_are_too_wide(device):
     """Refused by name before anything runs."""
     graph = GRAPHS["one edge"]
     problem = problem_of(graph, torch.float32, device, dim=129)
-    with pytest.raises(NotImplementedError, match=r"at most 128 channels of torch.float32, got 129; use the form rows"):
+    with pytest.raises(
+        NotImplementedError, match=r"at most 128 channels of torch.float32, got 129; use the form rows"
+    ):
         windows.forward(problem, form_of(SOME, graph, device=device))

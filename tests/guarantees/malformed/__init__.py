@@ -1,8 +1,10 @@
-"""F5: malformed inputs over the whole public surface, each answered by a named error, eager and under ``torch.compile``.
+"""F5: malformed inputs over the whole public surface, each answered by a named error, eager and under
+``torch.compile``.
 
-The cases are in the tables of this folder. A case is refused as it must be if the exception has the type that is named and is
-this library's own code with one short sentence that names the argument, what came and what to do, if nothing of the object
-changed, and if the next valid call on it gives the right numbers. What goes through ``attend`` or a layer is asked compiled, too.
+The cases are in the tables of this folder. A case is refused as it must be if the exception has the type that
+is named and is this library's own code with one short sentence that names the argument, what came and what to
+do, if nothing of the object changed, and if the next valid call on it gives the right numbers. What goes
+through ``attend`` or a layer is asked compiled, too.
 
 >>> measure(0, print).holds, measure(1, lambda line: None).failures
 (False, ())
@@ -56,7 +58,9 @@ def _spread(all_cases: Sequence[Case], count: int) -> list[Case]:
 
 
 def _asked(chosen: Sequence[Case]) -> Iterator[tuple[Case, str]]:
-    """In every way, but compiled ones of a sample alone where few are asked: a compiler takes seconds for each."""
+    """In every way, but compiled ones of a sample alone where few are asked: a compiler takes seconds for
+    each.
+    """
     compiled = [case for case in chosen if COMPILED in case.ways]
     few = compiled if len(chosen) >= LEAST else compiled[:: max(1, len(compiled))]
     yield from ((case, EAGER) for case in chosen)

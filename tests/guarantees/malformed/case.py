@@ -1,8 +1,9 @@
 """A malformed input as a value, and the judgement of what it was answered with.
 
-A :class:`Subject` is made anew for each case and knows a valid call with its truth from elsewhere; a :class:`Case` does something
-malformed to one. What came of it is judged by :func:`faults`: the named type of exception, raised by this library's own code, one
-short sentence that names the argument and says what came, nothing of the subject changed, and the next valid call right.
+A :class:`Subject` is made anew for each case and knows a valid call with its truth from elsewhere; a
+:class:`Case` does something malformed to one. What came of it is judged by :func:`faults`: the named type of
+exception, raised by this library's own code, one short sentence that names the argument and says what came,
+nothing of the subject changed, and the next valid call right.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class CommandRefusedError(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """What malformed inputs are given to: ``make()`` one, ``good(one)`` is a valid call, ``truth(one)`` what it must give.
+    """What malformed inputs are given to: ``make()`` one, ``good(one)`` is a valid call, ``truth(one)`` what
+    it must give.
 
-    ``needs`` names a package that need not be installed. Through ``compiled`` subjects a function goes that ``torch.compile``
+    ``needs`` names a package that need not be installed. Through ``compiled`` subjects a function goes that
+    ``torch.compile``
     takes: their cases are asked both ways.
     """
 
@@ -67,7 +70,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """Something malformed: the type that must answer it, and what its message must match of the argument and of what came."""
+    """Something malformed: the type that must answer it, and what its message must match of the argument and
+    of what came.
+    """
 
     subject: Subject
     what: str
@@ -109,7 +114,14 @@ class Of:
         """Answered by an IndexError."""
         return Case(self.subject, what, IndexError, argument, came, bad)
 
-    def refused(self, what: str, argument: str, came: str, bad: Callable[[Any], Any], error: Error = NotImplementedError) -> Case:
+    def refused(
+        self,
+        what: str,
+        argument: str,
+        came: str,
+        bad: Callable[[Any], Any],
+        error: Error = NotImplementedError,
+    ) -> Case:
         """Answered by a NotImplementedError, or another type."""
         return Case(self.subject, what, error, argument, came, bad)
 
@@ -158,7 +170,11 @@ def _of_error(case: Case, error: BaseException) -> Iterator[str]:
         yield f"{type(error).__name__} in place of {case.error.__name__}: {shown}"
     if not _is_ours(error):
         yield f"raised from below: {shown}"
-    for part, pattern in (("the argument", case.argument), ("what came", case.came), ("what to do", EXPECTS.pattern)):
+    for part, pattern in (
+        ("the argument", case.argument),
+        ("what came", case.came),
+        ("what to do", EXPECTS.pattern),
+    ):
         if not re.search(pattern, said):
             yield f"the message does not tell {part} ({pattern[:60]}): {shown}"
     if RAW.search(said):
@@ -198,17 +214,20 @@ def _same(given: Any, truth: Any) -> bool:
     return bool(((given.double() - truth.double()).abs() <= allowed).all())
 
 
-# -- what a subject holds ---------------------------------------------------------------------------------------------
-
-
 def held(one: Any, depth: int = 6) -> Any:
-    """What an object holds, as plain values that can be compared: numbers of tensors, sizes, the state of modules.
+    """What an object holds, as plain values that can be compared: numbers of tensors, sizes, the state of
+    modules.
 
     >>> held({"x": torch.ones(1), "n": (1, "a")}) == held({"x": torch.ones(1), "n": (1, "a")}) != held({"x": torch.zeros(1)})
     True
     """
     if isinstance(one, Tensor):
-        return (one.dtype, tuple(one.shape), str(one.device), None if one.is_meta else str(one.detach().tolist()))
+        return (
+            one.dtype,
+            tuple(one.shape),
+            str(one.device),
+            None if one.is_meta else str(one.detach().tolist()),
+        )
     if isinstance(one, TokenGraph):
         return one.frame
     if isinstance(one, nn.Module):
@@ -222,12 +241,23 @@ def held(one: Any, depth: int = 6) -> Any:
         return [held(value, depth - 1) for value in one] if depth else len(one)
     if isinstance(one, (bool, int, float, str, bytes, type(None))):
         return one
-    if not depth or not hasattr(one, "__dict__") or type(one).__module__.split(".")[0] not in ("gnn_attention", "types"):
+    if (
+        not depth
+        or not hasattr(one, "__dict__")
+        or type(one).__module__.split(".")[0] not in ("gnn_attention", "types")
+    ):
         return type(one)
     if is_dataclass(one):  # what else it has was worked out from its fields
-        return (type(one), [held(getattr(one, field.name), depth - 1) for field in fields(one) if field.name != "_memo"])
+        return (
+            type(one),
+            [held(getattr(one, field.name), depth - 1) for field in fields(one) if field.name != "_memo"],
+        )
     return (type(one), held({name: value for name, value in vars(one).items() if name != "_memo"}, depth - 1))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, type(None)))}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    }

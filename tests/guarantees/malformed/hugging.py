@@ -21,10 +21,18 @@ def _model(attention: str = "gnn_attention") -> Any:
     """A Llama of one layer, always the same; its attention is registered first."""
     importlib.import_module("gnn_attention.huggingface")
     transformers = importlib.import_module("transformers")
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return transformers.LlamaModel(transformers.LlamaConfig(**sizes, attn_implementation=attention)).eval()
+        return transformers.LlamaModel(
+            transformers.LlamaConfig(**sizes, attn_implementation=attention)
+        ).eval()
 
 
 @torch.no_grad()
@@ -47,12 +55,28 @@ def cases() -> list[Case]:
     return [
         of.type("no model", "^model must", "got int", lambda _: _heard(3, causal(3))),
         of.type("a graph number", "^graph_or_function must", "got int", lambda model: _heard(model, 3)),
-        of.type("a graph text", "^graph_or_function must", "got str", lambda model: _heard(model, "causal(3)")),
+        of.type(
+            "a graph text", "^graph_or_function must", "got str", lambda model: _heard(model, "causal(3)")
+        ),
         of.value("another attention", "^use_graph", "'eager'", lambda _: _heard(_model("eager"), causal(3))),
-        of.value("a model without attention", "use_graph|attention", "Linear", lambda _: _heard(nn.Linear(2, 2), causal(3))),
-        of.value("a short graph", "too short", r"self_loops\(2\)", lambda model: _heard(model, self_loops(2))),
-        of.value("a graph by sample", "differ|sample", "batch|sample", lambda model: _heard(model, by_sample)),
-        of.type("a function of numbers", "graph", "got int", lambda model: _heard(model, lambda layer, head, length: 3)),
+        of.value(
+            "a model without attention",
+            "use_graph|attention",
+            "Linear",
+            lambda _: _heard(nn.Linear(2, 2), causal(3)),
+        ),
+        of.value(
+            "a short graph", "too short", r"self_loops\(2\)", lambda model: _heard(model, self_loops(2))
+        ),
+        of.value(
+            "a graph by sample", "differ|sample", "batch|sample", lambda model: _heard(model, by_sample)
+        ),
+        of.type(
+            "a function of numbers",
+            "graph",
+            "got int",
+            lambda model: _heard(model, lambda layer, head, length: 3),
+        ),
         of.type(
             "a function of one parameter",
             "^graph_or_function must take",

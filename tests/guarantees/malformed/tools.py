@@ -1,4 +1,6 @@
-"""Malformed use of what stands on the layers: audits, traces, circuits, pages, pictures, trainings, ranks, the command line."""
+"""Malformed use of what stands on the layers: audits, traces, circuits, pages, pictures, trainings, ranks,
+the command line.
+"""
 
 # mypy: disable-error-code="arg-type, dict-item"
 from __future__ import annotations
@@ -34,8 +36,6 @@ def _layer() -> MessagePassingAttention:
     return MessagePassingAttention(heads_of_two(), backend="auto")
 
 
-# -- looking into modules ---------------------------------------------------------------------------------------------
-
 AUDIT = Subject("audit", _layer, lambda layer: audit(layer, causal(4), (4, 8)).exact, lambda _: True)
 
 
@@ -50,20 +50,46 @@ def _of_audits() -> list[Case]:
         of.type("no module", "^module must", "got int", lambda _: audit(3, graph, (4, 8))),
         of.type("a graph number", "^graph must", "got 3", lambda layer: audit(layer, 3, (4, 8))),
         of.type("no graphs", "^graph must", r"got \[\]", lambda layer: audit(layer, [], (4, 8))),
-        of.value("states of other tokens", "^input_shape must", r"got \(5, 8\)", lambda layer: audit(layer, graph, (5, 8))),
+        of.value(
+            "states of other tokens",
+            "^input_shape must",
+            r"got \(5, 8\)",
+            lambda layer: audit(layer, graph, (5, 8)),
+        ),
         of.type("one number for a shape", "^input_shape must", "got 4", lambda layer: audit(layer, graph, 4)),
         of.value("no layers", "^layers must", "got 0", lambda layer: audit(layer, graph, (4, 8), layers=0)),
         of.value(
-            "a witness that is none", "^witnesses must", "'guess'", lambda layer: audit(layer, graph, (4, 8), witnesses=["guess"])
+            "a witness that is none",
+            "^witnesses must",
+            "'guess'",
+            lambda layer: audit(layer, graph, (4, 8), witnesses=["guess"]),
         ),
-        of.value("NaN alone", "^witnesses must", r"\['nan'\]", lambda layer: audit(layer, graph, (4, 8), witnesses=["nan"])),
-        of.value("a tolerance of 2", "^tolerance must", "got 2", lambda layer: audit(layer, graph, (4, 8), tolerance=2)),
         of.value(
-            "half precision", "^dtype must", "torch.float16", lambda layer: audit(layer, graph, (4, 8), dtype=torch.float16)
+            "NaN alone",
+            "^witnesses must",
+            r"\['nan'\]",
+            lambda layer: audit(layer, graph, (4, 8), witnesses=["nan"]),
         ),
-        of.value("no samples", "^samples must", "got 0", lambda layer: audit(layer, graph, (4, 8), samples=0)),
+        of.value(
+            "a tolerance of 2",
+            "^tolerance must",
+            "got 2",
+            lambda layer: audit(layer, graph, (4, 8), tolerance=2),
+        ),
+        of.value(
+            "half precision",
+            "^dtype must",
+            "torch.float16",
+            lambda layer: audit(layer, graph, (4, 8), dtype=torch.float16),
+        ),
+        of.value(
+            "no samples", "^samples must", "got 0", lambda layer: audit(layer, graph, (4, 8), samples=0)
+        ),
         of.type(
-            "a call of one parameter", "^call must take", r"of \(module\)", lambda layer: audit(layer, graph, (4, 8), call=_alone)
+            "a call of one parameter",
+            "^call must take",
+            r"of \(module\)",
+            lambda layer: audit(layer, graph, (4, 8), call=_alone),
         ),
         of.type("a call number", "^call must", "got 3", lambda layer: audit(layer, graph, (4, 8), call=3)),
     ]
@@ -74,7 +100,12 @@ def _recorded(layer: Any) -> Any:
         return tracing.record(layer, numbers(5, 8), window(5, 2))
 
 
-TRACE = Subject("trace", _layer, lambda layer: _recorded(layer).layers[0].weights([(0, 0)]).squeeze(), lambda _: torch.ones(2))
+TRACE = Subject(
+    "trace",
+    _layer,
+    lambda layer: _recorded(layer).layers[0].weights([(0, 0)]).squeeze(),
+    lambda _: torch.ones(2),
+)
 
 
 def _of_traces() -> list[Case]:
@@ -98,8 +129,18 @@ def _of_traces() -> list[Case]:
         of.index("a head that is none", "heads", "7", operated(tracing.cut([(0, 1)], heads=7))),
         of.index("a layer that is none", "layers", "3", operated(tracing.cut([(0, 1)], layers=3))),
         of.value("a rollout of nothing", "^layers must", r"got", lambda _: tracing.rollout([])),
-        of.index("a receiver that is none", "receivers", "got 9", lambda layer: tracing.rollout(_recorded(layer).layers, [9])),
-        of.index("a flow from nowhere", "^src must", "got 9", lambda layer: tracing.flow(_recorded(layer).layers, 9, 0)),
+        of.index(
+            "a receiver that is none",
+            "receivers",
+            "got 9",
+            lambda layer: tracing.rollout(_recorded(layer).layers, [9]),
+        ),
+        of.index(
+            "a flow from nowhere",
+            "^src must",
+            "got 9",
+            lambda layer: tracing.flow(_recorded(layer).layers, 9, 0),
+        ),
         Case(
             TRACE,
             "a name that is none",
@@ -111,7 +152,9 @@ def _of_traces() -> list[Case]:
     ]
 
 
-CIRCUITS = Subject("circuits", heads_of_two, lambda heads: int(circuits.of(heads, 0).pattern.rank()), lambda _: 4)
+CIRCUITS = Subject(
+    "circuits", heads_of_two, lambda heads: int(circuits.of(heads, 0).pattern.rank()), lambda _: 4
+)
 
 
 def _of_circuits() -> list[Case]:
@@ -119,11 +162,24 @@ def _of_circuits() -> list[Case]:
     return [
         of.index("a head that is none", "head", "got 2", lambda heads: one.of(heads, 2)),
         of.type("heads that are none", "heads", "got Linear|Linear", lambda _: one.of(nn.Linear(2, 2), 0)),
-        of.value("an unknown kind", "^kind must", "'o'", lambda heads: one.composition(one.of(heads, 0), one.of(heads, 1), "o")),
-        of.type("a composition of numbers", "^earlier must", "got 1", lambda heads: one.composition(1, one.of(heads, 1), "q")),
+        of.value(
+            "an unknown kind",
+            "^kind must",
+            "'o'",
+            lambda heads: one.composition(one.of(heads, 0), one.of(heads, 1), "o"),
+        ),
+        of.type(
+            "a composition of numbers",
+            "^earlier must",
+            "got 1",
+            lambda heads: one.composition(1, one.of(heads, 1), "q"),
+        ),
         of.type("vectors in lists", "^patterns and states must", "list", lambda _: one.split([1.0], [1.0])),
         of.value(
-            "vectors of other widths", "^patterns and states must", r"\[3\]", lambda _: one.split(torch.ones(2), torch.ones(3))
+            "vectors of other widths",
+            "^patterns and states must",
+            r"\[3\]",
+            lambda _: one.split(torch.ones(2), torch.ones(3)),
         ),
         of.type("no states", "^x must", "heads or a layer", lambda heads: one.pattern_lengths(heads)),
         of.value("no layers", "^layers must", r"got \[\]", lambda _: one.compositions([], "q")),
@@ -146,11 +202,11 @@ def _of_models() -> list[Case]:
         of.index("a layer that is none", "layer", "7", lambda encoder: heads_of(encoder, 7)),
         of.value("no layer named", "layer", "2", lambda encoder: heads_of(encoder)),
         of.type("a layer text", "^layer must", "'1'", lambda encoder: heads_of(encoder, "1")),
-        of.value("a part that is none", "^part must", "'middle'", lambda encoder: heads_of(encoder, 0, "middle")),
+        of.value(
+            "a part that is none", "^part must", "'middle'", lambda encoder: heads_of(encoder, 0, "middle")
+        ),
     ]
 
-
-# -- pages and pictures -----------------------------------------------------------------------------------------------
 
 PAGE = Subject("explorer.page", lambda: None, lambda _: explorer.page([1, 2]).tokens, lambda _: 2)
 DRAW = Subject("draw", lambda: window(4, 2), lambda graph: len(draw.degrees(graph).axes), lambda _: 2)
@@ -161,12 +217,29 @@ def _of_pages() -> list[Case]:
     return [
         of.type("a number", "^text_or_tokens must", "got int", lambda _: page(3)),
         of.value("no text", "^text_or_tokens must", "got none", lambda _: page("")),
-        of.value("a million tokens", "^text_or_tokens has 1000000 tokens", "at most 512", lambda _: page(range(1_000_000))),
-        of.value("a million letters", "^text_or_tokens has 1000000 char", "shorten", lambda _: page("a" * 1_000_000)),
-        of.value("a batch of ids", "^text_or_tokens must", r"\[1, 2\]", lambda _: page(torch.ones(1, 2).long())),
+        of.value(
+            "a million tokens",
+            "^text_or_tokens has 1000000 tokens",
+            "at most 512",
+            lambda _: page(range(1_000_000)),
+        ),
+        of.value(
+            "a million letters",
+            "^text_or_tokens has 1000000 char",
+            "shorten",
+            lambda _: page("a" * 1_000_000),
+        ),
+        of.value(
+            "a batch of ids", "^text_or_tokens must", r"\[1, 2\]", lambda _: page(torch.ones(1, 2).long())
+        ),
         of.type("a graph number", "^graph must", "got 3", lambda _: page("def", graph=3)),
         of.type("a graph in a list", "^a graph must", "got int", lambda _: page("def", graph=[3])),
-        of.value("a graph of fewer tokens", "^a graph must", r"causal\(1\)", lambda _: page("def f", graph=causal(1))),
+        of.value(
+            "a graph of fewer tokens",
+            "^a graph must",
+            r"causal\(1\)",
+            lambda _: page("def f", graph=causal(1)),
+        ),
         of.type("masks that are a number", "^masks must", "got 3", lambda _: page("def", masks=3)),
         of.type("a title number", "^title must", "got int", lambda _: page("def", title=3)),
         of.value("a negative room", "^room must", "got -1", lambda _: page("def", room=-1)),
@@ -181,14 +254,14 @@ def _of_pictures() -> list[Case]:
         of.value("a huge graph", r"^graph\(\) draws at most", "causal", lambda _: draw.graph(causal(10**6))),
         of.value("arcs of a cross", r"^arcs\(\) draws", r"cross\(2, 3\)", lambda _: draw.arcs(cross(2, 3))),
         of.value("labels of other tokens", "^labels", "got 1", lambda graph: draw.mask(graph, labels=["a"])),
-        of.value("weights of other edges", "^weights must", "got 1", lambda graph: draw.arcs(graph, weights=[1.0])),
+        of.value(
+            "weights of other edges", "^weights must", "got 1", lambda graph: draw.arcs(graph, weights=[1.0])
+        ),
         of.value("no layers", "^layers must", "got 0", lambda graph: draw.layers(graph, 0)),
         of.index("a token that is none", "token", "9", lambda graph: draw.layers(graph, 2, token=9)),
         of.type("layers of a number", r"^layers\(\) needs", "got 3", lambda _: draw.layers(3, 2)),
     ]
 
-
-# -- trainings --------------------------------------------------------------------------------------------------------
 
 TEXT = Corpus({"a.py": "def f(x):\n    return x\n" * 30}, {"b.py": "def g(y):\n    return y\n" * 30})
 RECIPE = Subject("recipes", lambda: None, lambda _: training.Recipe(length=8).edges().num_edges, lambda _: 36)
@@ -207,8 +280,15 @@ def _of_trainings() -> list[Case]:
         of.type("a rate text", "^rate must", "'high'", lambda _: recipe(rate="high")),
         of.value("a negative rate", "^rate must", "got -1", lambda _: recipe(rate=-1.0)),
         of.value("repeats of 2", "^repeats must", "2", lambda _: recipe(repeats=2.0)),
-        of.value("a precision that is none", "^precision must", "'float8'", lambda _: recipe(precision="float8")),
-        of.value("a graph of other tokens", "^graph must", r"causal\(9\)", lambda _: recipe(length=8, graph="causal(9)")),
+        of.value(
+            "a precision that is none", "^precision must", "'float8'", lambda _: recipe(precision="float8")
+        ),
+        of.value(
+            "a graph of other tokens",
+            "^graph must",
+            r"causal\(9\)",
+            lambda _: recipe(length=8, graph="causal(9)"),
+        ),
         of.type("a graph number", "^graph must", "got 3", lambda _: recipe(graph=3)),
         of.type("a recipe number", "^recipe must", "got 3", _compare(recipe=3)),
         of.type("graphs that are a number", "^graphs must", "got 3", _compare(graphs=3)),
@@ -217,7 +297,9 @@ def _of_trainings() -> list[Case]:
         of.value("a graph that looks ahead", "^graphs: 'full'", "later token", _compare(graphs="full")),
         of.value("no seeds", "^seeds must", "got 0", _compare(seeds=0)),
         of.type("a text that is none", "^text must", "got 'def'", _compare(text="def")),
-        of.type("a corpus of numbers", "^training of text must", "got", _compare(text=Corpus({"a.py": 3}, {}))),
+        of.type(
+            "a corpus of numbers", "^training of text must", "got", _compare(text=Corpus({"a.py": 3}, {}))
+        ),
         of.type("a config text", "^config must", "got 'small'", _compare(config="small")),
         of.type("a place that is a number", "^out must", "got 3", _compare(out=3)),
         of.type("a line for tell", "^tell must", "got 'loud'", _compare(tell="loud")),
@@ -229,11 +311,16 @@ def _of_trainings() -> list[Case]:
     ]
 
 
-# -- vocabularies, costs, ranks ---------------------------------------------------------------------------------------
-
 BYTES = Subject("BytePair", BytePair, lambda pairs: pairs.encode("ab"), lambda _: [97, 98])
-COST = Subject("cost", lambda: None, lambda _: cost.of_form("standard", 8, 2, tokens=4).macs.logits, lambda _: 80)
-ALONE = Subject("distributed", lambda: None, lambda _: distributed.plan(causal(8), 2, 2, 4).partition.world_size, lambda _: 2)
+COST = Subject(
+    "cost", lambda: None, lambda _: cost.of_form("standard", 8, 2, tokens=4).macs.logits, lambda _: 80
+)
+ALONE = Subject(
+    "distributed",
+    lambda: None,
+    lambda _: distributed.plan(causal(8), 2, 2, 4).partition.world_size,
+    lambda _: 2,
+)
 
 
 def _of_others() -> list[Case]:
@@ -241,7 +328,9 @@ def _of_others() -> list[Case]:
     x = numbers(1, 1, 3, 2)
     return [
         of.type("a number for a text", "^text is", "int", lambda pairs: pairs.encode(3)),
-        of.type("half a token", "^ids", "expected an iterable of integers", lambda pairs: pairs.decode([0.5])),
+        of.type(
+            "half a token", "^ids", "expected an iterable of integers", lambda pairs: pairs.decode([0.5])
+        ),
         of.index("a token that is none", "token|ids", "256", lambda pairs: pairs.decode([256])),
         of.value("a small vocabulary", "^size", "255", lambda _: BytePair.learn("ab", 255)),
         of.value("no JSON of pairs", "vocabulary|JSON", "expected", lambda _: BytePair.from_json("{}")),
@@ -252,16 +341,27 @@ def _of_others() -> list[Case]:
             "tokens=4",
             lambda _: cost.of_form("merged", 8, 2, tokens=4, graph=causal(4)),
         ),
-        priced.type("a graph number", "^graph must", "got int", lambda _: cost.of_form("merged", 8, 2, graph=3)),
-        priced.type("a dtype text", "^dtype must", "'float32'", lambda _: cost.of_form("merged", 8, 2, dtype="float32")),
-        priced.value("an unknown model", "no configuration 'llama-9'", "llama", lambda _: cost.of_config("llama-9")),
+        priced.type(
+            "a graph number", "^graph must", "got int", lambda _: cost.of_form("merged", 8, 2, graph=3)
+        ),
+        priced.type(
+            "a dtype text",
+            "^dtype must",
+            "'float32'",
+            lambda _: cost.of_form("merged", 8, 2, dtype="float32"),
+        ),
+        priced.value(
+            "an unknown model", "no configuration 'llama-9'", "llama", lambda _: cost.of_config("llama-9")
+        ),
         ranks.value("no group", "torch.distributed", "init", lambda _: distributed.local(causal(3))),
-        ranks.value("no group to attend in", "torch.distributed", "init", lambda _: distributed.attend(x, x, x, causal(3))),
+        ranks.value(
+            "no group to attend in",
+            "torch.distributed",
+            "init",
+            lambda _: distributed.attend(x, x, x, causal(3)),
+        ),
         ranks.value("no ranks", "^world_size must", "got 0", lambda _: distributed.plan(causal(8), 0, 2, 4)),
     ]
-
-
-# -- the command line -------------------------------------------------------------------------------------------------
 
 
 def _command(*words: str) -> int:
@@ -291,10 +391,34 @@ def _of_commands() -> list[Case]:
         _line("no such command", "command", "invalid choice: 'paint'", "paint"),
         _line("an unknown option", "unrecognized arguments", "--colour", "draw", "causal(3)", "--colour"),
         _line("half an expression", "^gnn-attention draw: column", "not an expression", "draw", "causal("),
-        _line("a picture without an ending", "-o picture", "expected a file name", "draw", "causal(3)", "-o", "picture"),
-        _line("a folder that is not there", "-o no/such", "expected a folder", "draw", "causal(3)", "-o", "no/such/p.svg"),
+        _line(
+            "a picture without an ending",
+            "-o picture",
+            "expected a file name",
+            "draw",
+            "causal(3)",
+            "-o",
+            "picture",
+        ),
+        _line(
+            "a folder that is not there",
+            "-o no/such",
+            "expected a folder",
+            "draw",
+            "causal(3)",
+            "-o",
+            "no/such/p.svg",
+        ),
         _line("an unknown builder", "no builder 'windw'", "did you mean", "graphs", "windw"),
-        _line("tokens that are a word", "--tokens", "invalid int value: 'many'", "generate", "def", "--tokens", "many"),
+        _line(
+            "tokens that are a word",
+            "--tokens",
+            "invalid int value: 'many'",
+            "generate",
+            "def",
+            "--tokens",
+            "many",
+        ),
         _line("fewer than no tokens", "tokens must", "got -1", "generate", "def", "--tokens", "-1"),
         _line("an unknown model", "no configuration", "'llama-9'", "cost", "--config", "llama-9"),
         _line(
@@ -313,5 +437,15 @@ def _of_commands() -> list[Case]:
 
 def cases() -> list[Case]:
     """Of the tools."""
-    parts = (_of_audits, _of_traces, _of_circuits, _of_models, _of_pages, _of_pictures, _of_trainings, _of_others, _of_commands)
+    parts = (
+        _of_audits,
+        _of_traces,
+        _of_circuits,
+        _of_models,
+        _of_pages,
+        _of_pictures,
+        _of_trainings,
+        _of_others,
+        _of_commands,
+    )
     return [case for part in parts for case in part()]

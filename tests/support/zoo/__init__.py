@@ -1,4 +1,6 @@
-"""The table of theorems: a module for each of ``gnn_attention.patterns``, a row for each way to call a builder."""
+"""The table of theorems: a module for each of ``gnn_attention.patterns``, a row for each way to call a
+builder.
+"""
 
 from support.zoo import (
     basic,

@@ -5,9 +5,25 @@ from support.zoo.row import Row, never, once, triangle
 from gnn_attention import patterns
 
 ROWS = [
-    Row("full", patterns.full, lambda n, i, j: True, lambda n: n * n, lambda n, i: n, causal=False, symmetric=True, layers=once),
+    Row(
+        "full",
+        patterns.full,
+        lambda n, i, j: True,
+        lambda n: n * n,
+        lambda n, i: n,
+        causal=False,
+        symmetric=True,
+        layers=once,
+    ),
     Row("causal", patterns.causal, lambda n, i, j: j <= i, triangle, lambda n, i: i + 1, layers=once),
-    Row("strict_causal", patterns.strict_causal, lambda n, i, j: j < i, lambda n: triangle(n - 1), lambda n, i: i, layers=once),
+    Row(
+        "strict_causal",
+        patterns.strict_causal,
+        lambda n, i, j: j < i,
+        lambda n: triangle(n - 1),
+        lambda n, i: i,
+        layers=once,
+    ),
     Row(
         "no_self",
         patterns.no_self,

@@ -1,4 +1,6 @@
-"""Theorems of ``patterns.blocks``: the data are small integers, with ties; the choices are made again by sorting in Python."""
+"""Theorems of ``patterns.blocks``: the data are small integers, with ties; the choices are made again by
+sorting in Python.
+"""
 
 import torch
 from support.zoo.content import grid, logit, point, rounds
@@ -174,7 +176,9 @@ ROWS = [
         lambda n: blocks.permuted_blocks(n, torch.arange(-(-n // 5)).roll(-1), 5),
         lambda n, i, j: j // 5 == i // 5 + 1 or (i // 5 == (n - 1) // 5 and j < 5),
         lambda n: (
-            n * n if n <= 5 else sum(len(block_of(c, n, 5)) * len(block_of(c + 1, n, 5)) for c in range(n)) + 5 * (n % 5 or 5)
+            n * n
+            if n <= 5
+            else sum(len(block_of(c, n, 5)) * len(block_of(c + 1, n, 5)) for c in range(n)) + 5 * (n % 5 or 5)
         ),
         lambda n, i: min(5, n) if i // 5 == (n - 1) // 5 else len(block_of(i // 5 + 1, n, 5)),
         layers=lambda n: once(n) if n <= 5 else -(-n // 5),

@@ -1,4 +1,6 @@
-"""Theorems of ``patterns.content``: the data are small integers, with ties; the choices are made again by sorting in Python."""
+"""Theorems of ``patterns.content``: the data are small integers, with ties; the choices are made again by
+sorting in Python.
+"""
 
 import torch
 from support.zoo.row import Row, band, never, once, triangle
@@ -7,7 +9,9 @@ from gnn_attention import patterns
 
 
 def rounds(edge, causal=True):
-    """``layers`` of a graph whose edges follow from data: news is passed on, set by set, until nobody hears more."""
+    """``layers`` of a graph whose edges follow from data: news is passed on, set by set, until nobody hears
+    more.
+    """
 
     def layers(n):
         wanted = [set(range(i + 1 if causal else n)) for i in range(n)]
@@ -23,7 +27,9 @@ def rounds(edge, causal=True):
 
 def grid(value, rows, columns, dtype=torch.float32):
     """The values of a function of two integers as a tensor."""
-    return torch.tensor([[value(i, j) for j in range(columns)] for i in range(rows)], dtype=dtype).reshape(rows, columns)
+    return torch.tensor([[value(i, j) for j in range(columns)] for i in range(rows)], dtype=dtype).reshape(
+        rows, columns
+    )
 
 
 def logit(i, j):
@@ -165,9 +171,13 @@ ROWS = [
     # numbers on a line: whatever the directions are, a hash can only tell the two signs apart
     Row(
         "lsh",
-        lambda n: patterns.lsh(torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, rounds=3, seed=8),
+        lambda n: patterns.lsh(
+            torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, rounds=3, seed=8
+        ),
         same_sign_before,
-        lambda n: sum(triangle(m) - m + (m > 0) for m in (sum(sign(i) == s for i in range(n)) for s in (1, -1))),
+        lambda n: sum(
+            triangle(m) - m + (m > 0) for m in (sum(sign(i) == s for i in range(n)) for s in (1, -1))
+        ),
         lambda n, i: max(1, sum(sign(j) == sign(i) for j in range(i))),
         layers=never,
         named_at=None,
@@ -194,7 +204,9 @@ ROWS = [
         lambda n: patterns.routing(grid(point, n, 2), grid(point, n, 2), torch.eye(2), 5),
         routed,
         lambda n: 2 * triangle(min(n, 5)) - triangle(len(set(members(0, n)) & set(members(1, n)))),
-        lambda n, i: len({j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i}),
+        lambda n, i: len(
+            {j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i}
+        ),
         layers=rounds(routed),
         named_at=None,
     ),

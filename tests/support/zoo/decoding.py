@@ -12,7 +12,9 @@ def blocks_up_to_own(n: int) -> int:
 
 
 def diffusion_edge(n: int, i: int, j: int) -> bool:
-    """Noised senders speak to their own noised block; clean ones to later blocks, and if these are clean to their own too."""
+    """Noised senders speak to their own noised block; clean ones to later blocks, and if these are clean to
+    their own too.
+    """
     (receiver_is_clean, x), (sender_is_clean, y) = divmod(i, n), divmod(j, n)
     if not sender_is_clean:
         return not receiver_is_clean and y // 3 == x // 3

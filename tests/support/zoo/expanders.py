@@ -1,4 +1,6 @@
-"""Theorems of ``patterns.expanders``; the random ones are drawn again from the same numbers, by another way."""
+"""Theorems of ``patterns.expanders``; the random ones are drawn again from the same numbers, by another
+way.
+"""
 
 from functools import cache
 from math import sqrt
@@ -9,8 +11,6 @@ from support.zoo.hierarchies import binary_ones, log2, rounds
 from support.zoo.row import Row, never, once, triangle
 
 from gnn_attention import patterns
-
-# -- random_senders: Floyd's algorithm, one receiver at a time ------------------------------------------------------------
 
 
 @cache
@@ -27,9 +27,6 @@ def drawn(n: int, r: int, seed: int, causal: bool) -> list[set[int]]:
     return rows
 
 
-# -- expander: the multigraph as a dense matrix, all its eigenvalues -------------------------------------------------------
-
-
 @cache
 def best(n: int, d: int, method: str, seed: int) -> list[list[float]]:
     generator, draws = torch.Generator().manual_seed(seed), []
@@ -37,7 +34,11 @@ def best(n: int, d: int, method: str, seed: int) -> list[list[float]]:
         matrix = torch.zeros(n, n, dtype=torch.float64)
         for _ in range(d):
             order = torch.randperm(n, generator=generator).tolist()
-            ends = enumerate(order) if method == "permutations" else zip(order, order[1:] + order[:1], strict=True)
+            ends = (
+                enumerate(order)
+                if method == "permutations"
+                else zip(order, order[1:] + order[:1], strict=True)
+            )
             for a, b in ends:
                 matrix[a, b] += 1
                 matrix[b, a] += 1
@@ -54,7 +55,9 @@ def expander_edge(n: int, i: int, j: int, d: int, method: str, seed: int, causal
 
 def expander_row(name: str, d: int, method: str, seed: int, causal: bool) -> Row:
     def degree(n: int, i: int) -> int:
-        return sum(bool(x) for j, x in enumerate(best(n, d, method, seed)[i]) if (j < i if causal else j != i))
+        return sum(
+            bool(x) for j, x in enumerate(best(n, d, method, seed)[i]) if (j < i if causal else j != i)
+        )
 
     def edge(n: int, i: int, j: int) -> bool:
         return expander_edge(n, i, j, d, method, seed, causal)
@@ -71,9 +74,6 @@ def expander_row(name: str, d: int, method: str, seed: int, causal: bool) -> Row
         sizes=(0, 1, 2, 3, 24),
         named_at=24,
     )
-
-
-# -- words, grids and networkx's graphs ------------------------------------------------------------------------------------
 
 
 def word(number: int, k: int, length: int) -> str:
@@ -211,7 +211,13 @@ ROWS = [
         lambda n, i, j: random_graph(n).has_edge(i, j),
         lambda n: 2 * random_graph(n).number_of_edges(),
         lambda n, i: random_graph(n).degree(i),
-        layers=lambda n: 0 if not n else networkx.diameter(random_graph(n)) if networkx.is_connected(random_graph(n)) else None,
+        layers=lambda n: (
+            0
+            if not n
+            else networkx.diameter(random_graph(n))
+            if networkx.is_connected(random_graph(n))
+            else None
+        ),
         causal=False,
         symmetric=True,
         sizes=(0, 1, 2, 17, 40),

@@ -21,7 +21,9 @@ def pairs(shape: Shape, i: int, j: int) -> list[tuple[int, int, int]]:
 
 
 def nearest(size: int, x: int, kernel: int, step: int = 1) -> list[int]:
-    """The ``kernel`` coordinates nearest to x among those a multiple of ``step`` away, the lower one first."""
+    """The ``kernel`` coordinates nearest to x among those a multiple of ``step`` away, the lower one
+    first.
+    """
     return sorted(range(x % step, size, step), key=lambda y: (abs(y - x), y))[:kernel]
 
 
@@ -60,7 +62,9 @@ def in_memory(i: int, j: int) -> bool:
 
 
 def remembered(i: int) -> int:
-    """How many tokens of that memory come before i's block: five columns wide above, two columns to the left."""
+    """How many tokens of that memory come before i's block: five columns wide above, two columns to the
+    left.
+    """
     return (5 if i >= 12 else 0) + (4 if i % 6 >= 3 else 0)
 
 
@@ -99,7 +103,9 @@ ROWS = [
     Row(
         "natten in three dimensions",
         lambda n: patterns.natten((2, n, 4), (1, 5, 2)),
-        lambda n, i, j: all(y in nearest(*axis, k) for (*axis, y), k in zip(pairs((2, n, 4), i, j), (1, 5, 2), strict=True)),
+        lambda n, i, j: all(
+            y in nearest(*axis, k) for (*axis, y), k in zip(pairs((2, n, 4), i, j), (1, 5, 2), strict=True)
+        ),
         lambda n: 80 * n,
         lambda n, i: 10,
         layers=lambda n: None,
@@ -111,7 +117,8 @@ ROWS = [
         "natten dilated",
         lambda n: patterns.natten((n, 4), (3, 2), dilation=(2, 1)),
         lambda n, i, j: all(
-            y in nearest(*axis, k, d) for (*axis, y), k, d in zip(pairs((n, 4), i, j), (3, 2), (2, 1), strict=True)
+            y in nearest(*axis, k, d)
+            for (*axis, y), k, d in zip(pairs((n, 4), i, j), (3, 2), (2, 1), strict=True)
         ),
         lambda n: 24 * n,
         lambda n, i: 6,
@@ -309,7 +316,9 @@ ROWS = [
         lambda n: patterns.sliding_tile((4, n), 2, (1, 2), tiled=True),
         lambda n, i, j: all(
             y // 2 in nearest(size // 2, x // 2, k)
-            for size, x, y, k in zip((4, n), tile_major((4, n), 2)[i], tile_major((4, n), 2)[j], (1, 2), strict=True)
+            for size, x, y, k in zip(
+                (4, n), tile_major((4, n), 2)[i], tile_major((4, n), 2)[j], (1, 2), strict=True
+            )
         ),
         lambda n: 32 * n,
         lambda n, i: 8,

@@ -34,9 +34,6 @@ def in_blocks(blocks: set[int], n: int, size: int) -> int:
     return sum(len(range(b * size, min((b + 1) * size, n))) for b in blocks if b >= 0)
 
 
-# -- power_attention in blocks of 3, a window of 2, one sink block ------------------------------------------------------
-
-
 def power_edge(i: int, j: int) -> bool:
     return j <= i and (j < 3 or i // 3 - j // 3 in (0, 1, 2, 4, 8))
 
@@ -46,15 +43,9 @@ def power_degree(n: int, i: int) -> int:
     return in_blocks(earlier, n, 3) + i % 3 + 1
 
 
-# -- butterfly of blocks of 3, the last one cut -------------------------------------------------------------------------
-
-
 def partners(n: int, i: int) -> set[int]:
     """The block of token i and those that differ in one of the digits 1, 2, 4, 8."""
     return {i // 3, *(i // 3 ^ digit for digit in (1, 2, 4, 8))}
-
-
-# -- binary_partition: nodes level by level, walked with an index in each level ------------------------------------------
 
 
 def level_sizes(n: int) -> list[int]:
@@ -66,13 +57,19 @@ def nodes(n: int) -> int:
 
 
 def walk(n: int, k: int, i: int, side: int) -> list[int]:
-    """Whom token i hears on one side: k nodes a level, going up to the parent of the next node not yet heard."""
+    """Whom token i hears on one side: k nodes a level, going up to the parent of the next node not yet
+    heard.
+    """
     sizes, heard, at, half = level_sizes(n), [], i + side, False
     for level, size in enumerate(sizes):
         for _ in range(k):
             if 0 <= at < size:
                 child = 2 * at + (side > 0)
-                heard += [] if half and child >= sizes[level - 1] else [sum(sizes[: level - half]) + (child if half else at)]
+                heard += (
+                    []
+                    if half and child >= sizes[level - 1]
+                    else [sum(sizes[: level - half]) + (child if half else at)]
+                )
             at, half = at + side, False
         half, at = at % 2 == (side > 0), at // 2
     return heard
@@ -101,9 +98,6 @@ def tree_row(name: str, k: int, causal: bool) -> Row:
     )
 
 
-# -- longnet: the senders of a token as ranges ---------------------------------------------------------------------------
-
-
 def dilated_senders(n: int, i: int, pairs: list[tuple[int, int]], head: int) -> set[int]:
     rows = [range(i - i % w + head % r, min(i - i % w + w, n), r) for w, r in pairs]
     return {j for row in rows if i in row for j in row}
@@ -111,9 +105,6 @@ def dilated_senders(n: int, i: int, pairs: list[tuple[int, int]], head: int) -> 
 
 def longnet_edge(i: int, j: int, pairs: list[tuple[int, int]], head: int) -> bool:
     return any(i // w == j // w and i % w % r == head % r and (i - j) % r == 0 for w, r in pairs)
-
-
-# -- h_matrix_level -----------------------------------------------------------------------------------------------------
 
 
 def neighbourhood(n: int, i: int, size: int) -> range:
@@ -125,8 +116,6 @@ def far_pairs(i: int) -> int:
     """From the end of the previous block of two back to the beginning of the previous block of four."""
     return max(0, min(i // 2 * 2 - 2, 2 + i // 2 % 2 * 2))
 
-
-# -- fibottention: rows of the Wythoff array as printed in the On-Line Encyclopedia of Integer Sequences, A035513 ---------
 
 FIRST, THIRD = (1, 2, 3, 5, 8, 13), (6, 10, 16, 26)
 
@@ -242,7 +231,9 @@ ROWS = [
         lambda n, i, j: j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0),
         lambda n: sum(i % 4 + 1 for i in range(n)) + sum(i % 16 // 4 for i in range(0, n, 4)),
         lambda n, i: i % 4 + 1 + (i % 16 // 4 if i % 4 == 0 else 0),
-        layers=lambda n: rounds(n, lambda i, j: j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0), causal=True),
+        layers=lambda n: rounds(
+            n, lambda i, j: j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0), causal=True
+        ),
         sizes=(0, 1, 2, 17, 40),
     ),
     Row(
@@ -279,7 +270,9 @@ ROWS = [
         lambda n, i, j: j in neighbourhood(n, i, 4) and j not in neighbourhood(n, i, 2),
         lambda n: sum(len(neighbourhood(n, i, 4)) - len(neighbourhood(n, i, 2)) for i in range(n)),
         lambda n, i: len(neighbourhood(n, i, 4)) - len(neighbourhood(n, i, 2)),
-        layers=lambda n: rounds(n, lambda i, j: j in neighbourhood(n, i, 4) and j not in neighbourhood(n, i, 2)),
+        layers=lambda n: rounds(
+            n, lambda i, j: j in neighbourhood(n, i, 4) and j not in neighbourhood(n, i, 2)
+        ),
         causal=False,
         symmetric=True,
         sizes=(0, 1, 2, 17, 40),

@@ -19,14 +19,18 @@ def blocks(n: int) -> int:
 
 @cache
 def drawn(num: int, hubs: tuple[int, ...], num_random: int, head: int, seed: int) -> dict[int, list[int]]:
-    """The random blocks of each block but the hubs: one permutation for each row of each head, in this order."""
+    """The random blocks of each block but the hubs: one permutation for each row of each head, in this
+    order.
+    """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(head + 1):
         table = {}
         for row in range(num):
             if row not in hubs:
                 far = [column for column in range(num) if column not in (*hubs, row - 1, row, row + 1)]
-                table[row] = [far[k] for k in torch.randperm(len(far), generator=generator).tolist()[:num_random]]
+                table[row] = [
+                    far[k] for k in torch.randperm(len(far), generator=generator).tolist()[:num_random]
+                ]
     return table
 
 
@@ -38,7 +42,9 @@ def bigbird_edge(n: int, i: int, j: int, num_random: int, head: int = 0, seed: i
 
 
 def bigbird_degree(n: int, i: int, num_random: int) -> int:
-    """The first and the last block hear all; the others two tokens for each block that they hear, one less if n is odd."""
+    """The first and the last block hear all; the others two tokens for each block that they hear, one less if
+    n is odd.
+    """
     num, row = blocks(n), i // 2
     if row in (0, num - 1):
         return n

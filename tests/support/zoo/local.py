@@ -37,7 +37,14 @@ ROWS = [
         symmetric=True,
         layers=never,
     ),
-    Row("window beyond", lambda n: patterns.window(n, 99), lambda n, i, j: j <= i, triangle, lambda n, i: i + 1, layers=once),
+    Row(
+        "window beyond",
+        lambda n: patterns.window(n, 99),
+        lambda n, i, j: j <= i,
+        triangle,
+        lambda n, i: i + 1,
+        layers=once,
+    ),
     Row(
         "window on both sides",
         lambda n: patterns.window(n, 3, causal=False),

@@ -12,13 +12,14 @@ SIZES = (0, 1, 2, 17)
 class Row:
     """What must hold of a builder; every function is written without the library.
 
-    ``edge(n, dst, src)`` is the definition, ``count(n)`` the number of edges, ``degree(n, dst)`` the in-degree. ``layers(n)``:
-    the fewest layers after which every token has heard of every token that it may ever hear of (of ``src <= dst`` if
-    ``causal``, else of all), its own state carried along; None = never. ``acyclic``: no directed cycle besides self loops;
-    None = as ``causal``. ``nodes(n)``: ``(num_dst, num_src)``; ``layers`` is left out where no size gives a
-    square graph, and it and ``symmetric`` are asked of square graphs alone.
-    ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name cannot say it all.
-    The claims that something does *not* hold (not symmetric, not causal, not acyclic) are tested at the largest size.
+    ``edge(n, dst, src)`` is the definition, ``count(n)`` the number of edges, ``degree(n, dst)`` the
+    in-degree. ``layers(n)``: the fewest layers after which every token has heard of every token that it may
+    ever hear of (of ``src <= dst`` if ``causal``, else of all), its own state carried along; None = never.
+    ``acyclic``: no directed cycle besides self loops; None = as ``causal``. ``nodes(n)``:
+    ``(num_dst, num_src)``; ``layers`` is left out where no size gives a square graph, and it and
+    ``symmetric`` are asked of square graphs alone. ``named_at``: a size at which the graph's name, read as
+    Python, builds it again; None = the name cannot say it all. The claims that something does *not* hold (not
+    symmetric, not causal, not acyclic) are tested at the largest size.
     """
 
     name: str

@@ -22,13 +22,23 @@ def answers(n: int) -> list[int]:
 
 
 def dialogue(n: int, i: int) -> list[int]:
-    """The prompt, and of the answer that token i belongs to the tokens up to i; inside the prompt the tokens up to i."""
+    """The prompt, and of the answer that token i belongs to the tokens up to i; inside the prompt the tokens
+    up to i.
+    """
     prompt, first = range(n // 2), range(n // 2, n // 2 + n // 4)
     answer = first if i in first else range(n // 2 + n // 4, n)
     return list(range(i + 1)) if i in prompt else [*prompt, *range(answer.start, i + 1)]
 
 
-LAST = [0, 2, 2, 3, 6, 6, 6]  # of seven tokens: text, an image of two, text, an image of three; the last token of each group
+LAST = [
+    0,
+    2,
+    2,
+    3,
+    6,
+    6,
+    6,
+]  # of seven tokens: text, an image of two, text, an image of three; the last token of each group
 
 
 def groups(n: int) -> list[int]:
@@ -36,7 +46,9 @@ def groups(n: int) -> list[int]:
 
 
 def inside_images(n: int) -> int:
-    """Pairs of two tokens of one image: whole sevens hold 1 + 3 of them, a rest of r holds those of its first r tokens."""
+    """Pairs of two tokens of one image: whole sevens hold 1 + 3 of them, a rest of r holds those of its first
+    r tokens.
+    """
     return 4 * (n // 7) + [0, 0, 0, 1, 1, 1, 2][n % 7]
 
 
@@ -77,7 +89,14 @@ ROWS = [
         causal=False,
         layers=lambda n: once(n) if n <= 4 else None,
     ),
-    Row("prefix of nothing", lambda n: patterns.prefix(n, 0), lambda n, i, j: j <= i, triangle, lambda n, i: i + 1, layers=once),
+    Row(
+        "prefix of nothing",
+        lambda n: patterns.prefix(n, 0),
+        lambda n, i, j: j <= i,
+        triangle,
+        lambda n, i: i + 1,
+        layers=once,
+    ),
     Row(
         "documents",
         lambda n: patterns.documents(lengths(n)),
@@ -174,7 +193,9 @@ ROWS = [
         lambda n: patterns.fill_in_the_middle(n, *middle(n)),
         lambda n, i, j: j in psm(n, i),
         triangle,
-        lambda n, i: i + 1 if i < n // 4 else n // 4 + i + 1 - (n - n // 3) if i >= n - n // 3 else n // 3 + i + 1,
+        lambda n, i: (
+            i + 1 if i < n // 4 else n // 4 + i + 1 - (n - n // 3) if i >= n - n // 3 else n // 3 + i + 1
+        ),
         causal=False,
         acyclic=True,
         layers=never,

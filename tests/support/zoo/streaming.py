@@ -6,7 +6,9 @@ from gnn_attention import patterns
 
 
 def cache(i: int, start: int, recent: int) -> list[int]:
-    """What a cache of ``start`` first and ``recent`` last tokens holds when token i has been added, one token after another."""
+    """What a cache of ``start`` first and ``recent`` last tokens holds when token i has been added, one token
+    after another.
+    """
     held: list[int] = []
     for token in range(i + 1):
         while len(held) >= start + recent:

@@ -8,7 +8,9 @@ from gnn_attention import TokenGraph, patterns
 
 def listed(pairs, n):
     """A graph from (src, dst) pairs."""
-    return TokenGraph.from_edges(torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).t(), n, coalesce=True)
+    return TokenGraph.from_edges(
+        torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).t(), n, coalesce=True
+    )
 
 
 def chain(n):

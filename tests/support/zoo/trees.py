@@ -9,12 +9,16 @@ from gnn_attention import patterns
 
 
 def parents(n: int) -> list[int]:
-    """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0 and 4, 5 on 1)."""
+    """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0
+    and 4, 5 on 1).
+    """
     return [-1 if i < 2 else i // 2 - 1 for i in range(n)]
 
 
 def depth(i: int) -> int:
-    """How many tokens of that forest stand above token i: 0 for the tokens 0 and 1, 1 for 2 to 5, 2 for 6 to 13."""
+    """How many tokens of that forest stand above token i: 0 for the tokens 0 and 1, 1 for 2 to 5, 2 for 6 to
+    13.
+    """
     return math.floor(math.log2(i + 2)) - 1
 
 
@@ -29,10 +33,20 @@ def ancestors(n: int, i: int) -> list[int]:
 def drafted(n: int, i: int) -> list[int]:
     """A prompt of ``n // 2`` tokens, the rest such a forest below it: the tokens before i on its path."""
     prompt = n // 2
-    return [*range(prompt), *(prompt + token for token in ancestors(n, i - prompt))] if i >= prompt else [*range(i + 1)]
+    return (
+        [*range(prompt), *(prompt + token for token in ancestors(n, i - prompt))]
+        if i >= prompt
+        else [*range(i + 1)]
+    )
 
 
-PATHS = {0: [0], 1: [0, 1], 2: [0, 2], 3: [0, 1, 3], 4: [0, 2, 4]}  # a prompt, two answers, one of them empty, and on from both
+PATHS = {
+    0: [0],
+    1: [0, 1],
+    2: [0, 2],
+    3: [0, 1, 3],
+    4: [0, 2, 4],
+}  # a prompt, two answers, one of them empty, and on from both
 
 
 def segments(n: int) -> list[range]:
@@ -60,7 +74,9 @@ DOCUMENTS: dict[int, list[list[int]]] = {
 
 
 def circles(n: int) -> list[list[int]]:
-    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: who is in one hears all."""
+    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: who is in
+    one hears all.
+    """
     token = iter(range(tokens(n)))
     found = [[next(token)]]
     for section in DOCUMENTS[n]:
@@ -109,7 +125,12 @@ ROWS = [
         "prefix_tree",
         lambda n: patterns.prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]),
         lambda n, i, j: j in conversation(n, i),
-        lambda n: 3 * triangle(n // 4) + 3 * (n // 4) ** 2 + triangle(n - 3 * (n // 4)) + (n - 3 * (n // 4)) * (n // 4),
+        lambda n: (
+            3 * triangle(n // 4)
+            + 3 * (n // 4) ** 2
+            + triangle(n - 3 * (n // 4))
+            + (n - 3 * (n // 4)) * (n // 4)
+        ),
         lambda n, i: i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4),
         layers=lambda n: once(n) if n < 4 else None,
     ),
@@ -121,7 +142,9 @@ ROWS = [
         lambda n, i: 1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n),
         causal=False,
         symmetric=True,
-        layers=lambda n: {0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[n],  # up from the deepest token of one tree, across, down the other
+        layers=lambda n: {0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[
+            n
+        ],  # up from the deepest token of one tree, across, down the other
     ),
     Row(
         "hierarchical_document",

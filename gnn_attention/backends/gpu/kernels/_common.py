@@ -1,6 +1,8 @@
-"""What the kernels of all forms share: how they are launched, and in Triton the arithmetic of softcap, dropout and delta.
+"""What the kernels of all forms share: how they are launched, and in Triton the arithmetic of softcap,
+dropout and delta.
 
-Everything here is written for pointers and tensors of any shape: sums are in ``ACC``, float32 or for float64 float64.
+Everything here is written for pointers and tensors of any shape: sums are in ``ACC``, float32 or for float64
+float64.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.edges import accumulation_dtype
 
-__all__ = ["Parted", "alignment", "channels", "delta", "dropout_arguments", "features", "gathered", "heads_last"]
+__all__ = [
+    "Parted",
+    "alignment",
+    "channels",
+    "delta",
+    "dropout_arguments",
+    "features",
+    "gathered",
+    "heads_last",
+]
 __all__ += [
     "is_finite",
     "joined",
@@ -43,9 +54,6 @@ SECOND = tl.constexpr(dropout.SECOND)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # as kernels are made: for one mode
 
 
-# -- on the host ------------------------------------------------------------------------------------------------------
-
-
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -54,7 +62,9 @@ def launch(
     warps: int,
     stages: int,
 ) -> None:
-    """Run ``kernel`` on every program of the grid: the only place that starts one. An empty grid is no work."""
+    """Run ``kernel`` on every program of the grid: the only place that starts one. An empty grid is no
+    work.
+    """
     if 0 not in grid:
         with _device_of(arguments):
             kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
@@ -72,7 +82,9 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """The largest power of two, up to 16, that divides all strides of samples, heads and tokens: rows begin at multiples."""
+    """The largest power of two, up to 16, that divides all strides of samples, heads and tokens: rows begin
+    at multiples.
+    """
     divisor = WIDEST
     for x in tensors:
         for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
@@ -117,15 +129,21 @@ def features(problem: Problem) -> dict[str, bool]:
 
 def dropout_arguments(problem: Problem) -> tuple[int, float, float]:
     """The least number that is kept, and what a kept weight is multiplied by, in two parts."""
-    return dropout.threshold(problem.dropout), *parted(1.0 / (1.0 - problem.dropout) if problem.dropout < 1 else 0.0)
+    return dropout.threshold(problem.dropout), *parted(
+        1.0 / (1.0 - problem.dropout) if problem.dropout < 1 else 0.0
+    )
 
 
 def written_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what a kernel writes results of this dtype: as they are, but the interpreter truncates to bfloat16 where GPUs round."""
+    """In what a kernel writes results of this dtype: as they are, but the interpreter truncates to bfloat16
+    where GPUs round.
+    """
     return torch.float32 if dtype == torch.bfloat16 and INTERPRETED.value else dtype
 
 
-def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int, dtype: torch.dtype) -> Float[Tensor, "..."]:
+def heads_last(
+    like: Float[Tensor, "batch heads tokens _"], width: int, dtype: torch.dtype
+) -> Float[Tensor, "..."]:
     """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
     batch, heads, tokens, _ = like.shape
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
@@ -144,7 +162,18 @@ def delta(
         launch(
             _delta,
             (triton.cdiv(tokens, block), count),
-            (grad_out, out, grad_lse, result, *strides(grad_out), *strides(out), *strides(grad_lse), first, heads, tokens),
+            (
+                grad_out,
+                out,
+                grad_lse,
+                result,
+                *strides(grad_out),
+                *strides(out),
+                *strides(grad_lse),
+                first,
+                heads,
+                tokens,
+            ),
             {
                 "BLOCK": block,
                 "WIDTH": width,
@@ -164,14 +193,13 @@ def _device_of(arguments: Sequence[Any]) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-# -- on the device ----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def gathered(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
-    """Rows ``[n, PADDED]`` of ``base``, whose number is ``rows`` (int64): 0 where not ``ok`` and beyond ``WIDTH``.
+    """Rows ``[n, PADDED]`` of ``base``, whose number is ``rows`` (int64): 0 where not ``ok`` and beyond
+    ``WIDTH``.
 
-    In the interpreter, which holds bfloat16 as integers and would compare and multiply these, they are float32.
+    In the interpreter, which holds bfloat16 as integers and would compare and multiply these, they are
+    float32.
     """
     channel = tl.arange(0, PADDED)
     start = tl.multiple_of(rows * stride, ALIGN)
@@ -186,7 +214,9 @@ def gathered(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, 
 
 @triton.jit
 def narrowed(x, dtype: tl.constexpr):
-    """Rounded to the dtype in which products are taken: to nearest, ties to even, as :func:`gathered` holds it."""
+    """Rounded to the dtype in which products are taken: to nearest, ties to even, as :func:`gathered` holds
+    it.
+    """
     if INTERPRETED and dtype == tl.bfloat16:  # where a conversion would truncate
         bits = x.to(tl.uint32, bitcast=True)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
@@ -209,7 +239,11 @@ def tanh(x):
     far = (1.0 - decay) / (1.0 + decay)
     y = tl.minimum(size, 0.5)
     z = y * y
-    near = y * (135135.0 + z * (17325.0 + z * (378.0 + z))) / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
+    near = (
+        y
+        * (135135.0 + z * (17325.0 + z * (378.0 + z)))
+        / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
+    )
     grown = tl.where(size < 0.5, near, far)
     return tl.where(x < 0.0, -grown, grown)
 
@@ -242,7 +276,22 @@ def stays(stream, dst, src, threshold):
     return (bits >> 40).to(tl.int32) >= threshold
 
 
-@triton.jit(do_not_specialize=["g_b", "g_h", "g_t", "o_b", "o_h", "o_t", "l_b", "l_h", "l_t", "first", "heads", "tokens"])
+@triton.jit(
+    do_not_specialize=[
+        "g_b",
+        "g_h",
+        "g_t",
+        "o_b",
+        "o_h",
+        "o_t",
+        "l_b",
+        "l_h",
+        "l_t",
+        "first",
+        "heads",
+        "tokens",
+    ]
+)
 def _delta(
     GRAD, OUT, GRAD_LSE, RESULT, g_b, g_h, g_t, o_b, o_h, o_t, l_b, l_h, l_t, first, heads, tokens,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
@@ -252,7 +301,10 @@ def _delta(
     sample, head = slice_ // heads, slice_ % heads
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < tokens
-    grads, outs = tl.multiple_of(sample * g_b + head * g_h, ALIGN), tl.multiple_of(sample * o_b + head * o_h, ALIGN)
+    grads, outs = (
+        tl.multiple_of(sample * g_b + head * g_h, ALIGN),
+        tl.multiple_of(sample * o_b + head * o_h, ALIGN),
+    )
     grad = gathered(GRAD + grads, row, g_t, ok, WIDTH, PADDED, ALIGN).to(ACC)
     out = gathered(OUT + outs, row, o_t, ok, WIDTH, PADDED, ALIGN).to(ACC)
     grad_lse = tl.load(GRAD_LSE + sample * l_b + head * l_h + row * l_t, mask=ok, other=0.0).to(ACC)

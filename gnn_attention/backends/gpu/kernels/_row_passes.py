@@ -1,8 +1,9 @@
 """The kernels over rows of edges, forward and backward: what one program does.
 
-A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), and one head; it takes ``EDGES`` edges
-at a time. The names of its arguments: ``q_b``, ``q_h``, ``q_t`` are strides of q by sample, head and token, and so on; ``D``
-and ``DV`` the channels, ``DP`` and ``DVP`` the powers of two on which they lie; numbers in two parts add up to a float64.
+A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), and one head; it
+takes ``EDGES`` edges at a time. The names of its arguments: ``q_b``, ``q_h``, ``q_t`` are strides of q by
+sample, head and token, and so on; ``D`` and ``DV`` the channels, ``DP`` and ``DVP`` the powers of two on
+which they lie; numbers in two parts add up to a float64.
 """
 
 from __future__ import annotations
@@ -26,16 +27,22 @@ PLACES = ["dst_offset", "src_offset", "first_sample", "first_head", "first_slice
 def _jit(function: Any) -> Any:
     """``triton.jit``, told not to compile again for other strides, sizes and places."""
     names = {*STRIDES, *EDGE_STRIDES, *COUNTS, *PLACES}
-    return triton.jit(do_not_specialize=[name for name in inspect.signature(function).parameters if name in names])(function)
+    return triton.jit(
+        do_not_specialize=[name for name in inspect.signature(function).parameters if name in names]
+    )(function)
 
 
 @triton.jit
 def _span(PTR, CHUNK_ROW, CHUNK_START, item, limit, CHUNKED: tl.constexpr):
-    """(row, first entry, end) of an item, a row or a chunk; a long row that is not in chunks has no entries."""
+    """(row, first entry, end) of an item, a row or a chunk; a long row that is not in chunks has no
+    entries.
+    """
     if CHUNKED:
         row = tl.load(CHUNK_ROW + item).to(tl.int64)
         low = tl.load(CHUNK_START + item)
-        high = low + tl.minimum(tl.load(PTR + row + 1) - low, limit)  # the sum of low and limit may be too large
+        high = low + tl.minimum(
+            tl.load(PTR + row + 1) - low, limit
+        )  # the sum of low and limit may be too large
     else:
         row = item.to(tl.int64)
         low = tl.load(PTR + row)
@@ -129,7 +136,9 @@ def forward(
         shrink = tl.exp(top - base)
         total = total * shrink + tl.sum(weight, 0)
         if DROPOUT:
-            weight = tl.where(stays(stream, row + dst_offset, src + src_offset, threshold), weight * keep, 0.0)
+            weight = tl.where(
+                stays(stream, row + dst_offset, src + src_offset, threshold), weight * keep, 0.0
+            )
         sums = sums * shrink + tl.sum(weight[:, None] * value, 0)
         top = higher
     nothing = total == 0.0
@@ -155,7 +164,9 @@ def backward_dst(
     ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, SLOPES: tl.constexpr, SOFTCAP: tl.constexpr,
     BEFORE: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One receiver (or chunk) and one head: the gradients of its query and of what was given for its edges."""
+    """One receiver (or chunk) and one head: the gradients of its query and of what was given for its
+    edges.
+    """
     scale = joined(scale, scale_low, ACC)
     cap = joined(cap, cap_low, ACC)
     keep = joined(keep, keep_low, ACC)
@@ -193,7 +204,9 @@ def backward_dst(
         )  # fmt: skip
         wanted = tl.sum(grad[None, :] * value, 1)
         if DROPOUT:
-            wanted = tl.where(stays(stream, row + dst_offset, src + src_offset, threshold), wanted * keep, 0.0)
+            wanted = tl.where(
+                stays(stream, row + dst_offset, src + src_offset, threshold), wanted * keep, 0.0
+            )
         slope_of = tl.where(ok, tl.exp(logit - lse) * (wanted - delta), 0.0)
         if BIAS:
             tl.store(DBIAS + one * num_edges + edge, slope_of, mask=edge < high)
@@ -219,7 +232,9 @@ def backward_src(
     ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, SLOPES: tl.constexpr, SOFTCAP: tl.constexpr,
     BEFORE: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One sender (or chunk) and one key/value head: the gradients of its key and value, from all heads of the group."""
+    """One sender (or chunk) and one key/value head: the gradients of its key and value, from all heads of the
+    group.
+    """
     scale = joined(scale, scale_low, ACC)
     cap = joined(cap, cap_low, ACC)
     keep = joined(keep, keep_low, ACC)
@@ -275,7 +290,9 @@ def backward_src(
         _write(DK, place * D, key_sums * scale, D, DP)
         _write(DVAL, place * DV, value_sums, DV, DVP)
     else:
-        _write(DK, tl.multiple_of(sample * dk_b + kv_head * dk_h + row * dk_t, ALIGN), key_sums * scale, D, DP)
+        _write(
+            DK, tl.multiple_of(sample * dk_b + kv_head * dk_h + row * dk_t, ALIGN), key_sums * scale, D, DP
+        )
         _write(DVAL, tl.multiple_of(sample * dv_b + kv_head * dv_h + row * dv_t, ALIGN), value_sums, DV, DVP)
 
 

@@ -1,11 +1,13 @@
-"""What the kernels that go block by block are made of: which others a block visits, which pairs are edges, and what a pair gives.
+"""What the kernels that go block by block are made of: which others a block visits, which pairs are edges,
+and what a pair gives.
 
-A block of own tokens visits blocks of other tokens: receivers their senders, for the output and the gradient of q; senders
-their receivers, for the gradients of k and v. The others of a window are listed one by one, those of a tile (visited in ``PARTS``
-steps, 0 for windows) are tokens in a row. Which pairs are edges is told in bits, in windows for each other token, in tiles for
-each own token.
+A block of own tokens visits blocks of other tokens: receivers their senders, for the output and the gradient
+of q; senders their receivers, for the gradients of k and v. The others of a window are listed one by one,
+those of a tile (visited in ``PARTS`` steps, 0 for windows) are tokens in a row. Which pairs are edges is told
+in bits, in windows for each other token, in tiles for each own token.
 
-Logits are counted in units: ``weight = exp(unit * logit - ...)``, where ``unit`` holds the scale of a plain call.
+Logits are counted in units: ``weight = exp(unit * logit - ...)``, where ``unit`` holds the scale of a plain
+call.
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["SCALARS", "before_cap", "edges_at", "entries", "masses", "numbers_at", "off_edges", "others_at", "places"]
+__all__ = [
+    "SCALARS",
+    "before_cap",
+    "edges_at",
+    "entries",
+    "masses",
+    "numbers_at",
+    "off_edges",
+    "others_at",
+    "places",
+]
 __all__ += ["unit_of", "whereabouts", "whole"]
 
 SCALARS = ["first_slice", "heads", "group", "num_own", "num_other", "num_edges", "threshold"]
@@ -21,12 +33,11 @@ SCALARS += ["dst_offset", "src_offset", "first_sample", "first_head"]
 SCALARS += [f"{name}_{axis}" for name in "qkvoguxy" for axis in "bht"]  # strides
 
 
-# -- where rows are, which others, which pairs -----------------------------------------------------------------------
-
-
 @triton.jit
 def whereabouts(index, heads, group):
-    """The sample, the head and its key/value head of a slice: divided in 32 bits, since 64 take a subroutine."""
+    """The sample, the head and its key/value head of a slice: divided in 32 bits, since 64 take a
+    subroutine.
+    """
     head = index % heads
     return (index // heads).to(tl.int64), head.to(tl.int64), (head // group).to(tl.int64)
 
@@ -91,9 +102,6 @@ def numbers_at(on, begin):
     return begin[:, None] + (tl.cumsum(one, 1) - one).to(tl.int64), begin + tl.sum(one, 1).to(tl.int64)
 
 
-# -- the arithmetic of a pair -----------------------------------------------------------------------------------------
-
-
 @triton.jit
 def whole(high, low, ACC: tl.constexpr):
     """A number from its two parts."""
@@ -102,7 +110,9 @@ def whole(high, low, ACC: tl.constexpr):
 
 @triton.jit
 def unit_of(scale, PLAIN: tl.constexpr):
-    """What a logit is multiplied by to be an exponent of e: one without options may wait for its scale until here."""
+    """What a logit is multiplied by to be an exponent of e: one without options may wait for its scale until
+    here.
+    """
     unit = scale * 0.0 + 1.0
     if PLAIN:
         unit = scale
@@ -111,9 +121,21 @@ def unit_of(scale, PLAIN: tl.constexpr):
 
 @triton.jit
 def before_cap(
-    raw, own, other, slope, BEFORE, offset, on, scale, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_BEFORE: tl.constexpr
+    raw,
+    own,
+    other,
+    slope,
+    BEFORE,
+    offset,
+    on,
+    scale,
+    PLAIN: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
 ):
-    """``scale raw - slope |own - other| + before``; of a plain call the product itself, whose scale is in the unit."""
+    """``scale raw - slope |own - other| + before``; of a plain call the product itself, whose scale is in the
+    unit.
+    """
     x = raw
     if not PLAIN:
         x = raw * scale
@@ -126,6 +148,8 @@ def before_cap(
 
 @triton.jit
 def masses(s, unit, base):
-    """Weights ``exp(unit s - base)`` computed again; where that is NaN, since the receiver heard nobody or NaN, 0."""
+    """Weights ``exp(unit s - base)`` computed again; where that is NaN, since the receiver heard nobody or
+    NaN, 0.
+    """
     p = tl.exp(s * unit - base)
     return tl.where(p > 0.0, p, 0.0)

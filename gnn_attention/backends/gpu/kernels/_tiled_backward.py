@@ -1,8 +1,9 @@
-"""Gradients block by block: of q, before and bias over receivers, of k and v over senders; every sum has one owner, no atomics.
+"""Gradients block by block: of q, before and bias over receivers, of k and v over senders; every sum has one
+owner, no atomics.
 
-Weights are computed again from lse. A receiver whose lse is NaN gives nothing back. What is multiplied for pairs that are no
-edges must be finite: k is cleaned where it spoiled a block, q and the gradients of receivers that are spoiled are not read. A
-receiver whose gradient is NaN gives NaN to its senders.
+Weights are computed again from lse. A receiver whose lse is NaN gives nothing back. What is multiplied for
+pairs that are no edges must be finite: k is cleaned where it spoiled a block, q and the gradients of
+receivers that are spoiled are not read. A receiver whose gradient is NaN gives NaN to its senders.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def _pull(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUE: tl.constexpr, VALUE_PADDED: tl.constexpr, ALIGN: tl.constexpr,
     SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the logits of a block of receivers: stored edge by edge where they are due, summed over k for q."""
+    """The gradients of the logits of a block of receivers: stored edge by edge where they are due, summed
+    over k for q.
+    """
     STEP: tl.constexpr = 1 if PARTS else BN
     KNOWN: tl.constexpr = HAS_BEFORE or HAS_BIAS
     acc = tl.zeros([BM, PADDED], ACC)
@@ -51,7 +54,17 @@ def _pull(
             on = edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
             number, begin = numbers_at(on, begin)
         s = before_cap(
-            raw, own + dst_offset, other + src_offset, slope, BEFORE, number * x_t, on, scale, PLAIN, HAS_SLOPES, HAS_BEFORE
+            raw,
+            own + dst_offset,
+            other + src_offset,
+            slope,
+            BEFORE,
+            number * x_t,
+            on,
+            scale,
+            PLAIN,
+            HAS_SLOPES,
+            HAS_BEFORE,
         )
         turn = s
         if HAS_CAP:
@@ -91,7 +104,9 @@ def receivers_backward(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUE: tl.constexpr, VALUE_PADDED: tl.constexpr, ALIGN: tl.constexpr,
     SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of q for one block of receivers, in one sample and head, and of what is added to each of their edges."""
+    """The gradient of q for one block of receivers, in one sample and head, and of what is added to each of
+    their edges.
+    """
     index = tl.program_id(1) + first_slice
     sample, head, kv_head = whereabouts(index, heads, group)
     slice_ = index.to(tl.int64)
@@ -116,7 +131,9 @@ def receivers_backward(
     GRAD_BEFORE += slice_ * num_edges
     GRAD_BIAS += slice_ * num_edges
     q = gathered(Q + tl.multiple_of(sample * q_b + head * q_h, ALIGN), own, q_t, live, WIDTH, PADDED, ALIGN)
-    grad = gathered(GRAD + tl.multiple_of(sample * g_b + head * g_h, ALIGN), own, g_t, live, VALUE, VALUE_PADDED, ALIGN)
+    grad = gathered(
+        GRAD + tl.multiple_of(sample * g_b + head * g_h, ALIGN), own, g_t, live, VALUE, VALUE_PADDED, ALIGN
+    )
     base = tl.load(LSE + slice_ * num_own + own, mask=live, other=float("inf"))
     delta = tl.load(DELTA + slice_ * num_own + own, mask=live, other=0.0)
     acc = _pull(
@@ -134,7 +151,9 @@ def receivers_backward(
         )  # fmt: skip
     channel = tl.arange(0, PADDED)
     place = places(GRAD_Q, sample * o_b + head * o_h, own * o_t, channel, ALIGN)
-    tl.store(place, (acc * scale).to(GRAD_Q.dtype.element_ty), mask=live[:, None] & (channel < WIDTH)[None, :])
+    tl.store(
+        place, (acc * scale).to(GRAD_Q.dtype.element_ty), mask=live[:, None] & (channel < WIDTH)[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=SCALARS)
@@ -148,7 +167,9 @@ def senders_backward(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUE: tl.constexpr, VALUE_PADDED: tl.constexpr, ALIGN: tl.constexpr,
     SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of k and v for one block of senders, in one sample and key/value head, over its query heads in order."""
+    """The gradients of k and v for one block of senders, in one sample and key/value head, over its query
+    heads in order.
+    """
     STEP: tl.constexpr = 1 if PARTS else BN
     KNOWN: tl.constexpr = HAS_BEFORE or HAS_BIAS
     index = tl.program_id(1) + first_slice
@@ -163,8 +184,12 @@ def senders_backward(
     keep = whole(keep_high, keep_low, ACC)
     unit = unit_of(scale, PLAIN)
     lo, hi = entries(PTR, block, PARTS, BN)
-    k = gathered(K + tl.multiple_of(sample * k_b + kv_head * k_h, ALIGN), own, k_t, live, WIDTH, PADDED, ALIGN)
-    v = gathered(V + tl.multiple_of(sample * v_b + kv_head * v_h, ALIGN), own, v_t, live, VALUE, VALUE_PADDED, ALIGN)
+    k = gathered(
+        K + tl.multiple_of(sample * k_b + kv_head * k_h, ALIGN), own, k_t, live, WIDTH, PADDED, ALIGN
+    )
+    v = gathered(
+        V + tl.multiple_of(sample * v_b + kv_head * v_h, ALIGN), own, v_t, live, VALUE, VALUE_PADDED, ALIGN
+    )
     for_k = tl.zeros([BM, PADDED], ACC)
     for_v = tl.zeros([BM, VALUE_PADDED], ACC)
     for member in range(group):
@@ -180,7 +205,9 @@ def senders_backward(
             base = tl.load(LSE + heard + other, mask=there, other=float("inf"))
             delta = tl.load(DELTA + heard + other, mask=there, other=0.0)
             sound = there & is_finite(base) & is_finite(delta)
-            q = gathered(Q + tl.multiple_of(sample * q_b + head * q_h, ALIGN), other, q_t, sound, WIDTH, PADDED, ALIGN)
+            q = gathered(
+                Q + tl.multiple_of(sample * q_b + head * q_h, ALIGN), other, q_t, sound, WIDTH, PADDED, ALIGN
+            )
             raw = tl.dot(k, tl.trans(q), input_precision=PRECISION, out_dtype=ACC)
             on, number = there[None, :], begin[:, None]
             if KNOWN:
@@ -200,7 +227,13 @@ def senders_backward(
             s = off_edges(s, on, WORDS, SLOTS, at, hi, row, lane, PARTS, KNOWN, SIZE, BN)
             p = masses(s, unit, base[None, :])
             grad = gathered(
-                GRAD + tl.multiple_of(sample * g_b + head * g_h, ALIGN), other, g_t, sound, VALUE, VALUE_PADDED, ALIGN
+                GRAD + tl.multiple_of(sample * g_b + head * g_h, ALIGN),
+                other,
+                g_t,
+                sound,
+                VALUE,
+                VALUE_PADDED,
+                ALIGN,
             )
             pulled = tl.dot(v, tl.trans(grad), input_precision=PRECISION, out_dtype=ACC)
             weight = tl.where(p > 0.0, p + (delta - delta)[None, :], 0.0)
@@ -208,14 +241,20 @@ def senders_backward(
                 stay = stays(stream, other[None, :] + dst_offset, own[:, None] + src_offset, threshold)
                 weight = tl.where(stay, weight * keep, 0.0)
                 pulled = tl.where(stay, pulled * keep, 0.0)
-            for_v = tl.dot(narrowed(weight, GRAD.dtype.element_ty), grad, for_v, input_precision=PRECISION, out_dtype=ACC)
+            for_v = tl.dot(
+                narrowed(weight, GRAD.dtype.element_ty), grad, for_v, input_precision=PRECISION, out_dtype=ACC
+            )
             ds = tl.where(p > 0.0, p * (pulled - delta[None, :]), 0.0)
             if HAS_CAP:
                 ds = ds * (1.0 - turn * turn)
-            for_k = tl.dot(narrowed(ds, Q.dtype.element_ty), q, for_k, input_precision=PRECISION, out_dtype=ACC)
+            for_k = tl.dot(
+                narrowed(ds, Q.dtype.element_ty), q, for_k, input_precision=PRECISION, out_dtype=ACC
+            )
     channel = tl.arange(0, PADDED)
     place = places(GRAD_K, sample * o_b + kv_head * o_h, own * o_t, channel, ALIGN)
-    tl.store(place, (for_k * scale).to(GRAD_K.dtype.element_ty), mask=live[:, None] & (channel < WIDTH)[None, :])
+    tl.store(
+        place, (for_k * scale).to(GRAD_K.dtype.element_ty), mask=live[:, None] & (channel < WIDTH)[None, :]
+    )
     channel = tl.arange(0, VALUE_PADDED)
     place = places(GRAD_V, sample * u_b + kv_head * u_h, own * u_t, channel, ALIGN)
     tl.store(place, for_v.to(GRAD_V.dtype.element_ty), mask=live[:, None] & (channel < VALUE)[None, :])

@@ -1,6 +1,8 @@
-"""Outputs and lse, block of receivers by block of receivers: every one has one owner, who adds in a fixed order.
+"""Outputs and lse, block of receivers by block of receivers: every one has one owner, who adds in a fixed
+order.
 
-A product with a token that is not finite would spoil its whole block: one whose sums are not finite is visited again, with care.
+A product with a token that is not finite would spoil its whole block: one whose sums are not finite is
+visited again, with care.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def _sums(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, VALUE: tl.constexpr, VALUE_PADDED: tl.constexpr, ALIGN: tl.constexpr,
     SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each receiver, and the sums over its senders of weights and weighted values, relative to it."""
+    """The largest logit of each receiver, and the sums over its senders of weights and weighted values,
+    relative to it.
+    """
     STEP: tl.constexpr = 1 if PARTS else BN
     KNOWN: tl.constexpr = HAS_BEFORE or HAS_BIAS or CAREFUL
     top = tl.full([BM], float("-inf"), ACC)
@@ -50,7 +54,17 @@ def _sums(
             on = edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
             number, begin = numbers_at(on, begin)
         s = before_cap(
-            raw, own + dst_offset, other + src_offset, slope, BEFORE, number * x_t, on, scale, PLAIN, HAS_SLOPES, HAS_BEFORE
+            raw,
+            own + dst_offset,
+            other + src_offset,
+            slope,
+            BEFORE,
+            number * x_t,
+            on,
+            scale,
+            PLAIN,
+            HAS_SLOPES,
+            HAS_BEFORE,
         )
         if HAS_CAP:
             s = cap * tanh(s / cap)
@@ -63,14 +77,24 @@ def _sums(
         shrunk = tl.exp(top * unit - base)
         total = total * shrunk + tl.sum(p, 1)
         if HAS_DROPOUT:
-            p = tl.where(stays(stream, own[:, None] + dst_offset, other[None, :] + src_offset, threshold), p * keep, 0.0)
+            p = tl.where(
+                stays(stream, own[:, None] + dst_offset, other[None, :] + src_offset, threshold),
+                p * keep,
+                0.0,
+            )
         v = gathered(V, other, v_t, there, VALUE, VALUE_PADDED, ALIGN)
         if CAREFUL:
             finite = is_finite(v)
             heard = tl.max((on & (tl.min(finite.to(tl.int32), 1) == 0)[None, :]).to(tl.int32), 1)
             total = tl.where(heard > 0, float("nan"), total)
             v = tl.where(finite, v, 0.0)
-        acc = tl.dot(narrowed(p, V.dtype.element_ty), v, acc * shrunk[:, None], input_precision=PRECISION, out_dtype=ACC)
+        acc = tl.dot(
+            narrowed(p, V.dtype.element_ty),
+            v,
+            acc * shrunk[:, None],
+            input_precision=PRECISION,
+            out_dtype=ACC,
+        )
         top = higher
     return top, total, acc
 
@@ -128,4 +152,8 @@ def receivers(
     tl.store(LSE + slice_ * num_own + own, lse, mask=live)
     channel = tl.arange(0, VALUE_PADDED)
     place = places(OUT, sample * o_b + head * o_h, own * o_t, channel, ALIGN)
-    tl.store(place, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=live[:, None] & (channel < VALUE)[None, :])
+    tl.store(
+        place,
+        (acc / total[:, None]).to(OUT.dtype.element_ty),
+        mask=live[:, None] & (channel < VALUE)[None, :],
+    )

@@ -39,7 +39,8 @@ class Config(NamedTuple):
 
 
 class Configs(NamedTuple):
-    """For the forward pass, the backward pass over receivers and that over senders, of plain calls; two for all others.
+    """For the forward pass, the backward pass over receivers and that over senders, of plain calls; two for
+    all others.
 
     ``laden`` serves receivers in both passes, ``laden_senders`` senders.
     """
@@ -58,11 +59,13 @@ class Configs(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """Blocks of ``size`` own tokens: block b visits the entries ``ptr[b] .. ptr[b + 1] - 1`` of ``other``; ``order`` is by work.
+    """Blocks of ``size`` own tokens: block b visits the entries ``ptr[b] .. ptr[b + 1] - 1`` of ``other``;
+    ``order`` is by work.
 
-    In windows an entry is a token, and its entry of ``words`` tells by bits which own tokens it goes with. In tiles (``slots``
-    is there) it is a tile of other tokens; ``words[slots[entry]]`` tells for each own token which of them it goes with, slot 0
-    all. ``first`` and ``position`` number the edges, where that is asked for.
+    In windows an entry is a token, and its entry of ``words`` tells by bits which own tokens it goes with. In
+    tiles (``slots`` is there) it is a tile of other tokens; ``words[slots[entry]]`` tells for each own token
+    which of them it goes with, slot 0 all. ``first`` and ``position`` number the edges, where that is asked
+    for.
     """
 
     ptr: Int[Tensor, " blocks_and_one"]
@@ -80,16 +83,29 @@ class Visits(NamedTuple):
 
     def given(self) -> tuple[Tensor, ...]:
         """As the kernels take them."""
-        return self.ptr, self.other, self.order if self.slots is None else self.slots, self.words, self.order, self.first
+        return (
+            self.ptr,
+            self.other,
+            self.order if self.slots is None else self.slots,
+            self.words,
+            self.order,
+            self.first,
+        )
 
 
 def holds(problem: Problem) -> str | None:
     """Why blocks cannot hold heads so wide, or None."""
     width, most = max(problem.q.shape[3], problem.v.shape[3]), WIDEST[problem.q.element_size()]
-    return None if width <= most else f"blocks hold at most {most} channels of {problem.q.dtype}, got {width}; use the form rows"
+    return (
+        None
+        if width <= most
+        else f"blocks hold at most {most} channels of {problem.q.dtype}, got {width}; use the form rows"
+    )
 
 
-def forward(problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs]) -> tuple[Tensor, Tensor]:
+def forward(
+    problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs]
+) -> tuple[Tensor, Tensor]:
     """``(out, lse)``, out token-major in memory; a receiver without in-edges has 0 and -inf."""
     q, k, v = problem.q, problem.k, problem.v
     out = _common.heads_last(q, v.shape[3], _common.written_dtype(q.dtype))
@@ -121,7 +137,8 @@ def backward(
     delta: Float[Tensor, "batch heads dst"],
     lse: Float[Tensor, "batch heads dst"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of q, k, v, before and bias: ``ds = exp(logit - lse) (grad_out . v - delta)`` for each edge.
+    """The gradients of q, k, v, before and bias: ``ds = exp(logit - lse) (grad_out . v - delta)`` for each
+    edge.
 
     ``ahead`` are blocks of receivers, ``back`` blocks of senders.
     """
@@ -133,11 +150,18 @@ def backward(
 
 
 def _receivers_backward(
-    problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs], grad_out: Tensor, delta: Tensor, lse: Tensor
+    problem: Problem,
+    visits: Visits,
+    configs: Mapping[tuple[int, int], Configs],
+    grad_out: Tensor,
+    delta: Tensor,
+    lse: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     q, k, v = problem.q, problem.k, problem.v
     grad_q = _common.heads_last(q, q.shape[3], _common.written_dtype(q.dtype))
-    edgewise = [None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)]
+    edgewise = [
+        None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)
+    ]
     config = _config(problem, configs, "receivers", visits.size)
     constants = _constants(problem, visits, config, _common.alignment(q, k, v, grad_out, grad_q))
     for first, count in _common.slices_of(q.shape[0] * q.shape[1]):
@@ -147,7 +171,17 @@ def _receivers_backward(
             _tiled_backward.receivers_backward,
             (visits.programs(config), count),
             [
-                *(q, k, v, grad_out, lse, delta, grad_q, *(lse if x is None else x for x in edgewise), *_added(problem)),
+                *(
+                    q,
+                    k,
+                    v,
+                    grad_out,
+                    lse,
+                    delta,
+                    grad_q,
+                    *(lse if x is None else x for x in edgewise),
+                    *_added(problem),
+                ),
                 *(*visits.given(), *_strides(q, k, v, grad_out, grad_q, problem.before, problem.bias)),
                 *(*sizes[:5], num_edges, *sizes[5:], *_scalars(problem)),
             ],
@@ -159,7 +193,12 @@ def _receivers_backward(
 
 
 def _senders_backward(
-    problem: Problem, visits: Visits, configs: Mapping[tuple[int, int], Configs], grad_out: Tensor, delta: Tensor, lse: Tensor
+    problem: Problem,
+    visits: Visits,
+    configs: Mapping[tuple[int, int], Configs],
+    grad_out: Tensor,
+    delta: Tensor,
+    lse: Tensor,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = problem.q, problem.k, problem.v
     grad_k, grad_v = (_common.heads_last(x, x.shape[3], _common.written_dtype(x.dtype)) for x in (k, v))
@@ -170,7 +209,19 @@ def _senders_backward(
             _tiled_backward.senders_backward,
             (visits.programs(config), count),
             [
-                *(q, k, v, grad_out, lse, delta, grad_k, grad_v, *_added(problem), *visits.given(), visits.position),
+                *(
+                    q,
+                    k,
+                    v,
+                    grad_out,
+                    lse,
+                    delta,
+                    grad_k,
+                    grad_v,
+                    *_added(problem),
+                    *visits.given(),
+                    visits.position,
+                ),
                 *_strides(q, k, v, grad_out, grad_k, grad_v, problem.before, problem.bias),
                 *(*_sizes(problem, first, ahead=False), *_scalars(problem)),
             ],
@@ -179,9 +230,6 @@ def _senders_backward(
             config.stages,
         )
     return grad_k.to(k.dtype), grad_v.to(v.dtype)
-
-
-# -- what a kernel is given -------------------------------------------------------------------------------------------
 
 
 def _config(problem: Problem, configs: Mapping[tuple[int, int], Configs], step: str, size: int) -> Config:
@@ -197,7 +245,9 @@ def _config(problem: Problem, configs: Mapping[tuple[int, int], Configs], step: 
 
 
 def _has_few_registers() -> bool:
-    """GPUs before Hopper, whose products take their operands from registers; and all that are not NVIDIA's."""
+    """GPUs before Hopper, whose products take their operands from registers; and all that are not
+    NVIDIA's.
+    """
     try:
         target = triton.runtime.driver.active.get_current_target()
     except RuntimeError:  # there is no GPU: the interpreter
@@ -231,7 +281,9 @@ def _constants(problem: Problem, visits: Visits, config: Config, align: int) -> 
 
 def _precision(dtype: torch.dtype) -> str:
     """Products of float32 are exact to rounding unless the user allows TF32 for matrix products."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return (
+        "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    )
 
 
 def _added(problem: Problem) -> tuple[Tensor, ...]:
@@ -252,4 +304,8 @@ def _sizes(problem: Problem, first: int, ahead: bool) -> tuple[int, ...]:
 
 
 def _scalars(problem: Problem) -> tuple[float, ...]:
-    return *_common.parted(problem.scale), *_common.parted(problem.softcap), *_common.dropout_arguments(problem)
+    return (
+        *_common.parted(problem.scale),
+        *_common.parted(problem.softcap),
+        *_common.dropout_arguments(problem),
+    )

@@ -1,4 +1,6 @@
-"""Attention along row windows, forward and backward: senders that neighbouring receivers share are read once for all of them."""
+"""Attention along row windows, forward and backward: senders that neighbouring receivers share are read once
+for all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,36 @@ from gnn_attention.backends.gpu.row_windows import Windows
 
 __all__ = ["CONFIGS", "backward", "forward"]
 
-# By bytes of a number and channels (a power of two): own tokens, others at once, warps and stages of every pass.
+# By bytes of a number and channels (a power of two): own tokens, others at once, warps and stages of every
+# pass.
 CONFIGS = {
     **dict.fromkeys(
         [(2, 16), (2, 32), (2, 64)],
-        Configs(Config(64, 64, 4, 3), Config(64, 64, 4, 3), Config(64, 32, 8, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 2)),
+        Configs(
+            Config(64, 64, 4, 3),
+            Config(64, 64, 4, 3),
+            Config(64, 32, 8, 2),
+            Config(64, 32, 8, 2),
+            Config(64, 16, 8, 2),
+        ),
     ),
     (2, 128): Configs(
-        Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(64, 32, 8, 2), Config(64, 16, 8, 1), Config(32, 32, 8, 1)
+        Config(64, 64, 4, 2),
+        Config(64, 32, 4, 2),
+        Config(64, 32, 8, 2),
+        Config(64, 16, 8, 1),
+        Config(32, 32, 8, 1),
     ),
     (2, 256): Configs(Config(64, 32, 8, 2), Config(64, 16, 8, 2), *[Config(32, 16, 8, 1)] * 3),
     **dict.fromkeys(
         [(4, 16), (4, 32), (4, 64)],
-        Configs(Config(32, 32, 8, 2), Config(32, 32, 8, 2), Config(16, 16, 4, 2), Config(32, 16, 8, 1), Config(16, 16, 8, 1)),
+        Configs(
+            Config(32, 32, 8, 2),
+            Config(32, 32, 8, 2),
+            Config(16, 16, 4, 2),
+            Config(32, 16, 8, 1),
+            Config(16, 16, 8, 1),
+        ),
     ),
     (4, 128): Configs(Config(32, 16, 8, 2), Config(32, 32, 8, 2), *[Config(32, 16, 8, 2)] * 3),
     **dict.fromkeys([(8, 16), (8, 32), (8, 64)], Configs(*[Config(16, 16, 4, 1)] * 5)),
@@ -62,4 +81,6 @@ def _ahead(form: Windows) -> Visits:
 
 
 def _back(form: Windows) -> Visits:
-    return Visits(form.out_ptr, form.dst, form.out_words, form.out_order, form.out_first, form.position, None, form.size)
+    return Visits(
+        form.out_ptr, form.dst, form.out_words, form.out_order, form.out_first, form.position, None, form.size
+    )
