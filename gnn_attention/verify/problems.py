@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,8 +18,16 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.check import verdict
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, Dense, attention_truth, unchanged
+from gnn_attention.verify.measure import Truth, gradients_of
+from gnn_attention.verify.truth import (
+    NEIGHBOURS,
+    Attempt,
+    Dense,
+    attention_truth,
+    nearby,
+    unchanged,
+    yardsticks,
+)
 
 Options = Callable[[dict[str, Tensor]], dict[str, Any]]  # learned inputs -> arguments of a call
 
@@ -137,50 +146,65 @@ def layer_truth(
     dense: Dense = unchanged,
     additive: bool = True,
 ) -> Truth:
-    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections.
+    """The formula in float64 on the layer's weights as they are, and SDPA's errors between its projections.
 
     ``dense`` makes logits ``[B, heads, dst, src]`` of ``learned`` and logits; ``additive`` where it adds to
-    them.
+    them. The errors are taken over neighbours, as in :func:`attention_truth`, of states and weights.
     """
+    problem = _DenseLayer(direction.to(device), mask, dense, additive)
     given = {"x_src": x_src, "x_dst": x_dst, **(learned or {})}
-    inputs = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
-    weights = {name: p.detach().cpu().double().requires_grad_() for name, p in plain_names(heads).items()}
-    out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], mask, heads.scale, partial(dense, inputs))
-    gradients = gradients_of(out, direction.double().cpu(), inputs | weights)
+    out, gradients = problem.solved(heads, given)
     if direction.dtype == torch.float64:
-        return Truth(out, gradients, {}, {})
-    heads, places = heads.to(device), (direction.to(device), mask.to(device))
+        return Truth(out, gradients, {})
+    neighbours = [_neighbour(heads.to(device), given, number) for number in range(NEIGHBOURS)]
+    return Truth(
+        out,
+        gradients,
+        *yardsticks(
+            lambda number, widened: problem.baseline(*neighbours[number], number, widened),
+            lambda number: problem.solved(*neighbours[number]),
+        ),
+    )
 
-    def error(orders: int, widened: bool) -> dict[str, float]:
-        attempts = (_with_sdpa(n, widened, heads, given, *places, dense, additive) for n in range(orders))
-        return worst_errors(attempts, out, gradients)
 
-    return Truth(out, gradients, error(ORDERS, widened=False), error(FUSED_ORDERS, widened=True))
+def _neighbour(heads: Any, given: Mapping[str, Tensor], number: int) -> tuple[Any, dict[str, Tensor]]:
+    moved = copy.deepcopy(heads)
+    for parameter in moved.parameters():
+        parameter.data = nearby(parameter.data, number)
+    return moved, {name: nearby(x, number) for name, x in given.items()}
 
 
-def _with_sdpa(
-    number: int,
-    widened: bool,
-    heads: Any,
-    given: Mapping[str, Tensor],
-    direction: Tensor,
-    mask: Tensor,
-    dense: Dense,
-    additive: bool,
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The layer with SDPA in its middle, in the dtype of its weights, tokens and samples in the given
-    order.
-    """
-    inputs = {name: x.detach().to(direction.device, copy=True).requires_grad_() for name, x in given.items()}
-    x_src, x_dst = inputs["x_src"], inputs["x_dst"]
-    q, (k, v) = heads.receive(x_dst), heads.send(x_src)
-    sizes = (len(x_dst), x_dst.shape[1], x_src.shape[1], q.shape[-1])
-    order = oracle.Order.draw(number, *sizes, str(x_dst.device), widened)
-    if additive:
-        added = dense(inputs, q.new_zeros(mask.shape))
-        z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, added)
-    else:
-        z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, partial(dense, inputs))
-    out = heads.collect(z)
-    learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
-    return out, gradients_of(out, direction, learners | plain_names(heads))
+@dataclass(frozen=True, eq=False)
+class _DenseLayer:
+    """A layer with dense attention in its middle, but for its weights and states."""
+
+    direction: Tensor
+    mask: Tensor
+    dense: Dense
+    additive: bool
+
+    def solved(self, heads: Any, given: Mapping[str, Tensor]) -> Attempt:
+        """Output and gradients in float64."""
+        inputs = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
+        weights = {name: p.detach().cpu().double().requires_grad_() for name, p in plain_names(heads).items()}
+        dense = partial(self.dense, inputs)
+        out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], self.mask, heads.scale, dense)
+        return out, gradients_of(out, self.direction.double().cpu(), inputs | weights)
+
+    def baseline(self, heads: Any, given: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
+        """SDPA in the dtype of the weights, tokens and samples in the given order."""
+        device = self.direction.device
+        inputs = {name: x.detach().to(device, copy=True).requires_grad_() for name, x in given.items()}
+        x_src, x_dst, mask = inputs["x_src"], inputs["x_dst"], self.mask.to(device)
+        q, (k, v) = heads.receive(x_dst), heads.send(x_src)
+        sizes = (len(x_dst), x_dst.shape[1], x_src.shape[1], q.shape[-1])
+        order = oracle.Order.draw(number, *sizes, str(device), widened)
+        if self.additive:
+            added = self.dense(inputs, q.new_zeros(mask.shape))
+            z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, added)
+        else:
+            dense = partial(self.dense, inputs)
+            z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, dense)
+        out = heads.collect(z)
+        learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
+        return out, gradients_of(out, self.direction, learners | plain_names(heads))

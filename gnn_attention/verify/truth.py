@@ -13,12 +13,12 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, gradients_of, summation_bound, worst_errors
 
-ORDERS = 8  # in which the yardstick of a layer is taken
-FUSED_ORDERS = 8  # in which that of the fused kernel is taken
-NEIGHBOURS = 16  # problems over which that of a call is taken, itself among them
+ORDERS = 8  # in which the yardstick of lse is taken
+NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, itself among them
 FAR = 8  # roundings by which a neighbour's inputs are off at most: enough for the last bits of every product to be others
 FUSED = ("q", "k", "v", "sink_logits")  # what that kernel gives a gradient: no mask, and so no bias
 
+Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
 
 
@@ -49,19 +49,31 @@ def attention_truth(
     taken over 16
     problems: this one, and 15 :func:`nearby`, each in another order and with a truth of its own.
     """
-    problem = _Problem(mask, direction, scale, dense, additive, factors, device)
+    problem = DenseProblem(mask, direction, scale, dense, additive, factors, device)
     out, gradients = problem.solved(inputs)
     if direction.dtype == torch.float64:
         return Truth(out, gradients, {})
-    neighbours = [{name: nearby(x, number) for name, x in inputs.items()} for number in range(NEIGHBOURS)]
-    truths = [problem.solved(neighbour) for neighbour in neighbours]
+
+    def neighbour(number: int, widened: bool) -> Attempt:
+        return problem.baseline({name: nearby(x, number) for name, x in inputs.items()}, number, widened)
+
+    def solved(number: int) -> Attempt:
+        return problem.solved({name: nearby(x, number) for name, x in inputs.items()})
+
+    return Truth(out, gradients, *yardsticks(neighbour, solved), problem.cancelled(inputs))
+
+
+def yardsticks(
+    baseline: Callable[[int, bool], Attempt], solved: Callable[[int], Attempt]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The largest errors of SDPA, and of its fused kernel, over neighbouring problems by their numbers."""
+    truths = [solved(number) for number in range(NEIGHBOURS)]
 
     def worst(widened: bool) -> dict[str, float]:
-        numbered = enumerate(zip(neighbours, truths, strict=True))
-        errors = [worst_errors([problem.baseline(x, n, widened)], *true) for n, (x, true) in numbered]
+        errors = [worst_errors([baseline(n, widened)], *true) for n, true in enumerate(truths)]
         return {name: max(error[name] for error in errors) for name in errors[0]}
 
-    return Truth(out, gradients, worst(widened=False), worst(widened=True), problem.cancelled(inputs))
+    return worst(widened=False), worst(widened=True)
 
 
 def nearby(x: Tensor, number: int) -> Tensor:
@@ -80,7 +92,7 @@ def nearby(x: Tensor, number: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class DenseProblem:
     """A call of attention, but for its inputs."""
 
     mask: Tensor
@@ -88,8 +100,8 @@ class _Problem:
     scale: float
     dense: Dense
     additive: bool
-    factors: Tensor | None
-    device: str
+    factors: Tensor | None = None
+    device: str = "cpu"
 
     def solved(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients in float64."""
@@ -116,7 +128,8 @@ class _Problem:
         off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
         by_query = torch.einsum("bhij,bhjd->bhid", off, oracle.per_query_head(k, q).abs()) * abs(self.scale)
         by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()) * abs(self.scale)
-        by_key = by_key.reshape(len(k), k.shape[1], -1, *k.shape[2:]).sum(2)
+        by_key = by_key.reshape(len(k), k.shape[1], q.shape[1] // k.shape[1], *k.shape[2:]).sum(2)
+        by_key = by_key.sum_to_size(wide["k"].shape)
         bounds = {name: _largest(off.sum()) for name in inputs if name != "v"}
         return bounds | {"q": _largest(by_query), "k": _largest(by_key)}
 
@@ -150,4 +163,6 @@ def _leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> di
 
 
 def _qkv(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return inputs["q"], inputs["k"], inputs["v"]
+    """``k`` and ``v`` may have one sample for all."""
+    q, k, v = (inputs[name] for name in "qkv")
+    return q, k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)

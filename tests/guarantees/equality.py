@@ -1,10 +1,8 @@
-"""F1: random cases through every backend that holds them against the float64 formula, output and every
-gradient.
+"""F1: random cases on every backend against the float64 formula, output and every gradient.
 
 The rule is that of ``gnn_attention.verify``: at most twice the error of torch's SDPA in the same dtype
-(gradients three times), in float64 1e-12 of the largest number; where SDPA's error is luck, that of a single
-rounding (``roundings``) stands beside it. A NaN where the truth has a number fails; so does whatever a
-backend raises, but for a named refusal.
+(gradients three times), in float64 1e-12 of the largest number. A NaN where the truth has a number fails; so
+does every error that a backend raises, except a named refusal.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, judge
+from gnn_attention.verify.truth import Attempt
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import Definition, any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import Attempt, AttendProblem, LayerProblem, Problem, problem_of
+from tests.guarantees.problems import AttendProblem, LayerProblem, Problem, problem_of
 
 __all__ = ["GUARANTEES", "DoubleDraw", "ScaledDraw"]
 

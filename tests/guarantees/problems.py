@@ -1,14 +1,10 @@
-"""A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights.
-
-The truth is the float64 formula; beside it stand what torch's SDPA makes of the problem in its dtype and of
-its neighbours, and what a single rounding does to it (``roundings``).
-"""
+"""A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,15 +20,14 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify import oracle
-from gnn_attention.verify.layer_checks import layer_truth, plain_names
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, nearby
+from gnn_attention.verify.measure import Truth, gradients_of
+from gnn_attention.verify.problems import layer_truth, plain_names
+from gnn_attention.verify.truth import ORDERS, Attempt, DenseProblem, attention_truth
 from tests.guarantees.draws import DTYPES, Draw
-from tests.guarantees.roundings import NEIGHBOURS, lse_of, rounded, with_neighbours
+from tests.guarantees.roundings import lse_of, rounded
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 
-Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 REACH, CAP, WIDTH = 4, 3.0, 12
 FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -43,12 +38,9 @@ FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class AttendProblem:
-    """A draw as a call of ``attend``; or, numbered from 1, a neighbour of it, whose inputs are some roundings
-    away.
-    """
+    """A draw as a call of ``attend``."""
 
     draw: Draw
-    neighbour: int = 0
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
@@ -78,7 +70,7 @@ class AttendProblem:
             )
         if numbers.sinks:
             drawn["sink_logits"] = torch.randn(numbers.heads, generator=rng, dtype=torch.float64)
-        return {name: nearby(x.to(DTYPES[numbers.dtype]), self.neighbour) for name, x in drawn.items()}
+        return {name: x.to(DTYPES[numbers.dtype]) for name, x in drawn.items()}
 
     @cached_property
     def direction(self) -> Tensor:
@@ -152,61 +144,32 @@ class AttendProblem:
 
     @cached_property
     def truth(self) -> Truth:
-        """The formula in float64, and what anybody makes of it in the dtype: SDPA, or whoever rounds once."""
+        """The formula in float64, and SDPA's errors over neighbouring problems."""
+        given = self._leaves, self.draw.mask, self.direction, self._scale, self._modified
+        truth = attention_truth(*given, additive="softcap" not in self.draw.numbers.mod)
         if self.draw.numbers.dtype == "float64":
-            return self._alone
+            return truth
         with torch.enable_grad():
-            truth = rounded(self._alone, self._dense_with_lse, self._leaves, self.direction)
-        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+            return rounded(truth, self._dense, self._leaves, self.direction)
 
-    @cached_property
-    def _alone(self) -> Truth:
-        """By SDPA's errors on this problem and no other."""
-        with torch.enable_grad():
-            inputs = self._inputs(torch.float64)
-            out = self._dense(inputs)
-            gradients = gradients_of(out, self.direction.double(), inputs)
-            if self.draw.numbers.dtype == "float64":
-                return Truth(out, gradients, {}, {})
-            plain, fused = (worst_errors(found, out, gradients) for found in self.attempts)
-            return Truth(out, gradients, plain, fused)
+    def _dense(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, again as what the heads sum, and lse."""
+        q, k, v = (inputs[name].expand(self.draw.numbers.batch, -1, -1, -1) for name in "qkv")
+        modify, sinks = partial(self._modified, inputs), inputs.get("sink_logits")
+        out = oracle.attention(q, k, v, self.draw.mask, self._scale, modify, sinks)
+        return out, out, lse_of(q, k, self.draw.mask, self._scale, modify, sinks)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
-        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders of the same
-        input.
-        """
+        """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders."""
+        additive = "softcap" not in self.draw.numbers.mod
+        problem = DenseProblem(self.draw.mask, self.direction, self._scale, self._modified, additive)
+
+        def orders(widened: bool) -> list[Attempt]:
+            return [problem.baseline(self._leaves, number, widened) for number in range(ORDERS)]
+
         with torch.enable_grad():
-            plain = [self._yardstick(n, widened=False) for n in range(ORDERS)]
-            return plain, [self._yardstick(n, widened=True) for n in range(FUSED_ORDERS)]
-
-    def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        lse: list[Tensor] = []
-        out = self._dense(inputs, lse)
-        return out, out, lse[0]
-
-    def _dense(self, inputs: Mapping[str, Tensor], lse: list[Tensor] | None = None) -> Tensor:
-        q, k, v = (inputs[name].expand(self.draw.numbers.batch, -1, -1, -1) for name in "qkv")
-        modify, sinks = partial(self._modified, inputs), inputs.get("sink_logits")
-        if lse is not None:
-            lse.append(lse_of(q, k, self.draw.mask, self._scale, modify, sinks))
-        return oracle.attention(q, k, v, self.draw.mask, self._scale, modify, sinks)
-
-    def _yardstick(self, number: int, widened: bool) -> Attempt:
-        numbers, graph, mask = self.draw.numbers, self.draw.graph, self.draw.mask
-        inputs = self._inputs(DTYPES[numbers.dtype])
-        order = oracle.Order.draw(
-            number, numbers.batch, graph.num_dst, graph.num_src, numbers.dim, "cpu", widened
-        )
-        q, k, v = (inputs[name].expand(numbers.batch, -1, -1, -1) for name in "qkv")
-        sinks, modify = inputs.get("sink_logits"), partial(self._modified, inputs)
-        if "softcap" in numbers.mod:
-            out = oracle.reordered_attention(order, q, k, v, mask, self._scale, modify, sinks)
-        else:
-            added = modify(q.new_zeros(mask.shape))
-            out = oracle.reordered_sdpa(order, q, k, v, mask, self._scale, added, sinks)
-        learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
-        return out.detach(), gradients_of(out, self.direction, learners)
+            return orders(False), orders(True)
 
     def _modified(self, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
         """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
@@ -236,10 +199,9 @@ class AttendProblem:
 
 @dataclass(frozen=True, eq=False)
 class LayerProblem:
-    """A draw as a layer in one form of its weights; or, numbered from 1, a neighbour of it."""
+    """A draw as a layer in one form of its weights."""
 
     draw: Draw
-    neighbour: int = 0
 
     @cached_property
     def _heads(self) -> Any:
@@ -254,10 +216,7 @@ class LayerProblem:
         ).double()
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
-        made = FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
-        for parameter in made.parameters():
-            parameter.data = nearby(parameter.data, self.neighbour)
-        return made
+        return FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
 
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,31 +229,23 @@ class LayerProblem:
             for n, size in zip(tokens, sizes, strict=True)
         )
         x_src, x_dst, direction = (x.to(DTYPES[numbers.dtype]) for x in drawn)
-        return nearby(x_src, self.neighbour), nearby(x_dst, self.neighbour), direction
+        return x_src, x_dst, direction
 
     @cached_property
     def truth(self) -> Truth:
-        """The seeds' formula in float64; SDPA between the layer's own projections, or whoever rounds once."""
+        """The seeds' formula in float64, and the errors of SDPA between the layer's own projections."""
+        truth = layer_truth(self._heads, *self._drawn, self.draw.mask)
         if self.draw.numbers.dtype == "float64":
-            return self._alone
+            return truth
         x_src, x_dst, direction = self._drawn
-        leaves = {"x_src": x_src, "x_dst": x_dst} | {
-            name: p.detach() for name, p in plain_names(self._heads).items()
-        }
+        weights = {name: p.detach() for name, p in plain_names(self._heads).items()}
         with torch.enable_grad():
-            truth = rounded(self._alone, self._dense_with_lse, leaves, direction)
-        return with_neighbours(truth, (replace(self, neighbour=n)._alone for n in range(1, 1 + NEIGHBOURS)))
+            return rounded(truth, self._dense, {"x_src": x_src, "x_dst": x_dst} | weights, direction)
 
-    @cached_property
-    def _alone(self) -> Truth:
-        """By SDPA's errors on this problem and no other."""
-        return layer_truth(self._heads, *self._drawn, self.draw.mask)
-
-    def _dense_with_lse(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer by its own projections, what its heads heard, and lse."""
+    def _dense(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer by its own projections, the sums of its heads, and lse."""
         heads, mask = copy.deepcopy(self._heads).double(), self.draw.mask
-        names = [name for name, _ in heads.named_parameters()]
-        values = {name: inputs[name.removeprefix("standard.")] for name in names}
+        values = {name: inputs[name.removeprefix("standard.")] for name, _ in heads.named_parameters()}
         q = functional_call(_Part(heads, "receive"), _of(values), (inputs["x_dst"],))
         k, v = functional_call(_Part(heads, "send"), _of(values), (inputs["x_src"],))
         z = oracle.attention(q, k, v, mask, heads.scale)
@@ -317,7 +268,7 @@ class _Part(nn.Module):
         self.heads, self.method = heads, method
 
     def forward(self, x: Tensor) -> Any:
-        """AttentionCall it."""
+        """The method's result."""
         return getattr(self.heads, self.method)(x)
 
 

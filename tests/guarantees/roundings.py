@@ -1,12 +1,7 @@
-"""What roundings do to a problem: the least error that anybody who computes in a dtype can promise, and what
-SDPA's usually is.
+"""What roundings do to a problem: the least error that a computation in a dtype can promise.
 
-SDPA's error on a problem of a few numbers is luck: the largest of eight errors of a number is now and then
-half of what it mostly is, and 8 orders of few tokens are few roundings (with a softcap tokens stay in place,
-and all 8 are one). So SDPA computes some neighbours too, whose inputs are a few roundings away: each has a
-truth of its own, and other roundings of the same size.
-
-SDPA's error may be exactly 0, on neighbours as well. Beside it stands what happens to the truth, in float64,
+SDPA's error may be exactly 0, on all neighbours of a problem: it takes ``grad_out . v`` and ``delta`` in one
+order. Beside it stands what happens to the truth, in float64,
 
 * when every input is moved by up to a rounding of float32, in which everyone sums (its conditioning);
 * and to the gradients, when ``delta = sum(grad_out * out)`` is: that is subtracted from ``grad_out . v``,
@@ -22,7 +17,7 @@ Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -31,27 +26,12 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 
-__all__ = ["NEIGHBOURS", "lse_of", "rounded", "with_neighbours"]
+__all__ = ["lse_of", "rounded"]
 
 MOVES = 4
-NEIGHBOURS = 3
-FEW = 1000  # numbers, of which the largest error is luck
 Formula = Callable[
     [Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]
-]  # inputs -> output, what the heads heard, lse
-
-
-def with_neighbours(truth: Truth, neighbours: Iterable[Truth]) -> Truth:
-    """``truth`` with the largest yardsticks of it and of its neighbours, where one of its results has few
-    numbers.
-    """
-    if min(x.numel() for x in (truth.out, *truth.gradients.values())) >= FEW:
-        return truth
-    for other in neighbours:
-        plain = {name: max(error, other.yardstick[name]) for name, error in truth.yardstick.items()}
-        fused = {name: max(error, other.fused.get(name, 0.0)) for name, error in truth.fused.items()}
-        truth = replace(truth, yardstick=plain, fused=fused)
-    return truth
+]  # inputs -> output, heads' sums, lse
 
 
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
