@@ -299,6 +299,7 @@ def test_S0_10_words_before_and_after_the_softmax():
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
     public = [
         *ga.__all__,
+        *ga._ON_DEMAND,
         *edges.__all__,
         *dir(StandardHeads),
         *dir(MergedHeads),

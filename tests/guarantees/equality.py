@@ -120,7 +120,7 @@ GUARANTEE = Guarantee(
     name="F1",
     promise="random graphs, sizes, dtypes and options on every backend equal the float64 formula, output and every gradient",
     bar="0 mismatches in 10,000 cases",
-    quick=1000,
+    quick=100,
     full=10_000,
     measure=_measure,
 )

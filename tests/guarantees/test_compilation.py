@@ -14,7 +14,7 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
 from tests.guarantees import compilation, operators
-from tests.guarantees.compilation import GUARANTEE, KINDS, CompilationCase, cases, measure
+from tests.guarantees.compilation import CompilationCase, cases
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
 pytestmark = [
@@ -25,41 +25,6 @@ pytestmark = [
 
 def silent(text):
     """Nobody listens."""
-
-
-@pytest.mark.slow
-def test_the_quick_count_holds():
-    """One case of each kind."""
-    found = GUARANTEE.measure(GUARANTEE.quick, silent)
-    assert found.failures == ()
-    assert found.holds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", cases()[GUARANTEE.quick :: 5], ids=str)
-def test_every_fifth_case_holds(case):
-    """By itself; the compile gate compiles calls, layers and caches with other options."""
-    assert case.problem() is None
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", cases(), ids=str)
-def test_every_case_holds(case):
-    """By itself."""
-    assert case.problem() is None
-
-
-def test_a_few_cases_are_of_all_kinds():
-    """And no case is there twice."""
-    assert {case.kind for case in cases()[: GUARANTEE.quick]} == set(KINDS)
-    assert len(set(cases())) == len(cases()) == GUARANTEE.full
-
-
-def test_nothing_measured_does_not_hold():
-    """Each kind that is missing is named."""
-    found = measure(0, silent)
-    assert not found.holds
-    assert len(found.failures) == len(KINDS)
 
 
 def test_every_operator_that_runs_here_has_calls():
@@ -92,15 +57,6 @@ def test_a_derivative_that_is_not_registered_is_seen():
         assert outcomes["test_schema"] == "SUCCESS"
         assert "does not have an autograd kernel" in outcomes["test_autograd_registration"]
     assert "lost" not in operators.names()
-
-
-def test_a_copy_between_kernels_passes_its_gradient_on():
-    """Eager, vmapped, and of the second order."""
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    apart = torch.ops.gnn_attention.apart
-    assert torch.equal(apart(x), x)
-    assert torch.autograd.gradcheck(apart, x.mT)
-    assert torch.autograd.gradgradcheck(apart, x)
 
 
 def with_dense(monkeypatch, run):

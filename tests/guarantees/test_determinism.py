@@ -10,11 +10,9 @@ import torch
 
 import gnn_attention as ga
 from gnn_attention import convert, score_mods
-from gnn_attention._support import checks
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention.backends import BACKENDS
 from tests.guarantees import determinism
-from tests.guarantees.determinism import GUARANTEE
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
@@ -37,24 +35,6 @@ def changed(monkeypatch, name, change):
 
 def call_of(added):
     return next(call for call in determinism._calls() if call.where == "list" and call.added == added)
-
-
-@pytest.mark.slow
-def test_the_quick_figure_holds():
-    threads = torch.get_num_threads()
-    found = GUARANTEE.measure(GUARANTEE.quick, silent)
-    assert found.holds, found.failures[:5]
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.nightly
-def test_the_figure_holds_on_more():
-    assert GUARANTEE.measure(10, silent).failures == ()
-
-
-def test_nothing_measured_does_not_hold():
-    assert not GUARANTEE.measure(0, silent).holds
 
 
 def test_a_result_that_differs_is_seen(monkeypatch):
@@ -119,22 +99,6 @@ def test_a_learned_table_has_both_derivatives_and_refuses_what_it_has_not():
         entries(table, torch.tensor([2]), torch.tensor([0]))
 
 
-def test_a_signature_is_asked_once(monkeypatch):
-    """Of a class; a function tells by its code."""
-    asked = []
-    signature = checks.inspect.signature
-    monkeypatch.setattr(checks.inspect, "signature", lambda thing: asked.append(thing) or signature(thing))
-
-    class Doubled:
-        def __call__(self, score, b, h, dst, src):
-            return 2 * score
-
-    for _ in range(3):
-        score_mods.checked(Doubled())
-        score_mods.checked(lambda score, b, h, dst, src: 2 * score)
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize(
     "mod", [lambda score: score, torch.nn.Linear(2, 2), partial(score_mods.softcap(1.0), 1)]
 )
@@ -142,13 +106,3 @@ def test_a_score_mod_of_another_signature_is_refused(mod):
     x = torch.ones(1, 1, 3, 2)
     with pytest.raises(TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a \w+ of \("):
         ga.attend(x, x, x, ga.patterns.causal(3), score_mod=mod)
-
-
-def test_a_function_of_another_signature_is_refused_by_a_compiler_too():
-    x = torch.ones(1, 1, 3, 2)
-    with pytest.raises(
-        TypeError, match=r"score_mod must take \(score, b, h, dst, src\), got a function of \(score\)"
-    ):
-        torch.compile(ga.attend, backend="eager")(
-            x, x, x, ga.patterns.causal(3), score_mod=lambda score: score
-        )

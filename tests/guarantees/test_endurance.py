@@ -15,23 +15,6 @@ pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of te
 ALIVE = 100_000  # graphs that all tests together hold
 
 
-@pytest.mark.slow
-def test_the_quick_count_holds():
-    measured = endurance.measure(endurance.GUARANTEE.quick, lambda text: None)
-    assert measured.holds, measured
-    assert "0 files left" in measured.value
-
-
-@pytest.mark.nightly
-def test_half_a_minute_holds():
-    measured = endurance.measure(30, lambda text: None)
-    assert measured.holds, measured
-
-
-def test_nothing_measured_does_not_hold():
-    assert not endurance.measure(0, lambda text: None).holds
-
-
 def last(works, seconds=0.3):
     return list(endurance.soak(seconds, works))[-1]
 

@@ -45,24 +45,6 @@ def broken(monkeypatch, name, change):
     )
 
 
-@pytest.mark.parametrize("guarantee", errors.GUARANTEES, ids=lambda guarantee: guarantee.name)
-def test_the_quick_figure_holds(guarantee):
-    found = guarantee.measure(guarantee.quick, silent)
-    assert found.holds, found.failures[:5]
-    assert found.value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("guarantee", "count"), [(F2, 300), (F3, 60)], ids=["F2", "F3"])
-def test_the_guarantees_hold_on_more(guarantee, count):
-    assert guarantee.measure(count, silent).failures == ()
-
-
-@pytest.mark.parametrize("guarantee", errors.GUARANTEES, ids=lambda guarantee: guarantee.name)
-def test_nothing_measured_does_not_hold(guarantee):
-    assert not guarantee.measure(0, silent).holds
-
-
 def test_float64_lost_on_the_way_is_seen(monkeypatch):
     broken(monkeypatch, "rows", lambda out: out.float().to(out.dtype))
     found = F2.measure(5, silent)

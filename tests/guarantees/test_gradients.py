@@ -21,24 +21,6 @@ def silent(text):
     """Nobody listens."""
 
 
-def test_the_quick_count_holds():
-    """And says what it measured."""
-    found = GUARANTEE.measure(GUARANTEE.quick, silent)
-    assert found.failures == ()
-    assert found.holds
-    assert found.value.startswith(f"0 failures in {GUARANTEE.quick} cases")
-
-
-@pytest.mark.slow
-def test_more_of_them_hold():
-    assert measure(40, silent).failures == ()
-
-
-@pytest.mark.nightly
-def test_a_fifth_of_them_holds():
-    assert measure(120, silent).failures == ()
-
-
 def test_cases_are_all_of_them_and_a_few_are_spread():
     """12 families, 4 forms, every backend and the walk; the same case from the same number."""
     assert len(KINDS) == 12
@@ -50,12 +32,6 @@ def test_cases_are_all_of_them_and_a_few_are_spread():
     assert len({kind for _, _, kind in few}) >= 6
     (_, one), (_, other) = (GradientCase(3).problem() for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_nothing_measured_does_not_hold():
-    """No case, or none of a backend."""
-    assert not measure(0, silent).holds
-    assert "nothing of walk was checked" in measure(1, silent).failures
 
 
 def faulty(monkeypatch, run):

@@ -10,27 +10,13 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, nonfinite
 from tests.guarantees import interference
-from tests.guarantees.interference import GUARANTEE, Poisoned
+from tests.guarantees.interference import GUARANTEE
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
 
 def silent(text):
     """Nobody listens."""
-
-
-def test_the_quick_figure_holds():
-    found = GUARANTEE.measure(GUARANTEE.quick, silent)
-    assert found.holds, found.failures[:5]
-
-
-@pytest.mark.slow
-def test_the_figure_holds_on_more():
-    assert GUARANTEE.measure(200, silent).failures == ()
-
-
-def test_nothing_measured_does_not_hold():
-    assert not GUARANTEE.measure(0, silent).holds
 
 
 def masked_sdpa(call):
@@ -63,19 +49,6 @@ def test_planted_faults_are_seen(fault, word, monkeypatch):
     assert any("F4, case" in line and "tiles: " in line and word in line for line in failures), failures[:5]
 
 
-@pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_a_small_change_is_seen(monkeypatch, dtype, relative):
-    """Of the outputs of all, where there is poison anywhere."""
-
-    def run(call):
-        out, lse = sound.run(call)
-        poisoned = any(bool((~x.isfinite() | (x.abs() >= 9e3)).any()) for x in (call.q, call.k, call.v))
-        return out * (1 + relative * (poisoned and out.dtype == dtype)), lse
-
-    sound = BACKENDS["rows"]
-    assert any("rows: it reached strangers" in line for line in failures_of(monkeypatch, "rows", run, 24))
-
-
 def test_one_bit_in_the_reference_is_seen(monkeypatch):
     def run(call):
         out, lse = sound.run(call)
@@ -85,11 +58,6 @@ def test_one_bit_in_the_reference_is_seen(monkeypatch):
     assert any(
         "reference: it reached strangers" in line for line in failures_of(monkeypatch, "reference", run, 36)
     )
-
-
-def test_a_draw_says_where_its_poison_is():
-    assert "in " in interference._said(Poisoned(3))
-    assert {Poisoned(number).poison[0] for number in range(12)} == set("qkv")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -35,20 +35,6 @@ def test_cases_cover_the_commands_and_the_moments():
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1], ids=str)
-def test_a_command_that_is_interrupted_leaves_nothing_and_goes_on(number):
-    with Forks() as forks:
-        assert forks.run(Case.drawn(number)) == (False, [])
-
-
-@pytest.mark.slow
-def test_the_quick_count_holds():
-    """And a few more, so that every command is interrupted in time."""
-    measured = interrupts.measure(15, lambda text: None)
-    assert measured.holds, measured
-
-
 TOLD = {
     "a traceback": (
         {"code": 1, "left": []},
@@ -92,11 +78,6 @@ def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
     ]
     (tmp_path / "case" / "said.json").write_text('{"te')
     assert forks._goes_on("generate", (), tmp_path / "case")[0].startswith("once more: JSONDecodeError")
-
-
-def test_nothing_measured_does_not_hold(monkeypatch):
-    monkeypatch.setattr(interrupts, "Forks", lambda: tempfile.TemporaryDirectory())
-    assert not interrupts.measure(0, lambda text: None).holds
 
 
 def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted():

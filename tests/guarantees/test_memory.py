@@ -30,18 +30,6 @@ def test_it_holds_in_the_quick_cases(monkeypatch):
     assert found.value.endswith("2 refused and 1 answered, 0 failures")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 7, 14])
-def test_it_holds_in_further_cases(first):
-    """Of all kinds; the guarantee measures every one."""
-    seen = memory._Seen()
-    for number in range(first, GUARANTEE.full, 21):
-        cell, seed = case(number)
-        seen.one(cell, seed, str(cell))
-    assert seen.failures == []
-    assert seen.calls > 0
-
-
 def test_every_cell_is_a_case_and_every_backend_of_a_cpu_is_met():
     assert GUARANTEE.full == len(CELLS) == len(set(CELLS))
     assert {cell for cell in CELLS if isinstance(cell, peaks.Cell)} == set(peaks.CELLS)
@@ -51,13 +39,6 @@ def test_every_cell_is_a_case_and_every_backend_of_a_cpu_is_met():
     assert {cell.backend for cell in first if isinstance(cell, peaks.Cell)} >= set(peaks.WAYS) - {
         peaks.REFERENCE
     }
-
-
-def test_no_case_is_no_evidence(monkeypatch):
-    monkeypatch.setattr(peaks, "measured", lambda cell, seed: peaks.Peak(0.5, 0.5, 0.5, ""))
-    assert not measure(0, silent).holds
-    assert not measure(1, silent).holds
-    assert len(measure(0, silent).skipped) == 3
 
 
 def test_a_peak_is_what_is_held_at_a_time():
@@ -128,25 +109,3 @@ def test_a_guard_that_sleeps_is_seen(monkeypatch, name, said):
     assert refusals.refused(name) is None
     monkeypatch.setattr(support_memory, "shortage", lambda needed: None)
     assert refusals.refused(name).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda: None, "not refused"),
-        (lambda: (_ for _ in ()).throw(MemoryError("no")), "MemoryError: no"),
-        (lambda: (_ for _ in ()).throw(ValueError("too much")), "without an estimate or a limit: too much"),
-        (
-            lambda: (torch.empty(10**8), (_ for _ in ()).throw(ValueError("9 GiB")))[0],
-            "381 MiB were taken first",
-        ),
-    ],
-)
-def test_what_is_no_refusal_is_said(monkeypatch, ask, said):
-    monkeypatch.setitem(refusals.REFUSED, "planted", lambda: next(iter([ask()])))
-    assert refusals.refused("planted") == said
-
-
-def test_an_answer_that_takes_much_is_said(monkeypatch):
-    monkeypatch.setitem(refusals.ANSWERED, "planted", lambda: torch.empty(10**8))
-    assert refusals.answered("planted") == "381 MiB were taken"

@@ -22,31 +22,6 @@ def silent(text):
     pass
 
 
-def test_the_figure_holds():
-    found = mutated_files.GUARANTEE.measure(mutated_files.GUARANTEE.quick, silent)
-    assert found.failures == ()
-    assert found.holds
-    assert found.value.startswith(
-        f"0 of {mutated_files.GUARANTEE.quick * len(FORMS)} files of {len(FORMS)} forms failed"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_more_files_of_each_form(form):
-    assert mutated_files.measure(80, silent, [form]).failures == ()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_hundreds_of_files_of_each_form(form):
-    assert mutated_files.measure(300, silent, [form]).failures == ()
-
-
-def test_nothing_measured_does_not_hold():
-    assert not mutated_files.GUARANTEE.measure(0, silent).holds
-
-
 def test_a_few_files_see_every_mutation():
     for form in FORMS:
         assert mutated_files.GUARANTEE.quick >= len(set(form.mutations)), form.name
@@ -186,15 +161,6 @@ def test_time_is_limited(monkeypatch):
     assert (found.number, found.complaint) == (7, "hung: no answer within 0.3 s")
 
 
-def test_after_a_crash_the_next_file_is_read():
-    def make(number):
-        return (lambda: signal.raise_signal(signal.SIGKILL)) if number == 1 else (lambda: None)
-
-    found = list(sandbox.seen(make, range(4), 2**28))
-    assert [one.number for one in found] == [0, 1, 2, 3]
-    assert [one.complaint for one in found] == [None, "its process was killed by SIGKILL", None, None]
-
-
 @pytest.mark.parametrize("name", ["edge list", "adjacency list", "GraphML"])
 def test_what_is_read_wrongly_is_seen(name):
     """Edges that run the other way round."""
@@ -210,10 +176,3 @@ def test_a_whole_file_that_is_refused_stops_the_figure():
     )
     with pytest.raises(ValueError, match="planted: the whole file: refused without a name"):
         mutated_files.measure(1, silent, [form])
-
-
-def test_without_fork_every_file_is_skipped(monkeypatch):
-    monkeypatch.setattr(sandbox, "available", lambda: "needs os.fork")
-    found = mutated_files.measure(3, silent)
-    assert found.skipped == ("every file: needs os.fork",)
-    assert not found.holds

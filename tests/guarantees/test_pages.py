@@ -6,8 +6,6 @@ import pytest
 from support.extras import needs
 
 from gnn_attention import explorer
-from gnn_attention.draw import _axes, _node_layouts
-from gnn_attention.draw import pictures as draw
 from gnn_attention.explorer import _html
 from tests.guarantees import pages
 from tests.guarantees.documents import html_document, svg_document
@@ -32,20 +30,6 @@ def _anew():
     pages._harmless.cache_clear()
 
 
-def test_the_figure_holds():
-    found = pages.GUARANTEE.measure(pages.GUARANTEE.quick, silent)
-    assert found.failures == ()
-    assert found.value.startswith(f"0 of {pages.GUARANTEE.quick} pages")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
-def test_texts_in_every_place(surface):
-    """A fifth of them in each, every one in some; the guarantee tries all."""
-    some = TEXTS[SURFACES.index(surface) % 5 :: 5]
-    assert {text: found for text in some if (found := pages.complaints(surface, text))} == {}
-
-
 def test_there_are_forty_texts_and_the_full_count_is_every_pair():
     assert len(set(TEXTS)) == 40
     assert pages.GUARANTEE.full == 40 * len(SURFACES)
@@ -60,10 +44,6 @@ def test_a_count_sees_every_pair_once(monkeypatch):
     seen.clear()
     pages.measure(len(SURFACES), silent)
     assert len({name for name, _ in seen}) == len({text for _, text in seen}) == len(SURFACES)
-
-
-def test_nothing_measured_does_not_hold():
-    assert not pages.measure(0, silent).holds
 
 
 def found_in(name, texts=TEXTS):
@@ -104,35 +84,6 @@ PICTURES = (
     "graph of many tokens: labels",
     "benchmark: method",
 )
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_mathematics_in_a_picture_is_seen(name, monkeypatch):
-    for module in (_axes, _node_layouts):
-        monkeypatch.setattr(module, "AS_IT_IS", {})
-    assert found_in(name, ["costs $5 or $6"])
-
-
-def test_control_characters_in_a_picture_are_seen(monkeypatch):
-    monkeypatch.setattr(draw, "printable", lambda text, line_ends=False: text)
-    assert any("no XML" in complaint for complaint in found_in("mask: labels", ["\x1b[31m"]))
-
-
-def test_a_label_that_a_legend_leaves_out_is_seen(monkeypatch):
-    def plainly(owner, handles, **layout):
-        owner.legend(**layout)
-
-    monkeypatch.setattr(_axes, "legend", plainly)
-    assert "the text is not shown as it is" in found_in("benchmark: method", ["_hidden"])
-
-
-def test_letters_that_fall_apart_are_seen(monkeypatch):
-    """Where joiners become blanks, a family is three people."""
-    family = next(text for text in TEXTS if "\u200d\U0001f469" in text)
-    assert found_in("page in a notebook: title", [family]) == []
-    monkeypatch.setattr(_html, "printable", lambda text: text.replace("\u200d", " "))
-    monkeypatch.setattr(_html, "embedded", lambda data: EMBEDDED({**data, "title": ""}))
-    assert found_in("page in a notebook: title", [family]) == ["the text is not shown as it is"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from support.extras import needs
 
 from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention._support import locks
@@ -14,7 +13,7 @@ from gnn_attention.huggingface import _overrides
 from gnn_attention.interpret import trace
 from gnn_attention.model import Config, LanguageModel
 from tests.guarantees import threads
-from tests.guarantees.together import KINDS, Shared
+from tests.guarantees.together import Shared
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
@@ -33,33 +32,6 @@ def in_a_thread(work):
     thread.start()
     thread.join(60)
     return found[0]
-
-
-def test_the_quick_count_holds():
-    """Models of Hugging Face are among them."""
-    needs("transformers")
-    measured = threads.GUARANTEE.measure(threads.GUARANTEE.quick, lambda text: None)
-    assert measured.holds, measured
-    assert measured.value.startswith("0 differences in ")
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(8, marks=pytest.mark.slow),
-        *(pytest.param(first, marks=pytest.mark.nightly) for first in (48, 88, 128)),
-    ],
-)
-def test_more_cases_hold(first):
-    for number in range(first, first + 40):
-        assert threads.case(number)[1] == [], number
-
-
-def test_a_count_that_leaves_a_kind_out_does_not_hold():
-    assert not threads.measure(0, lambda text: None).holds
-    assert threads.measure(1, lambda text: None).skipped == tuple(
-        f"no case of {kind}" for kind in list(KINDS)[1:]
-    )
 
 
 class Faulty:
@@ -226,20 +198,3 @@ def test_filters_of_warnings_are_changed_by_one_thread_at_a_time():
         assert not first.is_alive() or "one" not in str(warnings.filters)
     first.join()
     assert list(warnings.filters) == before
-
-
-def test_products_of_sparse_lists_leave_the_filters_alone(monkeypatch):
-    """Once torch has said what it says once."""
-    locks.accept_sparse_matrices()
-    monkeypatch.setattr(warnings, "catch_warnings", None)
-    n = 300
-    ring = patterns.window(4 * n, 2)
-    assert (ring @ ring).num_edges == sum(min(3, dst + 1) for dst in range(4 * n))
-
-
-def test_every_kind_gives_numbers():
-    needs("transformers")
-    for kind, make in KINDS.items():
-        found = threads._caught(threads._made(make, 3), 0)
-        assert not isinstance(found, str), (kind, found)
-        assert found

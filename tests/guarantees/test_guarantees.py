@@ -12,6 +12,24 @@ GOOD = Result("F1", "equal", "0 mismatches", 10, True, "0 of 10", True, date="20
 BAD = Result("F2", "precise", "1e-12", 10, False, "2e-12", False, failures=("case 3: off by 2e-12",))
 
 
+def silent(text):
+    """Show no progress."""
+
+
+# F12 measures long calls: test_memory has shorter ones.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in GUARANTEES if name != "F12"])
+def test_the_quick_count_holds(name):
+    found = GUARANTEES[name].measure(GUARANTEES[name].quick, silent)
+    assert found.holds, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GUARANTEES)
+def test_nothing_measured_does_not_hold(name):
+    assert not GUARANTEES[name].measure(0, silent).holds
+
+
 @pytest.mark.slow
 def test_every_guarantee_has_a_promise_and_a_threshold():
     for name, guarantee in GUARANTEES.items():
