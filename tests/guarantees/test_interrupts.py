@@ -35,6 +35,12 @@ def test_cases_cover_the_commands_and_the_moments():
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
 
+def test_the_quick_count_holds():
+    """And a few more, so that every command is interrupted in time."""
+    measured = interrupts.measure(15, lambda text: None)
+    assert measured.holds, measured
+
+
 TOLD = {
     "a traceback": (
         {"code": 1, "left": []},
