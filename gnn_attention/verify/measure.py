@@ -32,15 +32,13 @@ class Truth:
 
     ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
     its fused kernel: the gradients of a backend that, like it, computes the weights again are judged by the
-    larger of the two. ``cancelled`` holds bounds of the errors of gradients whose terms cancel, summed in
-    float32.
+    larger of the two.
     """
 
     out: Tensor
     gradients: Mapping[str, Tensor]
     yardstick: Mapping[str, float]
     fused: Mapping[str, float] = field(default_factory=dict)
-    cancelled: Mapping[str, float] = field(default_factory=dict)
 
     def for_backend(self, backend: Backend | None) -> Truth:
         """What a backend (None: the walk) is judged by."""
@@ -119,9 +117,7 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
     shares, parts = [output / limit], [("output", out, truth.out, limit * unit)]
     for name, g in gradients.items():
-        off, own = _measured(
-            g, truth.gradients[name], truth.yardstick.get(name), largest, truth.cancelled.get(name, 0.0)
-        )
+        off, own = _measured(g, truth.gradients[name], truth.yardstick.get(name), largest)
         shares.append(_ratio(off, own) / slope)
         parts.append((f"gradient of {name}", g, truth.gradients[name], slope * own))
     gradient = slope * max(shares[1:], default=0.0, key=_rank)
@@ -169,23 +165,13 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
     return magnitude * (share / (1 - share) if share < 1 else math.inf)
 
 
-def _measured(
-    found: Tensor, true: Tensor, yardstick: float | None, largest: float, cancelled: float = 0.0
-) -> tuple[float, float]:
-    """The error of one tensor and its unit; ``largest`` is the scale for float64, where no yardstick is
-    needed.
-
-    A gradient may be 0 in theory, as that of q where each receiver attends to one token: SDPA may have
-    exactly 0 by luck, since it subtracts two sums that it takes in one order. There the unit is the bound of
-    what such sums may be off in any order.
-    """
+def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
+    """The error of one tensor and its unit; ``largest`` is the scale for float64, without a yardstick."""
     if found.shape != true.shape:
         return math.inf, 0.0
     if found.dtype == torch.float64:
         return _distance(found, true), EXACT * largest
-    unit = max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
-    vanishes = _largest(true) <= cancelled * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    return _distance(found, true), max(unit, cancelled) if vanishes else unit
+    return _distance(found, true), max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
 
 
 def _rank(ratio: float) -> float:

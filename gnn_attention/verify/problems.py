@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.func import functional_call
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -19,6 +21,7 @@ from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.check import verdict
 from gnn_attention.verify.measure import Truth, gradients_of
+from gnn_attention.verify.roundings import lse_of, rounded
 from gnn_attention.verify.truth import (
     NEIGHBOURS,
     Attempt,
@@ -157,14 +160,12 @@ def layer_truth(
     if direction.dtype == torch.float64:
         return Truth(out, gradients, {})
     neighbours = [_neighbour(heads.to(device), given, number) for number in range(NEIGHBOURS)]
-    return Truth(
-        out,
-        gradients,
-        *yardsticks(
-            lambda number, widened: problem.baseline(*neighbours[number], number, widened),
-            lambda number: problem.solved(*neighbours[number]),
-        ),
+    plain, fused = yardsticks(
+        lambda number, widened: problem.baseline(*neighbours[number], number, widened),
+        lambda number: problem.solved(*neighbours[number]),
     )
+    leaves = given | plain_names(heads)
+    return rounded(Truth(out, gradients, plain, fused), partial(problem.rows, heads), leaves, direction)
 
 
 def _neighbour(heads: Any, given: Mapping[str, Tensor], number: int) -> tuple[Any, dict[str, Tensor]]:
@@ -191,6 +192,16 @@ class _DenseLayer:
         out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], self.mask, heads.scale, dense)
         return out, gradients_of(out, self.direction.double().cpu(), inputs | weights)
 
+    def rows(self, heads: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, the sums of its heads, and lse, of float64 states and weights."""
+        exact = copy.deepcopy(heads).cpu().double()
+        weights = {name: inputs[name.removeprefix("standard.")] for name, _ in exact.named_parameters()}
+        q = _called(exact, "receive", weights, inputs["x_dst"])
+        k, v = _called(exact, "send", weights, inputs["x_src"])
+        dense = partial(self.dense, inputs)
+        z = oracle.attention(q, k, v, self.mask, heads.scale, dense)
+        return _called(exact, "collect", weights, z), z, lse_of(q, k, self.mask, heads.scale, dense)
+
     def baseline(self, heads: Any, given: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
         """SDPA in the dtype of the weights, tokens and samples in the given order."""
         device = self.direction.device
@@ -208,3 +219,19 @@ class _DenseLayer:
         out = heads.collect(z)
         learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
         return out, gradients_of(out, self.direction, learners | plain_names(heads))
+
+
+class _Method(nn.Module):
+    """One method of heads as a module, so that it can be called with other weights."""
+
+    def __init__(self, heads: nn.Module, name: str) -> None:
+        super().__init__()
+        self.heads, self.name = heads, name
+
+    def forward(self, x: Tensor) -> Any:
+        return getattr(self.heads, self.name)(x)
+
+
+def _called(heads: nn.Module, name: str, weights: Mapping[str, Tensor], x: Tensor) -> Any:
+    """A method of the heads with these weights."""
+    return functional_call(_Method(heads, name), {f"heads.{key}": w for key, w in weights.items()}, (x,))

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Truth, gradients_of, summation_bound, worst_errors
+from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.roundings import lse_of, rounded
 
 ORDERS = 8  # in which the yardstick of lse is taken
 NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, itself among them
@@ -60,7 +62,8 @@ def attention_truth(
     def solved(number: int) -> Attempt:
         return problem.solved({name: nearby(x, number) for name, x in inputs.items()})
 
-    return Truth(out, gradients, *yardsticks(neighbour, solved), problem.cancelled(inputs))
+    truth = Truth(out, gradients, *yardsticks(neighbour, solved))
+    return rounded(truth, problem.rows, inputs, direction)
 
 
 def yardsticks(
@@ -98,8 +101,8 @@ class DenseProblem:
     mask: Tensor
     direction: Tensor
     scale: float
-    dense: Dense
-    additive: bool
+    dense: Dense = unchanged
+    additive: bool = True
     factors: Tensor | None = None
     device: str = "cpu"
 
@@ -112,26 +115,11 @@ class DenseProblem:
         )
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
-    def cancelled(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
-        """Bounds of what gradients that pass through the logits are off in float32, where their terms cancel.
-
-        The gradient of a logit is ``w_e (grad_out . v - grad_out . out)``: two sums of C products, each off
-        by at most ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what
-        else is learned times 1.
-        """
-        wide = {name: x.detach().cpu().double() for name, x in inputs.items()}
-        (q, k, v), sinks, direction = _qkv(wide), wide.get("sink_logits"), self.direction.cpu().double().abs()
-        weights = oracle.attention_weights(
-            q, k, self.mask, self.scale, lambda x: self.dense(wide, x), sinks, self.factors
-        )
-        products = torch.einsum("bhic,bhjc->bhij", direction, oracle.per_query_head(v, q).abs())
-        off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
-        by_query = torch.einsum("bhij,bhjd->bhid", off, oracle.per_query_head(k, q).abs()) * abs(self.scale)
-        by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()) * abs(self.scale)
-        by_key = by_key.reshape(len(k), k.shape[1], q.shape[1] // k.shape[1], *k.shape[2:]).sum(2)
-        by_key = by_key.sum_to_size(wide["k"].shape)
-        bounds = {name: _largest(off.sum()) for name in inputs if name != "v"}
-        return bounds | {"q": _largest(by_query), "k": _largest(by_key)}
+    def rows(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, again as what heads sum, and lse, of float64 inputs."""
+        (q, k, v), sinks, dense = _qkv(inputs), inputs.get("sink_logits"), partial(self.dense, inputs)
+        out = oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
+        return out, out, lse_of(q, k, self.mask, self.scale, dense, sinks)
 
     def baseline(
         self, inputs: Mapping[str, Tensor], number: int, widened: bool
@@ -152,10 +140,6 @@ class DenseProblem:
             )
         learned = {name: x for name, x in leaves.items() if name in FUSED} if widened else leaves
         return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.max()) if x.numel() else 0.0
 
 
 def _leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> dict[str, Tensor]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
-from torch.func import functional_call
 
 from gnn_attention import score_mods
 from gnn_attention._support.shapes import Tensor
@@ -19,12 +16,10 @@ from gnn_attention.backends import Backend
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
-from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, gradients_of
 from gnn_attention.verify.problems import layer_truth, plain_names
 from gnn_attention.verify.truth import ORDERS, Attempt, DenseProblem, attention_truth
 from tests.guarantees.draws import DTYPES, Draw
-from tests.guarantees.roundings import lse_of, rounded
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 
@@ -146,18 +141,7 @@ class AttendProblem:
     def truth(self) -> Truth:
         """The formula in float64, and SDPA's errors over neighbouring problems."""
         given = self._leaves, self.draw.mask, self.direction, self._scale, self._modified
-        truth = attention_truth(*given, additive="softcap" not in self.draw.numbers.mod)
-        if self.draw.numbers.dtype == "float64":
-            return truth
-        with torch.enable_grad():
-            return rounded(truth, self._dense, self._leaves, self.direction)
-
-    def _dense(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, again as what the heads sum, and lse."""
-        q, k, v = (inputs[name].expand(self.draw.numbers.batch, -1, -1, -1) for name in "qkv")
-        modify, sinks = partial(self._modified, inputs), inputs.get("sink_logits")
-        out = oracle.attention(q, k, v, self.draw.mask, self._scale, modify, sinks)
-        return out, out, lse_of(q, k, self.draw.mask, self._scale, modify, sinks)
+        return attention_truth(*given, additive="softcap" not in self.draw.numbers.mod)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
@@ -234,23 +218,7 @@ class LayerProblem:
     @cached_property
     def truth(self) -> Truth:
         """The seeds' formula in float64, and the errors of SDPA between the layer's own projections."""
-        truth = layer_truth(self._heads, *self._drawn, self.draw.mask)
-        if self.draw.numbers.dtype == "float64":
-            return truth
-        x_src, x_dst, direction = self._drawn
-        weights = {name: p.detach() for name, p in plain_names(self._heads).items()}
-        with torch.enable_grad():
-            return rounded(truth, self._dense, {"x_src": x_src, "x_dst": x_dst} | weights, direction)
-
-    def _dense(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer by its own projections, the sums of its heads, and lse."""
-        heads, mask = copy.deepcopy(self._heads).double(), self.draw.mask
-        values = {name: inputs[name.removeprefix("standard.")] for name, _ in heads.named_parameters()}
-        q = functional_call(_Part(heads, "receive"), _of(values), (inputs["x_dst"],))
-        k, v = functional_call(_Part(heads, "send"), _of(values), (inputs["x_src"],))
-        z = oracle.attention(q, k, v, mask, heads.scale)
-        out = functional_call(_Part(heads, "collect"), _of(values), (z,))
-        return out, z, lse_of(q, k, mask, heads.scale)
+        return layer_truth(self._heads, *self._drawn, self.draw.mask)
 
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients by a backend, or by the walk."""
@@ -258,22 +226,6 @@ class LayerProblem:
         inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
         out = MessagePassingAttention(self._heads, backend=backend)((x_src, x_dst), self.draw.graph)
         return out, gradients_of(out, direction, inputs | plain_names(self._heads))
-
-
-class _Part(nn.Module):
-    """One method of heads as a module, so that it can be called with other weights."""
-
-    def __init__(self, heads: Any, method: str) -> None:
-        super().__init__()
-        self.heads, self.method = heads, method
-
-    def forward(self, x: Tensor) -> Any:
-        """The method's result."""
-        return getattr(self.heads, self.method)(x)
-
-
-def _of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"heads.{name}": x for name, x in values.items()}
 
 
 Problem = AttendProblem | LayerProblem

@@ -1,18 +1,17 @@
 """What roundings do to a problem: the least error that a computation in a dtype can promise.
 
-SDPA's error may be exactly 0, on all neighbours of a problem: it takes ``grad_out . v`` and ``delta`` in one
-order. Beside it stands what happens to the truth, in float64,
+SDPA's error may be exactly 0 by luck: where a gradient is 0 in theory, it subtracts two sums that it takes in
+one order. So its errors count at least as much as what happens to the truth, in float64,
 
-* when every input is moved by up to a rounding of float32, in which everyone sums (its conditioning);
-* and to the gradients, when ``delta = sum(grad_out * out)`` is: that is subtracted from ``grad_out . v``,
-  which may be nearly the same number. A kernel that computes weights again takes delta from the output as it
-  stored it, so that for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for
-  lse;
+* when every input is moved by up to a rounding of float32, in which sums are taken;
+* and to the gradients, when ``delta = sum(grad_out * out)`` is: it is subtracted from ``grad_out . v``, which
+  may be nearly the same number. A kernel that computes weights again takes delta from the output as it was
+  stored, so that for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for lse;
 * and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e
   makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it.
 
 Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was
-    stored.
+stored.
 """
 
 from __future__ import annotations
@@ -26,30 +25,28 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 
-__all__ = ["lse_of", "rounded"]
-
 MOVES = 4
 Formula = Callable[
     [Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]
-]  # inputs -> output, heads' sums, lse
+]  # inputs -> output, sums of heads, lse
 
 
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
-    """``truth`` with yardsticks no smaller than what roundings of float32, and for fused kernels of the
-    dtype, do to it.
-    """
+    """``truth`` with yardsticks no smaller than what roundings do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
+    true = _moved(formula, leaves, direction)
 
     def worst(delta: float, lse: float) -> dict[str, float]:
         moved = (_moved(formula, leaves, direction, n, delta, lse) for n in range(1, 1 + MOVES))
-        return worst_errors(moved, *_moved(formula, leaves, direction))
+        return worst_errors(moved, *true)
 
-    anybody, recomputing = worst(single, 0.0), worst(own, single)
-    plain = {name: max(error, anybody[name]) for name, error in truth.yardstick.items()}
-    fused = {name: max(truth.fused.get(name, 0.0), recomputing[name]) for name in plain}
-    return replace(truth, yardstick=plain, fused=fused)
+    plain, recomputing = worst(single, 0.0), worst(own, single)
+    yardstick = {name: max(error, plain[name]) for name, error in truth.yardstick.items()}
+    fused = {name: max(truth.fused.get(name, 0.0), recomputing[name]) for name in yardstick}
+    return replace(truth, yardstick=yardstick, fused=fused)
 
 
+@torch.enable_grad()
 def _moved(
     formula: Formula,
     leaves: Mapping[str, Tensor],
@@ -58,20 +55,18 @@ def _moved(
     delta: float = 0.0,
     lse: float = 0.0,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by so much;
-    of 0 as they are.
-    """
-    rng = torch.Generator().manual_seed(number)
+    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by these."""
+    rng, direction = torch.Generator().manual_seed(number), direction.detach().cpu().double()
     single = torch.finfo(torch.float32).eps if number else 0.0
-    inputs = {
-        name: (x.double() * (1 + single * _signs(x, rng))).requires_grad_() for name, x in leaves.items()
-    }
-    out, heard, mass = formula(inputs)
-    (grad_heard,) = torch.autograd.grad(out, heard, direction.double(), retain_graph=True)
-    by_delta = (grad_heard.abs() * heard.detach().abs()).sum(-1) * _signs(mass, rng) * delta
-    by_lse = grad_heard * (mass.detach().abs() * _signs(mass, rng) * lse).unsqueeze(-1)
-    told = (direction.double(), by_lse, by_delta)
-    found = torch.autograd.grad((out, heard, mass), list(inputs.values()), told, allow_unused=True)
+    wide = {name: x.detach().cpu().double() for name, x in leaves.items()}
+    inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
+    out, z, row_lse = formula(inputs)
+    (grad_z,) = torch.autograd.grad(out, z, direction, retain_graph=True)
+    by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
+    by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
+    found = torch.autograd.grad(
+        (out, z, row_lse), list(inputs.values()), (direction, by_lse, by_delta), allow_unused=True
+    )
     gradients = {
         name: torch.zeros_like(x) if g is None else g
         for (name, x), g in zip(inputs.items(), found, strict=True)
@@ -92,12 +87,10 @@ def lse_of(
     modify: Callable[[Tensor], Tensor] | None = None,
     sink_logits: Tensor | None = None,
 ) -> Float[Tensor, "batch heads dst"]:
-    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for a receiver without
-    in-edges.
-    """
+    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for an isolated row."""
     logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * scale
     logits = logits if modify is None else modify(logits)
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
-    heard = mask.any(-1, keepdim=True)
-    return logits.masked_fill(~heard, 0.0).logsumexp(-1) * heard.squeeze(-1)
+    attends = mask.any(-1, keepdim=True)
+    return logits.masked_fill(~attends, 0.0).logsumexp(-1) * attends.squeeze(-1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gnn_attention.verify.measure import Truth
+from gnn_attention.verify.roundings import rounded
 from tests.guarantees import equality
-from tests.guarantees.roundings import rounded
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
