@@ -93,7 +93,7 @@ for call in run.layers:
 call = run.layers[1]
 for view in ga.trace.VIEWS:
     print(view)
-    for name, tensor in call.told(view).items():
+    for name, tensor in call.terms(view).items():
         print(f"    {name:<26} {list(tensor.shape)}")
 
 # %% [markdown]
@@ -103,7 +103,7 @@ for view in ga.trace.VIEWS:
 # %%
 for term in ga.trace.GLOSSARY:
     words = {view: getattr(term, view.replace(" ", "_")) for view in ga.trace.VIEWS}
-    places = {call.told(view)[word].data_ptr() for view, word in words.items() if word}
+    places = {call.terms(view)[word].data_ptr() for view, word in words.items() if word}
     assert len(places) == 1
     print(
         f"{len([word for word in words.values() if word])} names, {len(places)} tensor:",
@@ -166,7 +166,7 @@ plt.show()
 # back in the space of the states.
 
 # %%
-told = call.told("search")
+told = call.terms("search")
 mixture = sum(share * value for share, value in zip(masked, told["value"][0, head], strict=True))
 assert torch.allclose(mixture, told["mixture result"][0, head, receiver])
 print("a value is", len(mixture), "numbers wide, a state", run.states[0].shape[-1])
@@ -305,7 +305,7 @@ Y = (sigma @ U).sum(0)
 
 assert torch.allclose(A, call.overlap()[0])
 assert torch.allclose(sigma, shares)
-assert torch.allclose(Y, call.told("transforms")["mixture of updates"][0])
+assert torch.allclose(Y, call.terms("transforms")["mixture of updates"][0])
 
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2))
 draw_table(axes[0], A[head], pieces, f"score matrix of head {head}: all pairs", A[head].abs().max())
@@ -342,7 +342,7 @@ for layer, trained in enumerate(model.layers):
 # talk, in seven steps:
 
 # %%
-steps = call.told("message exchange")
+steps = call.terms("message exchange")
 print(f"receiver {pieces[receiver]!r}, head {head}\n")
 for number, (name, tensor) in enumerate(steps.items(), 1):
     print(f"{number}. {name}: {list(tensor.shape)}")
@@ -500,7 +500,7 @@ answer = None  # your turn: a string
 answer = "mixed incoming message" if answer is None else answer
 
 assert answer in steps, f"a message exchange has no such word; it has {', '.join(steps)}"
-assert steps[answer].data_ptr() == call.told("routing")["information routed"].data_ptr(), (
+assert steps[answer].data_ptr() == call.terms("routing")["information routed"].data_ptr(), (
     "that is another tensor"
 )
 print("right:", answer)

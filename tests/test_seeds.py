@@ -1144,7 +1144,7 @@ def test_S4_1_four_perspectives_on_one_run():
     """
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
-    told = [call.told(view) for view in ("search", "routing", "transforms", "message exchange")]
+    told = [call.terms(view) for view in ("search", "routing", "transforms", "message exchange")]
     assert_exact(told[0]["query"][0], x @ heads.W_Q)
     assert_exact(told[0]["value"][0], x @ heads.W_V)
     weights = listening(x @ heads.W_Q, x @ heads.W_K, LISTED.mask())
@@ -1480,7 +1480,7 @@ def test_S4_17_the_protocol():
         "mixed incoming message": listening(q, k, LISTED.mask()) @ v,
         "state update": update_of(heads, x, LISTED.mask()),
     }
-    told = call.told("message exchange")
+    told = call.terms("message exchange")
     assert list(told) == list(wanted)
     for name, tensor in told.items():
         assert_exact(tensor[0], wanted[name])

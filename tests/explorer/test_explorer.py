@@ -64,9 +64,6 @@ class TestData:
             assert len(choice.meaning) < 120
 
     def test_the_masks_of_a_page(self, page: explorer.Page) -> None:
-        """The model's own first, then the user's, which is shown first; no mask twice; names are what they
-        are called.
-        """
         data = data_of(page)
         names = [mask["name"] for mask in data["masks"]]
         assert names[:2] == ["causal(27)", "window(27, 3)"]
@@ -81,9 +78,6 @@ class TestData:
                 assert torch.equal(mask_of(data, number), expressions.parse(name).mask()), name
 
     def test_graphs_of_ones_own(self) -> None:
-        """An expression of n, one of the size of the text, a TokenGraph, a large one, several; masks replace
-        the zoo.
-        """
         edges = TokenGraph.from_edges(torch.tensor([[0, 2], [2, 0]]), 11, name="two edges")
         given = ["window(n, 2)", "causal(11) - causal(11).T", edges, patterns.window(10_000, 4)]
         data = data_of(explorer.page(TEXT, graph=given, masks=["self_loops(n)"]))
@@ -205,9 +199,6 @@ class Elements(html.parser.HTMLParser):
 class TestFile:
     @pytest.mark.parametrize("words", HOSTILE, ids=range(len(HOSTILE)))
     def test_hostile_words_are_inert(self, words: str) -> None:
-        """In title, tokens, names of masks and of the model: the page has the same elements, and the words
-        come back whole.
-        """
         model, vocabulary = small(num_layers=1)
         graph = TokenGraph.from_edges(torch.tensor([[0], [1]]), 3, name=words)
         plain = explorer.page("abc", (model, vocabulary), title="plain", graph=patterns.causal(3), masks=[])
@@ -233,9 +224,6 @@ class TestFile:
             assert Elements(made.html).texts["title"] == [shown]
 
     def test_only_this_script_and_this_style_may_run(self, page: explorer.Page) -> None:
-        """The policy names the hashes of what is inside, and allows nothing else; no element carries code or
-        addresses.
-        """
         elements = Elements(page.html)
         (policy,) = (dict(attrs)["content"] for tag, attrs in elements.tags if dict(attrs).get("http-equiv"))
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -264,9 +252,6 @@ class TestFile:
         assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
 
     def test_size(self, page: explorer.Page) -> None:
-        """Under 200 KB without data; the shipped model's data are its float16 weights in base64, 1.9 MB in
-        all.
-        """
         assert _html.TEMPLATE.stat().st_size < 200_000
         assert len(page.html) < 2_100_000
 

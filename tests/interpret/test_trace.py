@@ -102,9 +102,6 @@ def dense(
     cap: float | None = None,
     bias: Any = None,
 ):
-    """``cut`` and ``mute`` are bool ``[H, dst, src]`` (or broadcastable), ``bias [H, E]`` in the order of the
-    graph's edges.
-    """
     each = made.num_heads // made.num_kv_heads
     W_K, W_V, b_K, b_V = (
         getattr(made, name).repeat_interleave(each, 0) for name in ("W_K", "W_V", "b_K", "b_V")
@@ -143,9 +140,6 @@ def at(matrix: Tensor, pairs: Tensor) -> Tensor:
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything_equals_the_dense_formula(graph, backend):
-    """Logits, weights, messages, what was carried, norms, projections and results of heads, on every kind of
-    graph.
-    """
     made, x, direction = heads(), states(2, 7, 12), states(12, seed=5)
     call = trace.record(MessagePassingAttention(made, backend=backend), x, graph).layers[0]
     wanted = dense(made, x, graph)
@@ -247,9 +241,6 @@ def test_matrices_are_made_on_request():
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 def test_recording_changes_nothing(backend):
-    """Output, states and weights are those of the model, which is left as it was; nothing stays after an
-    exception either.
-    """
     model, graph = new_model(backend), patterns.window(7, 3)
     wanted, before = model(TOKENS, graph), copy.deepcopy(model.state_dict())
     run = trace.record(model, TOKENS, graph)
@@ -267,9 +258,6 @@ def test_recording_changes_nothing(backend):
 
 
 def test_states_and_phases_of_the_residual_stream():
-    """Seeds S4.11, S4.19: B + 1 states for B phases, each the one before plus its update, the phases in
-    turn.
-    """
     run = trace.record(new_model(), TOKENS)
     assert [(phase.layer, phase.name) for phase in run.phases] == [
         (layer, name) for layer in range(3) for name in ("communication", "computation")
@@ -284,9 +272,6 @@ def test_states_and_phases_of_the_residual_stream():
 
 
 def test_a_block_and_a_layer_can_be_recorded_alone():
-    """A block has two phases; a layer over [N, d] counts as a batch of one; a module that calls a layer twice
-    has two calls.
-    """
     model, x = new_model(), states(7, 12)
     run = trace.record(model.blocks[1], x[None], patterns.causal(7))
     assert (len(run.layers), len(run.states), run.layers[0].number) == (1, 3, 0)
@@ -331,9 +316,6 @@ def one(src: int, dst: int) -> ga.TokenGraph:
 
 
 def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan():
-    """Where the graph differs by head, a NaN message is carried by the heads that have the edge, and by no
-    other.
-    """
     made, x = heads(), states(1, 7, 12)
     x[0, 5] = math.nan
     graph = ga.algebra.per_head(*[patterns.causal(7)] * 2, *[patterns.window(7, 1) - one(5, 5)] * 2)
@@ -348,9 +330,6 @@ def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan():
 
 
 def test_half_precision_is_read_in_float32():
-    """Numbers of a bfloat16 layer: float32, and as near to those of its own queries, keys and values as
-    float32 allows.
-    """
     made, x = heads().bfloat16(), states(1, 7, 12).bfloat16()
     call = trace.record(MessagePassingAttention(made), x, LISTED).layers[0]
     assert {
@@ -438,11 +417,8 @@ def test_hooks_have_the_axes_of_transformer_lens():
 
 
 def test_one_run_told_in_four_views():
-    """Seeds S4.1 and S4.17: the seven steps of the protocol in their order, and the other views over the same
-    numbers.
-    """
     call = trace.record(MessagePassingAttention(heads()), states(2, 7, 12), LISTED).layers[0]
-    told = {view: call.told(view) for view in trace.VIEWS}
+    told = {view: call.terms(view) for view in trace.VIEWS}
     assert list(told["message exchange"]) == [
         *("receiving channel", "sending channel", "channel overlap", "listening distribution"),
         *("outgoing message", "mixed incoming message", "state update"),
@@ -457,7 +433,7 @@ def test_one_run_told_in_four_views():
         ValueError,
         match="view must be one of 'search', 'routing', 'transforms', 'message exchange', got 'poetry'",
     ):
-        call.told("poetry")
+        call.terms("poetry")
 
 
 def test_unknown_names_are_refused_by_name():
@@ -520,9 +496,6 @@ def test_gradients_of_an_operation(backend, kind):
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 def test_operations_on_a_model(backend):
-    """By layer: only from that layer on do states differ; both ways to operate agree, and leaving
-    restores.
-    """
     model = new_model(backend)
     plain = trace.record(model, TOKENS)
     operations = [trace.mute([(2, 5)], layers=1), trace.cut([(0, 4), (1, 4)], layers=[1, 2])]
@@ -541,9 +514,6 @@ def test_operations_on_a_model(backend):
 
 
 def test_operations_add_up_and_nest():
-    """Two mutes, of which one is inside the other; a mute of an edge whose neighbour is cut; twice the
-    same.
-    """
     made, x = heads(), states(2, 7, 12)
     layer = MessagePassingAttention(made)
     both = dense(made, x, LISTED, mute=cells([(6, 2), (0, 2)])).update
@@ -559,9 +529,6 @@ def test_operations_add_up_and_nest():
 
 
 def test_one_operation_on_many_graphs():
-    """Within one operation each call's own graph is operated on, of whatever length, and by layers of other
-    numbers of heads.
-    """
     made, x = heads(), states(2, 7, 12)
     layer = MessagePassingAttention(made, backend="auto")
     for kind in ("cut", "mute"):
@@ -582,9 +549,6 @@ def test_text_goes_on_under_an_operation():
 
 
 def test_an_operation_on_one_head_leaves_the_others_their_plans():
-    """Heads that are not operated on keep the graph itself, and "auto" takes no mask of heads x tokens x
-    tokens.
-    """
     graph = patterns.causal(1024)
     touched, rest = trace.cut((3, 1000), heads=2).split(graph, 8)
     assert (touched.num_edges, rest.num_edges, rest.heads) == (1, 8 * graph.num_edges - 1, 8)
@@ -611,9 +575,6 @@ def test_every_edge_of_a_head_and_graphs_of_edges():
 
 
 def test_a_bias_stays_with_its_edges():
-    """Cut and mute in all heads beside a per-edge bias; in some heads it is refused, as no list of edges is
-    left.
-    """
     made, x, bias = heads(), states(1, 7, 12), states(4, 9)
     layer, pairs = MessagePassingAttention(made), [(0, 2), (5, 1)]
     for kind in ("cut", "mute"):
@@ -643,9 +604,6 @@ def test_other_forms_of_a_graph_are_taken():
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 @pytest.mark.parametrize("kind", ["cut", "mute"])
 def test_what_is_not_sent_is_never_read(kind, backend):
-    """A NaN in the message of a cut or muted edge stays with its sender; so does its gradient (a muted key is
-    still heard).
-    """
     made, x = heads(), states(1, 7, 12)
     layer = MessagePassingAttention(made, backend=backend)
     graph, pairs = patterns.causal(7) - (one(0, 3) | one(1, 3) | one(2, 3)), [(3, dst) for dst in range(4, 7)]
@@ -673,9 +631,6 @@ def test_what_is_not_sent_is_never_read(kind, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_receivers_left_with_nobody_hear_nothing(backend):
-    """Every in-edge cut: exactly 0 and lse -inf. Every in-edge muted: exactly 0, weights still sum to 1.
-    Gradients are finite.
-    """
     made, x = heads(), states(1, 7, 12).requires_grad_()
     layer, pairs = MessagePassingAttention(made, backend=backend), [(6, 2), (0, 2), (2, 2)]
     for kind in (trace.cut, trace.mute):
@@ -693,9 +648,6 @@ def test_receivers_left_with_nobody_hear_nothing(backend):
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows"])
 @torch.no_grad()
 def test_muting_the_loudest_edge_loses_no_digits(backend, dtype):
-    """What a subtraction would ruin: the muted edge has nearly all the weight and a message 1000 times the
-    others'.
-    """
     torch.manual_seed(0)
     n, width = 24, 16
     q, k, v = torch.randn(1, 2, n, width), torch.randn(1, 2, n, width), torch.randn(1, 2, n, width)
@@ -703,7 +655,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend, dtype):
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
-    muted = interventions.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
+    muted = intervene.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
     found = ga.attend(q, k, v, graph, scale=scale, backend=intervene.Muting.over(backend, muted))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
@@ -727,9 +679,6 @@ class Sizes(TorchDispatchMode):
 
 @torch.no_grad()
 def test_nothing_is_made_of_tokens_by_tokens():
-    """2048 tokens of 4 edges each, recorded, cut and muted: no tensor comes near 2048 x 2048, or edges x
-    heads x width.
-    """
     n, width = 2048, 64
     torch.manual_seed(0)
     layer, x = (
@@ -829,7 +778,7 @@ def test_wrong_questions_are_refused():
         (
             lambda: call.along(torch.ones(5)),
             ValueError,
-            r"direction must be a tensor \[12\], as wide as a state, got \[5\]",
+            r"direction must be a tensor \[12\], as wide as a state, got .*shape \[5\]",
         ),
         (
             lambda: call.dense(call.weights()[:, :3]),
@@ -848,9 +797,6 @@ def test_wrong_questions_are_refused():
 
 
 def test_a_layer_with_message_hooks_is_refused():
-    """Hooks of torch_geometric make a layer walk whatever its backend: then nothing could be muted or
-    recorded.
-    """
     layer, x = MessagePassingAttention(heads(), backend="auto"), states(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
@@ -868,9 +814,6 @@ def test_a_layer_with_message_hooks_is_refused():
 
 
 def test_a_run_under_surgery_can_be_copied():
-    """A model inside an operation is still a model: deepcopy keeps the operation's backend and nothing of the
-    original.
-    """
     model = new_model()
     with trace.operate(model, trace.mute((0, 5))):
         inside = model(TOKENS)
@@ -879,9 +822,6 @@ def test_a_run_under_surgery_can_be_copied():
 
 @torch.no_grad()
 def test_a_message_sent_on_through_another_token():
-    """Seed S1.9, on the trained model: without what layer 0 carries from the token before, the induction head
-    hears no copy.
-    """
     model, _ = lm.load_trained()
     first = torch.randint(model.config.vocabulary_size, (4, 24), generator=torch.Generator().manual_seed(1))
     tokens = torch.cat([first, first], dim=1)
@@ -927,9 +867,6 @@ def test_rollout_is_the_product_of_the_layers(graph):
 
 
 def test_flow_is_the_least_cut_of_the_shares():
-    """Between rollout and 1, no more than any cut lets through; of one layer the share itself; of a chain the
-    bottleneck.
-    """
     run = trace.record(new_model(), TOKENS, ga.convert.from_edge_index(LISTED.edge_index, 7))
     shares = [mixed([call]) for call in run.layers]
     for src in range(7):
@@ -962,9 +899,6 @@ def test_a_muted_edge_brings_nothing_to_rollout_and_flow():
 
 
 def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch):
-    """Logits of more pairs than are gathered together, with gradients; those of the whole graph are gathered
-    nowhere.
-    """
     made, x = heads(), states(1, 7, 12).requires_grad_()
     chosen = torch.tensor([8, 1, 2, 3, 4, 5, 0, 7])
 

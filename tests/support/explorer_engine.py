@@ -118,9 +118,6 @@ def attended(overlap: Tensor, edges: Tensor) -> Tensor:
 
 
 def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list[dict[str, Tensor]], Tensor]:
-    """The forward pass of LanguageModel as dense float64 formulas: the numbers of each layer, and the
-    logits.
-    """
     W = {name: tensor.double() for name, tensor in state.items()}
     x, layers = W["embedding.weight"][ids], []
     for number, of_layer in enumerate(edges):
@@ -161,9 +158,6 @@ def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list
 
 
 def check_run(said: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
-    """A run of the engine is the oracle's, in every number that it tells: both are one forward pass in
-    float64.
-    """
     assert "error" not in said, said
     layers, logits = dense(state, ids, edges)
     for number, (found, wanted) in enumerate(zip(said["said"]["layers"], layers, strict=True)):

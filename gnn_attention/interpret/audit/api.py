@@ -1,18 +1,18 @@
-"""Does information flow exactly along the graph? An audit of any module on sequences, from outside.
+"""Whether information flows exactly along a graph: an audit of any module on sequences, from outside.
 
 A mask bounds which tokens may influence which. :func:`audit` tests the bound on the module as a function:
 where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
 
-* **jacobian**: exact sparsity in float64. Random cotangents on groups of receivers, such that every pair of
-  tokens is isolated by one group; random directions make it improbable that two influences cancel, and a
-  second random input that one is dead by chance. A gradient is exactly zero, or it is a flow.
+* **jacobian**: exact sparsity in float64, by random cotangents on groups of receivers such that every pair of
+  tokens is isolated by one group. Random directions and a second random input make it improbable that
+  influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
 * **perturbation**: the input of one sender is replaced, and all outputs compared. It also finds flows without
   gradient.
 * **nan**: one sender is NaN. Alone it proves nothing (dense attention multiplies NaN by a weight of zero), so
   pairs that only a NaN crosses are listed separately.
 
-``assert audit(...).ok`` is a test of a model; ``pytest -p gnn_attention.interpret.audit.pytest_plugin``
-provides it as a fixture, and ``gnn-attention audit`` audits the file of a language model.
+``assert audit(...).ok`` is a test of a model, ``gnn_attention.interpret.audit.pytest_plugin`` a fixture for
+it, and ``gnn-attention audit`` a command for the file of a language model.
 
 Of a Hugging Face model, with T tokens (``ids [1, T]`` are any):
 
@@ -22,8 +22,8 @@ one layer                       ``audit(PartOf(model, "model.layers.0", input_id
 padding                         ``call=lambda model, x: model(x, attention_mask=mask.expand(len(x), -1))``
 decoding                        a ``call`` that passes ``x`` in chunks, with the cache, and joins the logits
 decoder of encoder-decoders     ``call=lambda model, x: model(ids.expand(len(x), -1), decoder_input_ids=x)``
-                                and ``embedding="decoder.embed_tokens"``; for the encoder alone
-                                ``audit(model.get_encoder(), ...)``
+                                and ``embedding="decoder.embed_tokens"``
+encoder alone                   ``audit(model.get_encoder(), ...)``
 from encoder to decoder         the graph ``cross(answer, T)``, a ``call`` with fixed decoder ids, the
                                 encoder's embedding
 pictures and sound              ``input_shape=(patches, channels)`` and a ``call`` that makes pixels of them
@@ -35,7 +35,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -71,18 +70,16 @@ def audit(
 ) -> Verdict:
     """The pairs of tokens along which information flows in ``module``, compared with ``graph``.
 
-    After L layers src may influence dst if a path of at most L edges leads there; states are carried along,
-    so that the path src = dst is never a leak. The module is audited in its current mode (BatchNorm's
-    statistics flow in training alone), on a copy: the module and torch's random numbers are left as they
-    were.
+    After L layers src may influence dst if a path of at most L edges leads there, or src = dst (states are
+    carried along). The module is audited in its current mode, on a copy: the module and torch's random
+    numbers are left as they were.
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
-            alone or as the first of several (``logits`` and ``last_hidden_state`` by name). If its
-            ``forward`` has a parameter ``graph``, ``g`` or ``edge_index``, it receives the graph.
-            :class:`PartOf` makes such a module of a part.
-        graph: the declared graph, or one for each layer, layer 1 first. Heads are joined: an edge of any is
-            an edge.
+            alone or as the first of several (``logits`` and ``last_hidden_state`` by name). A parameter
+            ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph. :class:`PartOf` makes
+            such a module of a part.
+        graph: the declared graph, or one for each layer, layer 1 first. An edge of any head is an edge.
         input_shape: of one sample: ``(T, width)`` for states; ``(T,)`` for token ids, audited from their
             embeddings.
         layers: how often the graph may be used; by default the number of :class:`MessagePassingAttention`
@@ -93,15 +90,13 @@ def audit(
         samples: the most samples in one pass; 1 for a module that takes one at a time.
         tolerance: gradients up to this share of the largest count as zero; for modules with an FFT or running
             sums.
-        dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts;
-            transformers' eager attention where padding leaves an isolated row): smaller flows then count as
-            unused.
+        dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts):
+            smaller flows then count as unused.
         seed: of inputs and cotangents.
         watch: called after each forward pass with the number so far, and about how many there will be.
 
-    Raises:
-        ValueError, TypeError: arguments that do not fit one another or the module; NotImplementedError: no
-            copy can be made.
+    Raises ValueError or TypeError for arguments that do not fit one another or the module,
+    NotImplementedError where no copy can be made.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=4, num_heads=2))
@@ -117,18 +112,16 @@ def audit(
     samples = checks.size("samples", samples, 1)
     call = _with_overrides(module, _default_call(module, graph) if call is None else _checked_call(call))
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"tolerance must be a share of the largest gradient, in [0, 1), got {quoted(tolerance)}"
-        )
+        expected = "a share of the largest gradient, in [0, 1)"
+        raise ValueError(f"tolerance must be {expected}, got {quoted(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
-        raise ValueError(
-            f"dtype must be torch.float64 or torch.float32, got {dtype}: in less, small flows are lost"
-        )
+        expected = "torch.float64 or torch.float32"
+        raise ValueError(f"dtype must be {expected}, got {dtype}: in less, small flows are lost")
     with isolated(module):
         runner = Runner(module, call, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch)
-        layers = (
-            attention_calls(runner) or len(graphs) if layers is None else checks.size("layers", layers, 1)
-        )
+        if layers is None:
+            layers = attention_calls(runner) or len(graphs)
+        layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
         detections = Detections.run(runner, bounds.after[-1], chosen, float(tolerance))
         return _verdict(graphs, bounds, detections, runner)
@@ -137,11 +130,8 @@ def audit(
 def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
     shape = tuple(checks.sizes("input_shape", value, 1))
     if not shape or shape[0] != graph.num_src:
-        raise ValueError(
-            f"input_shape must be (T, width) for states or (T,) for token ids, with T = {graph.num_src}, "
-            "the senders "
-            f"of {graph!r}; got {shape}"
-        )
+        expected = f"(T, width) for states or (T,) for token ids, with T = {graph.num_src}"
+        raise ValueError(f"input_shape must be {expected}, the senders of {graph!r}; got {shape}")
     return shape
 
 
@@ -163,29 +153,23 @@ def _checked_call(call: Call) -> Call:
 
 
 def _with_overrides(module: nn.Module, call: Call) -> Call:
-    # the graphs that use_graph gave the module hold for its copy too
+    # the graphs that use_graph gave the module hold for its copy too; where its package was never imported
+    # (it needs transformers), no such block can be open
+    overrides = sys.modules.get("gnn_attention.huggingface._overrides")
+    if overrides is None:
+        return call
+
     def run(twin: nn.Module, x: torch.Tensor) -> Any:
-        with _use_graph_blocks(module, twin):
+        with overrides.followed(module, twin):
             return call(twin, x)
 
     return run
 
 
-def _use_graph_blocks(module: nn.Module, twin: nn.Module) -> AbstractContextManager[None]:
-    """The blocks of ``use_graph`` that hold for a module hold for its copy too."""
-    # without transformers its package cannot be imported, and no block can be open
-    overrides = sys.modules.get("gnn_attention.huggingface._overrides")
-    if overrides is None:
-        return nullcontext()
-    blocks: AbstractContextManager[None] = overrides.followed(module, twin)
-    return blocks
-
-
 def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -> Call:
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"module must be a torch.nn.Module, got {type(module).__name__}; wrap a function in one"
-        )
+        got = type(module).__name__
+        raise TypeError(f"module must be a torch.nn.Module, got {got}; wrap a function in one")
     parameters = inspect.signature(module.forward).parameters
     name = next((name for name in ("graph", "g", "edge_index") if name in parameters), None)
     if name is None:
@@ -198,26 +182,25 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     return lambda module, x: module(x, **{name: graph})
 
 
-def _verdict(
-    graphs: tuple[TokenGraph, ...], bounds: Bounds, detections: Detections, runner: Runner
-) -> Verdict:
+def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detections, runner: Runner) -> Verdict:
     like, allowed, seen = graphs[0], bounds.after[-1], detections.flow
     square, leaking = is_square(like), edges(seen & ~allowed)
-    paths = leak_paths(runner, _by_sender(leaking), bounds) if leaking and square else {}
+    paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
     leaks = tuple(_leak(src, dst, paths.get((src, dst)), detections) for src, dst in leaking)
     expected, flow = as_graph(allowed, like, "allowed"), as_graph(seen, like, "flow")
     own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
     depth = next((path.depth for path in paths.values()), None)
     if depth is not None and bool((seen & ~Bounds.of(graphs, depth).after[-1]).any()):
-        depth = None  # so many layers would not explain it
+        # so many layers would not explain the leaks
+        depth = None
     return Verdict(
-        graphs=graphs,
+        graphs=tuple(graphs),
         layers=bounds.layers,
         allowed=expected,
         flow=flow,
         leaks=leaks,
         unused=edges(allowed & ~seen & ~own),
-        poisoned=edges(detections.nan & ~allowed & ~seen),
+        poisoned=edges(detections.found["nan"] & ~allowed & ~seen),
         crosses_samples=runner.crosses_samples,
         remarks=remarks(expected, flow, leaks, runner.crosses_samples, depth),
         probes=detections.probes,
@@ -228,11 +211,4 @@ def _verdict(
 
 def _leak(src: int, dst: int, path: LeakPath | None, detections: Detections) -> Leak:
     tokens, layer = ((src, dst), None) if path is None else (path.tokens, path.layer)
-    return Leak(src, dst, tokens, layer, detections.witnesses(src, dst), detections.size(src, dst))
-
-
-def _by_sender(leaking: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-    receivers: dict[int, list[int]] = {}
-    for src, dst in leaking:
-        receivers.setdefault(src, []).append(dst)
-    return receivers
+    return Leak(src, dst, tokens, layer, detections.witnesses(src, dst), detections.share(src, dst))

@@ -13,62 +13,52 @@ from gnn_attention.interpret.audit import probe_groups
 from gnn_attention.interpret.audit.runner import Runner
 
 WITNESSES = ("jacobian", "perturbation", "nan")
-ROUNDS = 2  # random inputs: what is dead or cancels at one of them does so at the other with probability 0
+# random inputs: what is 0 or cancels at one of them does so at the other with probability 0
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Detections:
-    """The gradient sizes ``[dst, src]``, and the pairs that each detector found.
-
-    ``largest`` is the largest gradient of all, ``probes`` the number of cotangents.
-    """
+    """The gradient sizes, the pairs that each detector found, and the number of cotangents (``probes``)."""
 
     sizes: Float[Tensor, "dst src"]
-    jacobian: Bool[Tensor, "dst src"]
-    perturbation: Bool[Tensor, "dst src"]
-    nan: Bool[Tensor, "dst src"]
-    largest: float
+    found: dict[str, Bool[Tensor, "dst src"]]
     probes: int
 
     @classmethod
     def run(
         cls, runner: Runner, allowed: Bool[Tensor, "dst src"], chosen: Sequence[str], tolerance: float
     ) -> Detections:
-        """Run the chosen detectors; the others report no flow."""
-        changed = nan = torch.zeros_like(allowed)
+        """Run the chosen detectors; the others find nothing."""
         sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
+        found = dict.fromkeys(WITNESSES, torch.zeros_like(allowed))
         passes = 2 * ROUNDS * ("perturbation" in chosen) + ("nan" in chosen)
         runner.expected = runner.forwards + passes * math.ceil(allowed.shape[1] / runner.samples)
         if "jacobian" in chosen:
             sizes, probes = _gradient_sizes(runner, allowed, tolerance)
+            found["jacobian"] = sizes > tolerance * _largest(sizes)
         if "perturbation" in chosen:
-            changed = _by_sender(runner, lambda part, n: runner.changed(runner.draw(n), part, n + ROUNDS))
+            found["perturbation"] = _by_sender(runner, runner.changed)
         if "nan" in chosen:
-            nan = _by_sender(runner, lambda part, _: runner.reached_by_nan(runner.draw(0), part), rounds=1)
-        largest = _largest(sizes)
-        return cls(sizes, sizes > tolerance * largest, changed, nan, largest, probes)
+            found["nan"] = _by_sender(runner, runner.reached_by_nan, rounds=1)
+        return cls(sizes, found, probes)
 
     @property
     def flow(self) -> Bool[Tensor, "dst src"]:
         """Where information flows: NaN alone is no proof."""
-        return self.jacobian | self.perturbation
+        return self.found["jacobian"] | self.found["perturbation"]
 
     def witnesses(self, src: int, dst: int) -> tuple[str, ...]:
-        """The detectors that found the pair."""
-        return tuple(name for name in WITNESSES if bool(getattr(self, name)[dst, src]))
+        return tuple(name for name in WITNESSES if bool(self.found[name][dst, src]))
 
-    def size(self, src: int, dst: int) -> float:
+    def share(self, src: int, dst: int) -> float:
         """The gradient as a share of the largest one."""
-        return float(self.sizes[dst, src]) / (self.largest or 1.0)
+        return float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
 
 
 def _gradient_sizes(runner: Runner, allowed: Tensor, tolerance: float) -> tuple[Tensor, int]:
-    """The largest gradient of each pair over the rounds, and the number of cotangents.
-
-    Where a group depends on a sender that none of its members may depend on, every receiver is probed alone.
-    Otherwise there is no leak, and a group's gradient by a sender allowed for one member only is that
-    member's.
-    """
+    # the largest gradient of each pair over the rounds, and the number of cotangents: where a group depends
+    # on a sender forbidden to all its members, every receiver is probed alone; otherwise there is no leak
     groups = probe_groups.groups(allowed)
     alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")
     sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0

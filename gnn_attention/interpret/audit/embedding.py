@@ -15,45 +15,34 @@ from gnn_attention._support.shapes import Int, Tensor
 def embedding_of(
     module: nn.Module, name: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int
 ) -> nn.Module:
-    """The part of that name, else ``get_input_embeddings()``, else the ``nn.Embedding`` of the ids.
-
-    Raises ValueError where none or several are called with the ids.
-    """
+    """The part of that name, else ``get_input_embeddings()``, else the one ``nn.Embedding`` of the ids."""
     if name is not None:
         return module.get_submodule(name)
     if hasattr(module, "get_input_embeddings"):
-        method: Any = module.get_input_embeddings
-        embedding: nn.Module = method()
+        embedding: nn.Module = module.get_input_embeddings()  # type: ignore[operator]
         return embedding
     tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
     parts = list(tables.values())
     called = parts if len(parts) < 2 else _called_with_ids(module, parts, call, tokens)
     if len(called) != 1:
-        raise ValueError(
-            f"input_shape ({tokens},) is for token ids, and {len(called)} of the module's embeddings "
-            f"{list(tables)} "
-            "take them: choose with embedding='name', or give input_shape=(T, width) for a module that "
-            "takes states"
-        )
+        found = f"{len(called)} of the module's embeddings {list(tables)} take them"
+        advice = "choose with embedding='name', or give input_shape=(T, width) for a module that takes states"
+        raise ValueError(f"input_shape ({tokens},) is for token ids, and {found}: {advice}")
     return called[0]
 
 
 def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
     """Ids of its vocabulary except the padding's, which models treat differently."""
     ids = torch.randint(_vocabulary_size(embedding), (1, tokens), generator=generator)
-    return _without_padding(ids, embedding)
+    padding = getattr(embedding, "padding_idx", None)
+    return ids if padding is None else torch.where(ids == padding, other_ids(ids, embedding), ids)
 
 
 def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
     """For each id a different one, and not the padding's."""
-    return _without_padding((ids + 1) % _vocabulary_size(embedding), embedding)
-
-
-def _without_padding(ids: Tensor, embedding: nn.Module) -> Tensor:
-    padding = getattr(embedding, "padding_idx", None)
-    return (
-        ids if padding is None else torch.where(ids == padding, (ids + 1) % _vocabulary_size(embedding), ids)
-    )
+    size, padding = _vocabulary_size(embedding), getattr(embedding, "padding_idx", None)
+    following = (ids + 1) % size
+    return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
 
 
 def _called_with_ids(
@@ -70,7 +59,7 @@ def _called_with_ids(
 
     with ExitStack() as hooks, torch.no_grad():
         for part in tables:
-            hooks.callback(part.register_forward_pre_hook(note).remove)
+            hooks.enter_context(part.register_forward_pre_hook(note))
         call(module, ids)
     return called
 

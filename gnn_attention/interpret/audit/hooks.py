@@ -1,8 +1,7 @@
 """The states that go in and out of a module's parts, recorded by forward hooks.
 
 Layers are the calls of :class:`MessagePassingAttention` if there are any, else those of the members of the
-outermost ``ModuleList`` or ``Sequential`` that are all called with the sequence (``blocks``, ``layers``,
-``h``).
+outermost ``ModuleList`` or ``Sequential`` whose members are all called with the sequence.
 """
 
 from __future__ import annotations
@@ -49,10 +48,9 @@ def events_of(
 
     def note(name: str, inwards: bool, values: Iterable[Any]) -> None:
         nonlocal begun
-        tensors = (
-            x for x in _tensors(values) if x.dim() > 2 and x.shape[:2] == shape and x.is_floating_point()
-        )
-        states, is_layer = next(tensors, None), inwards and name in layers
+        floating = (x for x in _tensors(values) if x.dim() > 2 and x.is_floating_point())
+        states = next((x for x in floating if x.shape[:2] == shape), None)
+        is_layer = inwards and name in layers
         if states is not None:
             events.append(Event(name, inwards, begun, is_layer, states))
         begun += is_layer
@@ -60,11 +58,13 @@ def events_of(
     def note_input(name: str, _: Any, arguments: Any, named: Any) -> None:
         note(name, True, [*arguments, *named.values()])
 
+    def note_output(name: str, _: Any, arguments: Any, output: Any) -> None:
+        note(name, False, [output])
+
     with ExitStack() as hooks:
         for name, part in runner.inside.named_modules():
-            hooks.callback(part.register_forward_pre_hook(partial(note_input, name), with_kwargs=True).remove)
-            after = part.register_forward_hook(lambda _, inputs, out, name=name: note(name, False, [out]))
-            hooks.callback(after.remove)
+            hooks.enter_context(part.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
+            hooks.enter_context(part.register_forward_hook(partial(note_output, name)))
         y = runner.run(sample, by_ids)
     return events, y
 
@@ -86,12 +86,11 @@ def changes(
 
 
 def attention_calls(runner: Runner) -> int:
-    """The number of :class:`MessagePassingAttention` calls in a forward pass."""
     calls: list[None] = []
     with torch.no_grad(), ExitStack() as hooks:
         for part in runner.inside.modules():
             if isinstance(part, MessagePassingAttention):
-                hooks.callback(part.register_forward_pre_hook(lambda *_: calls.append(None)).remove)
+                hooks.enter_context(part.register_forward_pre_hook(lambda *_: calls.append(None)))
         runner.run(runner.draw(0))
     return len(calls)
 
@@ -104,14 +103,10 @@ def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
     called = {event.name for event in events_of(runner, sample, frozenset())[0] if event.inwards}
     if attention & called:
         return attention
-    lists = {
-        name: part
-        for name, part in parts.items()
-        if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)
-    }
+    lists = {name: part for name, part in parts.items() if isinstance(part, (nn.ModuleList, nn.Sequential))}
     for name in sorted(lists, key=lambda name: (name.count("."), -len(lists[name]))):
         members = frozenset(f"{name}.{child}" if name else child for child, _ in lists[name].named_children())
-        if members <= called:
+        if members and members <= called:
             return members
     return frozenset()
 

@@ -1,14 +1,14 @@
 """The path of a leak: the tokens that carry the information, and the part where it comes in.
 
-Between the inputs of one layer and of the next the Jacobian gives the flow of that layer; the cheapest path
-through these hops is the path. Where the leak comes in is found by replacing the sender's input: the first
-part whose input changed only at tokens that the sender may have reached by then, and whose output changed at
+The Jacobian between the inputs of one layer and of the next gives the flow of that layer; the path is the
+cheapest one through these hops. The part where the leak comes in is the first whose input, when the sender's
+is replaced, changes only at tokens that the sender may have reached by then, and whose output changes at
 others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,7 +19,8 @@ from gnn_attention.interpret.audit.hooks import Event, changes, events_of, layer
 from gnn_attention.interpret.audit.reachability import Bounds
 from gnn_attention.interpret.audit.runner import Runner, Sample
 
-UNDECLARED = 2**16  # what a hop that is no edge costs: more than any number of edges
+# what a hop that is no edge costs: more than any number of edges
+UNDECLARED = 2**16
 NEVER = 2**60
 
 
@@ -33,22 +34,22 @@ class LeakPath:
 
 
 def leak_paths(
-    runner: Runner, leaks: Mapping[int, Sequence[int]], bounds: Bounds
+    runner: Runner, leaks: Sequence[tuple[int, int]], bounds: Bounds
 ) -> dict[tuple[int, int], LeakPath]:
-    """The path of every leak ``src -> dst``, given as src: [dst, ...], in a module of square graphs."""
+    """The path of every leak ``(src, dst)`` in a module of square graphs."""
     sample = runner.draw(0)
     layers = layer_names(runner, sample)
     hops = _hops(runner, sample, layers)
-    depth = len(hops) - 1 or None  # the stage before the first layer is none
-    senders = torch.tensor(list(leaks), device="cpu")
-    entrances = {
-        src: _entrance(src, events, bounds) for src, events in changes(runner, sample, senders, layers)
-    }
+    # the stage before the first layer is none
+    depth = len(hops) - 1 or None
+    senders = list(dict.fromkeys(src for src, _ in leaks))
+    changed = changes(runner, sample, torch.tensor(senders, device="cpu"), layers)
+    entrances = {src: _entrance(src, events, bounds) for src, events in changed}
     paths: dict[tuple[int, int], LeakPath] = {}
-    for src, receivers in leaks.items():
+    for src in senders:
         layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
-        tokens = _cheapest_paths(src, receivers, hops, bounds)
-        paths |= {(src, dst): LeakPath(tokens[dst], layer, depth) for dst in receivers}
+        tokens = _cheapest_paths(src, [dst for other, dst in leaks if other == src], hops, bounds)
+        paths |= {(src, dst): LeakPath(path, layer, depth) for dst, path in tokens.items()}
     return paths
 
 
@@ -67,9 +68,8 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
 
 def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
     """The first part to end whose input was within the bounds and whose output was not; None if none was."""
-    open_calls: list[
-        tuple[str, bool]
-    ] = []  # those that have not ended, and whether their input was within the bounds
+    # the calls that have not ended, and whether their input was within the bounds
+    open_calls: list[tuple[str, bool]] = []
     by_layer = sum(event.is_layer for event in events) == bounds.layers
     for event in events:
         allowed = bounds.after[event.begun if by_layer else bounds.layers][:, src]

@@ -1,8 +1,8 @@
 """Groups of receivers for one backward pass, such that every pair of tokens is isolated once.
 
-A backward pass from a group gives for every sender whether *any* member depends on it. For a pair ``(dst,
-src)`` that is dst's own gradient where no other member may depend on src. A family of groups with such a
-place for every pair decides all pairs, the allowed ones (is the edge used?) and the others (does it leak?).
+A backward pass from a group gives for every sender whether *any* member depends on it: for a pair ``(dst,
+src)`` dst's own gradient, where no other member may depend on src. Groups with such a place for every pair
+decide all pairs, the allowed ones (is the edge used?) and the others (does it leak?).
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 
-DENSE_GAIN = 32  # pairs that a dense product multiplies in the time of one edge
+# pairs that a dense product multiplies in the time of one edge
+DENSE_GAIN = 32
 
 
 def groups(allowed: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
     """Groups of receivers, far fewer than receivers where ``allowed[dst, src]`` is sparse.
 
-    Every pair ``(dst, src)`` has a group with dst in it and no other member allowed for src: a colouring of
-    the conflict graph, but of pairs, since a single colouring would hide a leak behind an allowed sender of
-    another member. Greedy: the group that settles most open pairs, then the next. At least as many groups as
-    a sender has receivers are needed; where that is half of all, or the greedy ones run out, every receiver
-    is probed alone.
+    Every pair ``(dst, src)`` has a group with dst in it and no other member allowed for src. Greedy: the
+    group that settles most open pairs, then the next. At least as many groups as a sender has receivers are
+    needed; where that is half of all, or greedy groups are no fewer, every receiver is probed alone.
 
     >>> alone, everyone = torch.eye(64, dtype=torch.bool), torch.ones(64, 64, dtype=torch.bool)
     >>> window = everyone.tril() & everyone.triu(-3)
@@ -46,16 +45,11 @@ def groups(allowed: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
 
 
 def _best_group(senders: Tensor, open_pairs: Tensor) -> Tensor:
-    """One group, receiver by receiver as long as another one settles more open pairs than it takes away.
-
-    ``gain`` and ``loss`` of every receiver are updated by what each new member changes: its own senders, not
-    all pairs.
-    """
+    # receiver by receiver, as long as another one settles more open pairs than it takes away; gain and loss
+    # are updated by the senders of each new member, not by all pairs
     member = torch.zeros(len(senders), device="cpu")
-    settled = torch.zeros(
-        senders.shape[1], device="cpu"
-    )  # for each sender, how many of its open pairs the group settles
-    free = torch.ones(senders.shape[1], device="cpu")  # the senders that no member may depend on
+    # for each sender: how many of its open pairs the group settles, and whether no member may depend on it
+    settled, free = (make(senders.shape[1], device="cpu") for make in (torch.zeros, torch.ones))
     gain, loss, product = open_pairs.sum(1), torch.zeros(len(senders), device="cpu"), _product_with(senders)
     by_sender = open_pairs.T.contiguous()
     while True:

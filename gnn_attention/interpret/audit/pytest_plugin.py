@@ -6,8 +6,7 @@
     def test_my_model_stays_within_its_window(audited):
         audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
 
-It is no entry point: a plugin that every pytest run of the machine loads would import torch in every one of
-them.
+It is no entry point, since every pytest run of the machine would then import torch.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import pytest
 
 from gnn_attention.interpret.audit.api import audit
 from gnn_attention.interpret.audit.report import Verdict
-
-__all__ = ["audited"]
 
 
 @pytest.fixture

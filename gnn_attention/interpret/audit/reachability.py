@@ -33,9 +33,8 @@ class Bounds:
         """Those of so many layers; the graphs are cycled. ValueError where a graph cannot follow itself."""
         square = is_square(graphs[0])
         if layers > 1 and not square:
-            raise ValueError(
-                f"layers must be 1 where senders are not the receivers, got {layers} for {graphs[0]!r}"
-            )
+            got = f"{layers} for {graphs[0]!r}"
+            raise ValueError(f"layers must be 1 where senders are not the receivers, got {got}")
         start = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
         masks = [graph.mask() | start if square else graph.mask() for graph in graphs]
         after, hops = [start], [masks[layer % len(masks)] for layer in range(layers)]
@@ -45,19 +44,13 @@ class Bounds:
 
     @property
     def layers(self) -> int:
-        """The number of declared layers."""
         return len(self.hops)
 
 
 def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
-    """One plain graph for each layer, heads joined: an edge of any head is an edge.
-
-    TypeError for anything but graphs; ValueError where they vary by sample, cannot follow one another or are
-    too large.
-    """
-    graphs = (
-        (value,) if isinstance(value, TokenGraph) else tuple(value) if isinstance(value, Sequence) else ()
-    )
+    """One plain graph for each layer: an edge of any head is an edge."""
+    listed = value if isinstance(value, Sequence) else ()
+    graphs = (value,) if isinstance(value, TokenGraph) else tuple(listed)
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
     for graph in graphs:
@@ -69,18 +62,14 @@ def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGrap
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
             got = f"{graphs[0]!r} and {graph!r}"
             raise ValueError(f"graphs of several layers must be square, of the same tokens, got {got}")
-    return tuple(
-        graph if graph.heads is None else as_graph(graph.mask().any(0), graph, graph.name) for graph in graphs
-    )
+    return tuple(g if g.heads is None else as_graph(g.mask().any(0), g, g.name) for g in graphs)
 
 
 def is_square(graph: TokenGraph) -> bool:
-    """True if senders and receivers are the same tokens."""
     return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
 
 
 def as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
-    """The pairs as a graph of the same tokens as another."""
     graph = TokenGraph.from_edges(pairs.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
     return replace(graph, dst_offset=like.dst_offset, src_offset=like.src_offset)
 

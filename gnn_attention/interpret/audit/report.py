@@ -11,8 +11,10 @@ from gnn_attention.analyse import diff, witness
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.reachability import is_square
 
-SHOWN = 8  # leaks that the text lists
-DUST = 1e-12  # a gradient so much smaller than the largest may be the rounding of an FFT or a running sum
+# leaks that the text lists
+SHOWN = 8
+# a gradient so much smaller than the largest may be the rounding of an FFT or a running sum
+DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,8 @@ class Verdict:
         return json.dumps(record | {name: getattr(self, name) for name in rest}, indent=1)
 
     def _sentence(self) -> str:
-        pairs = self.allowed.num_edges - (
-            self.allowed.num_dst if is_square(self.allowed) else 0
-        )  # of two tokens
+        loops = self.allowed.num_dst if is_square(self.allowed) else 0
+        pairs = self.allowed.num_edges - loops
         if self.exact:
             return f"exact, information flows along all {pairs} allowed pairs and nowhere else"
         faults = [_plural(len(self.leaks), "leak")] if self.leaks else []

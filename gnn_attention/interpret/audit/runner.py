@@ -16,8 +16,10 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.interpret.audit.embedding import embedding_of, other_ids, random_ids
 from gnn_attention.interpret.audit.submodule import PartOf
 
-LARGEST_PASS = 2**23  # numbers in the outputs of one pass, or pairs of tokens: 64 MB
-ROUNDING = 64  # units in the last place that do not count as a change
+# numbers in the outputs of one pass, or pairs of tokens: 64 MB
+LARGEST_PASS = 2**23
+# units in the last place that do not count as a change
+ROUNDING = 64
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Sample:
     ids: Int[Tensor, "batch tokens"] | None = None
 
     def times(self, count: int) -> Sample:
-        """So many copies of it in one batch."""
         states = self.states.expand(count, *self.states.shape[1:]).clone()
         return Sample(states, None if self.ids is None else self.ids.expand(count, -1).clone())
 
@@ -43,9 +44,8 @@ class Runner:
     """Runs a copy of a module in one dtype: the same weights, mode and random numbers in every pass.
 
     ``samples`` is how many samples a pass holds: 1 where the module mixes them (``crosses_samples``) or draws
-    random numbers (dropout in training), since copies of one input would then differ. ``forwards`` and
-    ``backwards`` count passes, and ``watch(forwards, expected)`` is called after each: ``expected`` is about
-    how many there will be.
+    random numbers (dropout in training), since copies of one input would then differ. After each of the
+    ``forwards`` passes ``watch(forwards, expected)`` is called.
     """
 
     def __init__(
@@ -65,10 +65,8 @@ class Runner:
         self.forwards = self.backwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
-        name = _name_of(embedding, module)
-        self.embedding = (
-            embedding_of(self.module, name, call, self.shape[0]) if len(self.shape) == 1 else None
-        )
+        name, is_ids = _name_of(embedding, module), len(self.shape) == 1
+        self.embedding = embedding_of(self.module, name, call, self.shape[0]) if is_ids else None
         self.samples, self.crosses_samples = samples, False
         self._check_finite()
         if samples > 1:
@@ -95,7 +93,6 @@ class Runner:
             return Sample(self.embedding(ids), ids)
 
     def nudged(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
-        """A copy for each of the senders in which its state, or its id, is another."""
         other, copies = self.draw(number), sample.times(len(senders))
         rows, places = torch.arange(len(senders), device=self.device), senders.to(self.device)
         if self.embedding is None or copies.ids is None or other.ids is None:
@@ -105,16 +102,11 @@ class Runner:
             copies.ids[rows, places] = new[0, places]
         return copies
 
-    def with_nan(self, sample: Sample, senders: Int[Tensor, " batch"]) -> Sample:
-        """A copy for each of the senders in which its state is NaN."""
-        copies = sample.times(len(senders))
-        copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
-        return copies
-
     def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
         """The module's output for the ids (``by_ids``), else for the states in place of their embeddings."""
         self.forwards += 1
-        torch.manual_seed(self.seed)  # inside :func:`isolated`: the caller's random numbers are not touched
+        # inside :func:`isolated`, so that the caller's random numbers are not touched
+        torch.manual_seed(self.seed)
         with self._embeddings_replaced(sample, by_ids):
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
         if self.watch is not None:
@@ -124,7 +116,6 @@ class Runner:
     def gradients(
         self, sample: Sample, groups: Bool[Tensor, "groups dst"], number: int
     ) -> Float[Tensor, "groups src"]:
-        """The largest gradient entry of each sender by a random cotangent on each group of receivers."""
         found, generator = [], self.cotangents(number)
         for part in torch.split(groups, self.samples):
             states, copies = sample.tracked(len(part))
@@ -132,7 +123,7 @@ class Runner:
         return torch.cat(found)
 
     def cotangents(self, number: int) -> torch.Generator:
-        """The source of cotangents; a gradient may be orthogonal to the numbers of the inputs."""
+        # other numbers than the inputs', to which a gradient may be orthogonal
         return torch.Generator().manual_seed(self.seed + number + 2**31)
 
     def pulled_back(
@@ -143,26 +134,30 @@ class Runner:
         ``again`` retains the autograd graph for further passes.
         """
         self.backwards += 1
-        if not (far.requires_grad and near.requires_grad):  # detached: a gradient sees no flow
+        # detached: a gradient sees no flow
+        if not (far.requires_grad and near.requires_grad):
             return torch.zeros(near.shape[:2], dtype=torch.float64, device="cpu")
         cotangent = torch.randn(far.shape, generator=generator, dtype=torch.float64)
         cotangent *= receivers.view(*receivers.shape, *[1] * (far.dim() - 2))
         (gradient,) = torch.autograd.grad(far, near, cotangent.to(far), retain_graph=again, allow_unused=True)
         sizes = torch.zeros_like(near) if gradient is None else gradient
         found = sizes.flatten(2).abs().amax(-1).double().cpu()
-        return found.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a NaN is no zero: something flows
+        # a NaN is no zero: something flows
+        return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def changed(
-        self, sample: Sample, senders: Int[Tensor, " batch"], number: int
-    ) -> Bool[Tensor, "batch dst"]:
+    def changed(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output changes with the input of each of the senders alone."""
+        # of the inputs of two rounds, the third and the fourth replace a sender's
+        sample = self.draw(number)
         before = self.run(sample.times(len(senders)), by_ids=True)
-        after = self.run(self.nudged(sample, senders, number), by_ids=True)
+        after = self.run(self.nudged(sample, senders, number + 2), by_ids=True)
         return differs(before, after).cpu()
 
-    def reached_by_nan(self, sample: Sample, senders: Int[Tensor, " batch"]) -> Bool[Tensor, "batch dst"]:
+    def reached_by_nan(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output is NaN when the state of each of the senders alone is."""
-        return self.run(self.with_nan(sample, senders)).isnan().any(-1).cpu()
+        copies = self.draw(number).times(len(senders))
+        copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
+        return self.run(copies).isnan().any(-1).cpu()
 
     def _together(self, samples: int) -> tuple[int, bool]:
         # how many samples a pass may hold, and whether they influence one another
@@ -178,29 +173,22 @@ class Runner:
         with torch.no_grad():
             bad = ~self.run(self.draw(0)).isfinite().all(-1)
         if bool(bad.any()):
-            raise ValueError(
-                "the module returns NaN or inf for finite inputs, first at receiver "
-                f"{int(bad[0].nonzero()[0])}: mend that before an audit (perhaps a softmax over an "
-                "isolated row: a "
-                "receiver without in-edges)"
-            )
+            place = f"first at receiver {int(bad[0].nonzero()[0])}"
+            advice = "mend that before an audit (perhaps a softmax over an isolated row)"
+            raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: {advice}")
 
     def _checked(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
         y = _first_states(output)
         if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
-            got = f"shape {list(y.shape)}" if y is not None else f"{type(output).__name__}"
-            raise ValueError(
-                f"the module must return floating states [B, dst, ...] with B = {samples} samples and the "
-                "graph's "
-                f"{self.num_dst} receivers, got {got}: give call=lambda module, x: ... that does, "
-                "samples=1 where it "
-                "takes one sample only"
-            )
+            got = f"shape {list(y.shape)}" if y is not None else type(output).__name__
+            expected = f"[B, dst, ...] with B = {samples} samples and the graph's {self.num_dst} receivers"
+            advice = "give call=lambda module, x: ... that does, samples=1 where it takes one sample only"
+            raise ValueError(f"the module must return floating states {expected}, got {got}: {advice}")
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
 
     @contextmanager
     def _embeddings_replaced(self, sample: Sample, by_ids: bool) -> Iterator[None]:
-        """The states replace the embeddings of the ids, all at once or in consecutive chunks (decoding)."""
+        # all at once or in consecutive chunks (decoding)
         ids, states, met = sample.ids, sample.states, 0
         if self.embedding is None or ids is None or by_ids:
             yield
@@ -218,14 +206,11 @@ class Runner:
             met += chunk_ids.shape[1]
             return states[:, chunk]
 
-        handle = self.embedding.register_forward_hook(replaced)
-        try:
+        with self.embedding.register_forward_hook(replaced):
             yield
-        finally:
-            handle.remove()
         if not met:
-            name = type(self.embedding).__name__
-            raise ValueError(f"embedding: {name} was not called with the token ids; name the one that is")
+            got = type(self.embedding).__name__
+            raise ValueError(f"embedding: {got} was not called with the token ids; name the one that is")
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
@@ -249,11 +234,9 @@ def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         twin = copy.deepcopy(module)
     except Exception as error:
-        raise NotImplementedError(
-            f"the audit works on a copy, and {type(module).__name__} cannot be copied "
-            f"({type(error).__name__}: "
-            f"{error}): take out what copy.deepcopy refuses"
-        ) from error
+        what = f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error})"
+        advice = "take out what copy.deepcopy refuses"
+        raise NotImplementedError(f"the audit works on a copy, and {what}: {advice}") from error
     twin = twin.to(dtype).requires_grad_(False)
     for part in twin.modules():
         for name, value in vars(part).items():

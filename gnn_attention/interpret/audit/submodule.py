@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -15,8 +14,8 @@ class PartOf(nn.Module):
     """A part of a model as a module of its own, from states to states ``[B, T, width]``.
 
     The model is run on ``inputs``. In the first call of the part, its states are replaced by the caller's;
-    masks, positions and encoder outputs are the model's. An audit of a whole model sees the paths through all
-    layers: where one layer is dense, a leak in another is hidden.
+    masks, positions and encoder outputs are the model's. So a leak is found that another, dense layer hides
+    from an audit of the whole model.
 
     Args:
         model: the whole model.
@@ -51,19 +50,18 @@ class PartOf(nn.Module):
         return self.model.get_submodule(self.part)
 
     def forward(self, states: Float[Tensor, "batch tokens width"]) -> Any:
-        """The output of the part for these states."""
         calls, outputs = list[bool](), list[Any]()
 
         def replace_states(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             calls.append(True)
             return self._with(states, args, kwargs) if len(calls) == 1 else (args, kwargs)
 
-        with ExitStack() as hooks:
-            # before all other hooks, so that those see the replaced states
-            before = self.inside.register_forward_pre_hook(replace_states, prepend=True, with_kwargs=True)
-            after = self.inside.register_forward_hook(lambda _, args, output: outputs.append(output))
-            hooks.callback(before.remove)
-            hooks.callback(after.remove)
+        def append_output(_: nn.Module, args: Any, output: Any) -> None:
+            outputs.append(output)
+
+        # before all other hooks, so that those see the replaced states
+        before = self.inside.register_forward_pre_hook(replace_states, prepend=True, with_kwargs=True)
+        with before, self.inside.register_forward_hook(append_output):
             self.model(**{name: _repeated(value, states) for name, value in self.inputs.items()})
         if not outputs:
             raise ValueError(f"part: {type(self.model).__name__} does not call {self.part!r} on these inputs")
@@ -74,9 +72,8 @@ class PartOf(nn.Module):
         place = next((place for place, value in values.items() if _are_states(value)), None)
         shape = None if place is None else list(values[place].shape)
         if place is None or shape != list(states.shape):
-            raise ValueError(
-                f"states must be as {self.part!r} is given them, {shape}, got {list(states.shape)}"
-            )
+            expected = f"as {self.part!r} is given them, {shape}"
+            raise ValueError(f"states must be {expected}, got {list(states.shape)}")
         values[place] = states
         return tuple(values[number] for number in range(len(args))), {name: values[name] for name in kwargs}
 

@@ -27,16 +27,14 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
 
     Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
 
-    Source: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
-        composition;
-    TransformerLens' ``all_composition_scores``.
+    Sources: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
+    composition; TransformerLens' ``all_composition_scores``.
     """
     kind = checks.choice("kind", kind, KINDS)
     for name, circuit in (("earlier", earlier), ("later", later)):
         if not isinstance(circuit, Circuit):
-            raise TypeError(
-                f"{name} must be a Circuit, got {quoted(circuit)}; circuits.of(heads, head) makes one"
-            )
+            advice = "circuits.of(heads, head) makes one"
+            raise TypeError(f"{name} must be a Circuit, got {quoted(circuit)}; {advice}")
     return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 
@@ -57,12 +55,11 @@ def compositions(
     torch.Size([2, 4, 2, 4])
     """
     kind = checks.choice("kind", kind, KINDS)
-    blocks = layers.blocks if isinstance(layers, LanguageModel) else None
-    rows = [list(row) for row in layers] if blocks is None else [each(block) for block in blocks]  # type: ignore[union-attr]
-    counts = {len(row) for row in rows}
-    if len(counts) != 1 or 0 in counts:
-        lengths = [len(row) for row in rows]
-        raise ValueError(f"layers must be one or more, all with one number of heads, got {lengths}")
+    is_model = isinstance(layers, LanguageModel)
+    rows = [each(block) for block in layers.blocks] if is_model else [list(row) for row in layers]  # type: ignore[union-attr]
+    counts = [len(row) for row in rows]
+    if len(set(counts)) != 1 or 0 in counts:
+        raise ValueError(f"layers must be one or more, all with one number of heads, got {counts}")
     written = [[_unit_rows(head.message) for head in row] for row in rows]
     read = [[_unit_rows(_reader(head, kind, distance).T) for head in row] for row in rows]
     scores = written[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
@@ -89,10 +86,8 @@ def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
 
 def _product_norm(written: Tensor, read: Tensor) -> Tensor:
     if written.shape[1] != read.shape[1]:
-        raise ValueError(
-            f"the earlier head writes states of width {written.shape[1]}, the later reads vectors of width "
-            f"{read.shape[1]}: composition is between heads that read what others write (latent heads read "
-            "latents)"
-        )
+        got = f"states of width {written.shape[1]}, the later reads vectors of width {read.shape[1]}"
+        advice = "composition is between heads that read what others write (latent heads read latents)"
+        raise ValueError(f"the earlier head writes {got}: {advice}")
     norm: Tensor = (written @ read.to(written).mT).norm()
     return norm

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import grouped
@@ -27,19 +28,17 @@ Heads = StandardHeads | MergedHeads | LatentHeads
 class Circuit:
     """One head: ``logit = scale P . x'`` with ``P = x W_P + b_P``, message ``M = x' W_M + b_M``.
 
-    x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, factored:
-    their ``rank()``, ``singular_values()``, ``eigenvalues()`` and ``norm()`` cost next to nothing, and
-    ``full()`` multiplies them out. The matrices hold no bias. Those of queries and values are :attr:`b_P` and
-    :attr:`b_M`; on the senders' side, where ``logit = scale x . P'``, that of keys is :attr:`b_S`. The
-    product of both biases is the same for all edges and part of neither; ``b_O`` belongs to the layer.
+    x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, factored and
+    without biases. Those of queries and values are :attr:`b_P` and :attr:`b_M`; on the senders' side, where
+    ``logit = scale x . P'``, that of keys is :attr:`b_S`. The product of both biases is the same for all
+    edges and part of neither; ``b_O`` belongs to the layer.
 
     Weights are read once, in float32 or better, without gradients. With a ``gain [width]``, the weight of the
     norm before the layer, matrices and subspaces refer to states before that norm, each divided by its root
     mean square (:func:`of` takes it from a Block).
 
     Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer
-        Circuits"
-    (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
+    Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
     """
 
     heads: Heads
@@ -64,9 +63,8 @@ class Circuit:
         matrix.
         """
         if self._is_rotary:
-            raise ValueError(
-                f"{self!r} is rotary, its pattern matrix differs by distance: take pattern_at(dst - src)"
-            )
+            expected = "its pattern matrix differs by distance: take pattern_at(dst - src)"
+            raise ValueError(f"{self!r} is rotary, {expected}")
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
@@ -97,7 +95,7 @@ class Circuit:
     def b_P(self) -> Float[Tensor, " source_width"] | None:
         """``b_Q W_K^T``, what the queries' bias adds to every pattern; None without one."""
         if isinstance(self.heads, MergedHeads):
-            return self._merged_bias(self.heads.pattern[:, -1, : self.heads.source_width], self.heads.width)
+            return self._merged_bias(self.heads.pattern[:, -1, : self.heads.source_width])
         bias = self._bias("b_Q")
         return None if bias is None else bias @ self.pattern.right
 
@@ -105,7 +103,7 @@ class Circuit:
     def b_S(self) -> Float[Tensor, " width"] | None:
         """``b_K W_Q^T``, what the keys' bias adds to every pattern on the senders' side; None without one."""
         if isinstance(self.heads, MergedHeads):
-            return self._merged_bias(self.heads.pattern[:, : self.heads.width, -1], self.heads.width)
+            return self._merged_bias(self.heads.pattern[:, : self.heads.width, -1])
         bias = self._bias("b_K")
         return None if bias is None else bias @ self.pattern.left.mT
 
@@ -133,8 +131,8 @@ class Circuit:
     def messages(self, x: Float[Tensor, "*tokens source_width"]) -> Float[Tensor, "*tokens width"]:
         """The message of each token, ``x W_M + b_M``, in the space of states."""
         if isinstance(self.heads, LatentHeads):
-            own = x.reshape(1, -1, x.shape[-1]).to(self.heads.W_DKV.dtype)
-            x = self.heads.latents(own).detach().reshape(*x.shape[:-1], self.heads.latent_dim)
+            rows = x.reshape(1, -1, x.shape[-1]).to(self.heads.W_DKV.dtype)
+            x = self.heads.latents(rows).detach().reshape(*x.shape[:-1], self.heads.latent_dim)
         return _applied(x, self.message, self.b_M)
 
     @property
@@ -169,7 +167,7 @@ class Circuit:
             matrix = _thin(self.heads.W_P[self.head])
         else:
             matrix = _of_head(self.heads.pattern_matrix(distance), self.head)  # type: ignore[arg-type]
-        return matrix if self.gain is None else self._gained(self._gained(matrix).T).T
+        return self._gained(self._gained(matrix).T).T
 
     def _gained(self, matrix: FactoredMatrix) -> FactoredMatrix:
         # the rows are the side that reads states
@@ -181,8 +179,9 @@ class Circuit:
         bias = getattr(self.heads, name, None)
         return None if bias is None else _read(grouped(bias, self.heads.num_heads)[self.head])
 
-    def _merged_bias(self, biases: Tensor, width: int) -> Tensor | None:
-        if not isinstance(self.heads, MergedHeads) or self.heads.pattern.shape[1] == width:
+    def _merged_bias(self, biases: Tensor) -> Tensor | None:
+        # the last row and column of a merged pattern, which are there where a constant 1 carries biases
+        if not isinstance(self.heads, MergedHeads) or self.heads.pattern.shape[1] == self.heads.width:
             return None
         bias = _read(biases[self.head])
         return bias if self.gain is None else self.gain.to(bias) * bias
@@ -212,11 +211,10 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     >>> circuit.pattern.shape, circuit.pattern.rank().item(), circuit.writes
     (torch.Size([128, 128]), 32, Subspace(dim 32 of 128))
     """
-    heads, gain = _unwrap(source, gain)
-    number = checks.size("head", head)
-    if number >= heads.num_heads:
-        raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {number}")
-    return Circuit(heads, number, gain)
+    circuits, number = each(source, gain), checks.size("head", head)
+    if number >= len(circuits):
+        raise IndexError(f"head must be in 0 .. {len(circuits) - 1}, got {number}")
+    return circuits[number]
 
 
 def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circuit]:
@@ -225,8 +223,31 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
     >>> len(each(StandardHeads(8, 4, num_kv_heads=2)))
     4
     """
-    heads, gain = _unwrap(source, gain)
+    heads = source
+    if isinstance(source, Block):
+        if gain is not None:
+            advice = "give it with block.attention"
+            raise ValueError(f"gain must not be given with a Block, which has one; {advice}")
+        heads, gain = source.attention, source.attention_norm.weight
+    heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
+    heads = heads.standard if isinstance(heads, FactoredHeads) else heads
+    if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
+        got = type(heads).__name__
+        advice = "foreign.heads_of(model, layer) makes heads of another model's layer"
+        expected = "heads whose widths are known, a layer of them or a Block"
+        raise TypeError(f"source must be {expected}, got {got}; {advice}")
+    gain = None if gain is None else _checked_gain(heads, gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
+
+
+def _checked_gain(heads: Heads, gain: Any) -> Tensor:
+    if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
+        expected = "receivers and senders must read states of one norm, without norms between"
+        raise ValueError(f"gain cannot be folded into {heads!r}: {expected}")
+    if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
+        expected = f"a float tensor [{heads.width}], one number for each channel"
+        raise ValueError(f"gain must be {expected}, got {quoted(gain)}")
+    return _read(gain)
 
 
 class _Columns(NamedTuple):
@@ -242,46 +263,14 @@ def _columns_of(heads: Heads, head: int) -> _Columns:
     if isinstance(heads, MergedHeads):
         pattern, message = heads.W_P[head], heads.W_M[head]
         return _Columns(pattern, pattern.mT, message, message.mT)
-    if isinstance(heads, LatentHeads):  # what the norms are given: they mix channels, but add no direction
+    if isinstance(heads, LatentHeads):
+        # what the norms are given: they mix channels, but add no direction
         query = torch.cat([heads.W_UQ[head], heads.W_QR[head]], dim=1) if heads.W_DQ is None else heads.W_DQ
         key = torch.cat([heads.W_DKV, heads.W_KR], dim=1)
         return _Columns(query, key, heads.W_DKV, heads.message_matrix().right[head].mT)
     shared, W_O = head * heads.num_kv_heads // heads.num_heads, heads.W_O
     written = None if W_O is None else W_O[head].mT
     return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], written)
-
-
-def _unwrap(source: Any, gain: Tensor | None) -> tuple[Heads, Tensor | None]:
-    heads = source
-    if isinstance(source, Block):
-        if gain is not None:
-            raise ValueError(
-                "gain must not be given with a Block, which has one; give it with block.attention"
-            )
-        heads, gain = source.attention, source.attention_norm.weight
-    heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
-    heads = heads.standard if isinstance(heads, FactoredHeads) else heads
-    if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
-        raise TypeError(
-            "source must be heads whose widths are known, a layer of them or a Block, got "
-            f"{type(heads).__name__}; foreign.heads_of(model, layer) makes heads of another model's layer"
-        )
-    return heads, None if gain is None else _checked_gain(heads, gain)
-
-
-def _checked_gain(heads: Heads, gain: Any) -> Tensor:
-    if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
-        raise ValueError(
-            f"gain cannot be folded into {heads!r}: receivers and senders must read states of one norm, "
-            "without "
-            "norms between"
-        )
-    if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
-        got = list(gain.shape) if isinstance(gain, Tensor) else type(gain).__name__
-        raise ValueError(
-            f"gain must be a float tensor [{heads.width}], one number for each channel, got {got}"
-        )
-    return _read(gain)
 
 
 def _read(part: Tensor) -> Tensor:
@@ -302,7 +291,6 @@ def _thin(matrix: Tensor) -> FactoredMatrix:
 
 def _applied(x: Tensor, matrix: FactoredMatrix, bias: Tensor | None) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != matrix.shape[:1]:
-        got = f"{list(x.shape)} in {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {got}")
+        raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {quoted(x)}")
     result = x.to(matrix.left) @ matrix.left @ matrix.right
     return result if bias is None else result + bias

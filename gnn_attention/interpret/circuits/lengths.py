@@ -15,7 +15,8 @@ from gnn_attention.heads.model_space import SIDES
 from gnn_attention.interpret.circuits.head import each
 from gnn_attention.interpret.trace import LayerTrace, pairs
 
-NUMBERS_AT_ONCE = 2**22  # gathered ends of edges: 16 MB in float32
+# gathered ends of edges: 16 MB in float32
+NUMBERS_AT_ONCE = 2**22
 
 
 class Split(NamedTuple):
@@ -50,10 +51,9 @@ def split(
     >>> [round(cos, 4) for cos in parts.cosine.tolist()]
     [0.6, 0.8, 1.0]
     """
-    patterns, states = _vectors(patterns, states)
+    patterns, states = _vectors(patterns, states, 1 if edges is None else 2)
     lengths, sizes = patterns.norm(dim=-1), states.norm(dim=-1)
     if edges is None:
-        _check_broadcast(patterns, states, 1)
         products = logit(patterns, states, 1.0)
     else:
         src, dst = _pairs_of(edges, patterns, states)
@@ -93,44 +93,29 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
     if x is None:
         raise TypeError("x must be given with heads or a layer: the states that the layer is given")
     x_src, x_dst = x if isinstance(x, (tuple, list)) else (x, x)
-    circuits = each(source)
-    ends = zip((x_dst, x_src), SIDES, strict=True)
-    lengths = [
-        torch.stack([one.patterns(end, side).norm(dim=-1) for one in circuits], -2) for end, side in ends
-    ]
-    return PatternLengths(*lengths)
+    ends, circuits = zip((x_dst, x_src), SIDES, strict=True), each(source)
+    by_side = [[head.patterns(end, side).norm(dim=-1) for head in circuits] for end, side in ends]
+    return PatternLengths(*(torch.stack(lengths, dim=-2) for lengths in by_side))
 
 
-def _vectors(*vectors: Any) -> list[Tensor]:
-    if any(
-        not isinstance(part, Tensor) or not part.is_floating_point() or not part.dim() for part in vectors
-    ):
-        got = ", ".join(
-            str(part.dtype) if isinstance(part, Tensor) else type(part).__name__ for part in vectors
-        )
-        raise TypeError(f"patterns and states must be float tensors [..., width], got {got}")
-    if vectors[0].shape[-1] != vectors[1].shape[-1]:
-        shapes = " and ".join(str(list(part.shape)) for part in vectors)
-        raise ValueError(f"patterns and states must be of one width to be compared, got {shapes}")
-    wide = accumulation_dtype(torch.promote_types(vectors[0].dtype, vectors[1].dtype))
-    return [part.to(wide) for part in vectors]
-
-
-def _check_broadcast(patterns: Tensor, states: Tensor, last: int) -> None:
-    sizes = zip(reversed(patterns.shape[:-last]), reversed(states.shape[:-last]), strict=False)
-    if any(n != m and 1 not in (n, m) for n, m in sizes):
-        raise ValueError(
-            f"patterns and states must broadcast, got {list(patterns.shape)} and {list(states.shape)}"
-        )
+def _vectors(patterns: Any, states: Any, own_axes: int) -> tuple[Tensor, Tensor]:
+    # in the wider dtype; all but the last own_axes are to broadcast
+    got = f"got {quoted(patterns)} and {quoted(states)}"
+    if not all(isinstance(x, Tensor) and x.is_floating_point() and x.dim() for x in (patterns, states)):
+        raise TypeError(f"patterns and states must be float tensors [..., width], {got}")
+    if patterns.shape[-1] != states.shape[-1]:
+        raise ValueError(f"patterns and states must be of one width to be compared, {got}")
+    if min(patterns.dim(), states.dim()) < own_axes:
+        expected = "patterns must be [..., dst, width] and states [..., src, width]"
+        raise ValueError(f"with edges, {expected}, {got}")
+    leading = zip(reversed(patterns.shape[:-own_axes]), reversed(states.shape[:-own_axes]), strict=False)
+    if any(n != m and 1 not in (n, m) for n, m in leading):
+        raise ValueError(f"patterns and states must broadcast, {got}")
+    wide = accumulation_dtype(torch.promote_types(patterns.dtype, states.dtype))
+    return patterns.to(wide), states.to(wide)
 
 
 def _pairs_of(edges: Any, patterns: Tensor, states: Tensor) -> Tensor:
-    if patterns.dim() < 2 or states.dim() < 2:
-        raise ValueError(
-            "with edges, patterns must be [..., dst, width] and states [..., src, width], got "
-            f"{list(patterns.shape)} and {list(states.shape)}"
-        )
-    _check_broadcast(patterns, states, 2)
     num_dst, num_src = patterns.shape[-2], states.shape[-2]
     if not isinstance(edges, TokenGraph):
         return edge_list.checked(pairs.as_pairs(edges), num_dst, num_src).to(patterns.device)
@@ -152,10 +137,8 @@ def _dot_products(patterns: Tensor, states: Tensor, src: Tensor, dst: Tensor) ->
 def _lengths_in(call: LayerTrace) -> PatternLengths:
     # from the queries and keys of the run, which hold the biases
     if not isinstance(call.heads, StandardHeads):
-        got = type(call.heads).__name__
-        raise TypeError(
-            f"source must be a run of StandardHeads, got {got}: give its heads and their states x"
-        )
+        got = f"{type(call.heads).__name__}: give its heads and their states x"
+        raise TypeError(f"source must be a run of StandardHeads, got {got}")
     keys, matrices = per_query_head(call.k, call.q.shape[1]), [one.pattern for one in each(call.heads)]
     receiver = [(call.q[:, h].to(W.right) @ W.right).norm(dim=-1) for h, W in enumerate(matrices)]
     sender = [(keys[:, h].to(W.left) @ W.left.mT).norm(dim=-1) for h, W in enumerate(matrices)]

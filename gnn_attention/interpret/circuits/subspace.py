@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.interpret._describe import shape_and_dtype_of, shape_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,13 +30,10 @@ class Subspace:
     basis: Float[Tensor, "width dim"]
 
     def __post_init__(self) -> None:
-        basis = self.basis
-        fits = isinstance(basis, Tensor) and basis.dim() == 2 and basis.is_floating_point()
-        if not fits or not _is_orthonormal(basis):
-            raise ValueError(
-                "basis must be a float tensor [width, dim] with orthonormal columns, got "
-                f"{shape_and_dtype_of(basis)}; Subspace.spanned_by(directions) makes one"
-            )
+        if not _is_float(self.basis) or self.basis.dim() != 2 or not _is_orthonormal(self.basis):
+            expected = "a float tensor [width, dim] with orthonormal columns"
+            advice = "Subspace.spanned_by(directions) makes one"
+            raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}; {advice}")
 
     @classmethod
     def spanned_by(cls, directions: Float[Tensor, "*n width"], tolerance: float | None = None) -> Subspace:
@@ -48,13 +46,9 @@ class Subspace:
         >>> Subspace.spanned_by(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
         Subspace(dim 1 of 2)
         """
-        if (
-            not isinstance(directions, Tensor)
-            or directions.dim() not in (1, 2)
-            or not directions.is_floating_point()
-        ):
-            got = shape_of(directions)
-            raise ValueError(f"directions must be a float tensor [count, width] or [width], got {got}")
+        if not _is_float(directions) or directions.dim() not in (1, 2):
+            expected = "a float tensor [count, width] or [width]"
+            raise ValueError(f"directions must be {expected}, got {quoted(directions)}")
         if not bool(directions.isfinite().all()):
             raise ValueError("directions must be finite: what spans a subspace holds no NaN and no infinity")
         rows = directions.detach().reshape(-1, directions.shape[-1])
@@ -88,11 +82,12 @@ class Subspace:
 
     def coordinates(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens dim"]:
         """Down: ``x B``, a number for each direction of the basis. ValueError for states of another width."""
-        return x @ self._basis_for(x)
+        self._check_states("x", x)
+        return x @ self.basis.to(x)
 
     def project(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
         """Down and up again: the part of each state that lies in the subspace."""
-        return self.coordinates(x) @ self._basis_for(x).mT
+        return self.coordinates(x) @ self.basis.to(x).mT
 
     def reject(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
         """The rest: what :meth:`project` leaves of each state, at right angles to the subspace."""
@@ -124,10 +119,8 @@ class Subspace:
         line = self._line(direction).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
-            raise ValueError(
-                f"value must be one number or one for each of {list(x.shape[:-1])} states, got "
-                f"{list(value.shape)}"
-            )
+            expected = f"one number or one for each of {list(x.shape[:-1])} states"
+            raise ValueError(f"value must be {expected}, got {list(value.shape)}")
         return x + (value - x @ line).unsqueeze(-1) * line
 
     def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
@@ -150,27 +143,21 @@ class Subspace:
         small, large = self._by_size(other)
         return float((large.mT @ small).square().sum() / max(small.shape[1], 1))
 
-    def _by_size(self, other: Subspace) -> tuple[Tensor, Tensor]:
-        """Both bases, the smaller first, in the wider of both dtypes."""
+    def _by_size(self, other: Subspace) -> list[Tensor]:
+        # both bases, the smaller first, in the wider of both dtypes
         self._check_same_space(other)
         wide = torch.promote_types(self.basis.dtype, other.basis.dtype)
-        small, large = sorted(
-            (self.basis, other.basis.to(self.basis.device)), key=lambda basis: basis.shape[1]
-        )
-        return small.to(wide), large.to(wide)
+        bases = self.basis.to(wide), other.basis.to(self.basis.device, wide)
+        return sorted(bases, key=lambda basis: basis.shape[1])
 
     def _check_same_space(self, other: Subspace) -> None:
         if self.width != other.width:
             raise ValueError(f"two subspaces must be of one space, got widths {self.width} and {other.width}")
 
-    def _basis_for(self, x: Tensor) -> Tensor:
-        self._check_states("x", x)
-        return self.basis.to(x)
-
     def _check_states(self, name: str, x: object) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != (self.width,):
-            got = shape_and_dtype_of(x)
-            raise ValueError(f"{name} must be floats [*, {self.width}], as wide as the space, got {got}")
+        if not _is_float(x) or x.shape[-1:] != (self.width,):
+            expected = f"floats [*, {self.width}], as wide as the space"
+            raise ValueError(f"{name} must be {expected}, got {quoted(x)}")
 
     def _line(self, direction: Tensor) -> Tensor:
         self._check_states("direction", direction)
@@ -179,11 +166,9 @@ class Subspace:
         inside = self.project(direction)
         length, whole = inside.norm(), direction.norm()
         if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
-            raise ValueError(
-                f"direction must have a part in the subspace, got one of length {whole:.3g} with "
-                f"{length:.3g} in it; "
-                "basis[:, 0] is a direction that lies in it"
-            )
+            got = f"one of length {whole:.3g} with {length:.3g} in it"
+            advice = "basis[:, 0] is a direction that lies in it"
+            raise ValueError(f"direction must have a part in the subspace, got {got}; {advice}")
         line: Tensor = inside / length
         return line
 
@@ -196,6 +181,10 @@ def rank_tolerance(matrix: Tensor) -> float:
     """
     eps = float(torch.finfo(matrix.dtype).eps)
     return min(eps * max(matrix.shape), math.sqrt(eps))
+
+
+def _is_float(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _wide(matrix: Tensor) -> Tensor:

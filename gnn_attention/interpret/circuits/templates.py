@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from gnn_attention import patterns
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret._describe import dtype_of
 from gnn_attention.interpret.trace import Run, pairs, record
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 Template = Callable[[Tensor], TokenGraph]
+MEASURES = ("mean", "mul", "abs")
 
 
 def previous_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
@@ -48,9 +49,8 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[1, 2], [3, 4]]
     """
     rows = _as_rows(tokens)
-    before = torch.cat(
-        [rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1
-    )  # of the first token: none there is
+    # a token that there is not stands before the first
+    before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 
 
@@ -75,9 +75,8 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     as the run's tokens do; ``run`` is what ``trace.record`` returns, or calls of it.
 
     Raises ValueError for no layers, layers of different numbers of heads, a template over other tokens,
-    another measure.
-
-    Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; TransformerLens, ``head_detector.py``.
+    another measure. Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; TransformerLens,
+    ``head_detector.py``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
     >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8)
@@ -85,14 +84,14 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     >>> match(run, previous_token(torch.arange(4)))  # uniform weights: (1/2 + 1/3 + 1/4) / 3
     tensor([[0.3611, 0.3611]])
     """
-    of_layer = _MEASURES[checks.choice("measure", measure, _MEASURES)]
+    checks.choice("measure", measure, MEASURES)
     layers = tuple(run.layers if isinstance(run, Run) else run)
     counts = {layer.q.shape[1] for layer in layers}
     if len(counts) != 1:
         got = sorted(counts) or "no layers"
         raise ValueError(f"run must hold layers with one number of heads, got {got}; take some of its layers")
     with torch.no_grad():
-        return torch.stack([of_layer(_overlap(layer, template)) for layer in layers])
+        return torch.stack([_score(layer, template, measure) for layer in layers])
 
 
 def detect(
@@ -132,56 +131,41 @@ def detect(
     return match(run, wanted, measure)
 
 
-class _Overlap(NamedTuple):
-    weights: Float[Tensor, "batch heads edges"]
-    wanted: Bool[Tensor, "batch heads edges"]  # the edges that the template has
-    degrees: Int[Tensor, "batch heads dst"]  # of the template: edges that the graph lacks too
-
-
-def _overlap(layer: LayerTrace, template: TokenGraph) -> _Overlap:
+def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tensor, " heads"]:
     weights = layer.delivered()
     batch, heads, _ = weights.shape
-    frame = (layer.graph.num_dst, layer.graph.num_src)
-    sizes = ((template.batch, batch), (template.heads, heads))
-    if (template.num_dst, template.num_src) != frame or any(
-        size not in (None, there) for size, there in sizes
-    ):
-        raise ValueError(
-            f"template must be over the tokens, samples and heads of {layer!r}, got {template!r}"
-        )
-    wanted = pairs.is_edge(template, layer.edge_index, batch, heads)
+    _check_fits(template, layer, batch, heads)
+    on_template = pairs.is_edge(template, layer.edge_index, batch, heads)
+    # with the edges that the graph lacks
     degrees = template.in_degree().to(weights.device).expand(batch, heads, -1)
-    return _Overlap(weights, wanted, degrees)
+    if measure == "abs":
+        missing = degrees.sum(2) - on_template.sum(2)
+        difference = (weights - on_template.to(weights)).abs().sum(2) + missing
+        return (1 - difference / degrees.shape[2]).mean(0)
+    matched = weights * on_template
+    if measure == "mean":
+        return matched.sum((0, 2)) / (degrees > 0).sum((0, 2)).clamp(min=1)
+    whole = weights.sum(2)
+    return torch.where(whole > 0, matched.sum(2) / whole, 0.0).mean(0)
 
 
-def _mean(x: _Overlap) -> Tensor:
-    receivers = (x.degrees > 0).sum((0, 2))
-    return (x.weights * x.wanted).sum((0, 2)) / receivers.clamp(min=1)
-
-
-def _mul(x: _Overlap) -> Tensor:
-    whole = x.weights.sum(2)
-    return torch.where(whole > 0, (x.weights * x.wanted).sum(2) / whole, 0.0).mean(0)
-
-
-def _abs(x: _Overlap) -> Tensor:
-    missing = x.degrees.sum(2) - x.wanted.sum(2)
-    difference = (x.weights - x.wanted.to(x.weights)).abs().sum(2) + missing
-    return (1 - difference / x.degrees.shape[2]).mean(0)
-
-
-_MEASURES: Mapping[str, Callable[[_Overlap], Tensor]] = {"mean": _mean, "mul": _mul, "abs": _abs}
+def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
+    tokens = (template.num_dst, template.num_src) == (layer.graph.num_dst, layer.graph.num_src)
+    if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
+        expected = f"the tokens, samples and heads of {layer!r}"
+        raise ValueError(f"template must be over {expected}, got {template!r}")
 
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        got = dtype_of(tokens)
-        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {got}; see BytePair.encode")
+        expected = "an integer tensor [T] or [B, T]"
+        raise TypeError(f"tokens must be {expected}, got {quoted(tokens)}; see BytePair.encode")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
-    return tokens.reshape(-1, tokens.shape[-1]).long()  # small integers wrap round below their least
+    # small integers wrap round below their least
+    return tokens.reshape(-1, tokens.shape[-1]).long()
 
 
 def _labels(tokens: Tensor, rows: Tensor) -> Tensor:
-    """As the builders take them: of one sequence ``[T]``, of several ``[B, 1 head, T]``."""
+    # as the builders take them: of one sequence [T], of several [B, 1 head, T]
     return rows[0] if tokens.dim() == 1 else rows.unsqueeze(1)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads.factored_matrix import FactoredMatrix
-from gnn_attention.interpret._describe import dtype_of, shape_of
 from gnn_attention.interpret.circuits.head import Circuit, each, of
 from gnn_attention.model import Block, LanguageModel
 
@@ -38,16 +38,15 @@ def full_circuit(
     Row s, column t: what the message of token s, read from its embedding, adds to the logit of t.
     ``embedding`` and ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and
     ``nn.Linear`` do; multiply the latter by the gain of the last norm. Norms beyond their gains, biases and
-    what stands between are left out. ValueError for other widths.
-
-    Source: Elhage et al. 2021, "The OV and QK circuits" (the full OV circuit, there transposed).
+    what stands between are left out. ValueError for other widths. Source: Elhage et al. 2021, "The OV and QK
+    circuits" (the full OV circuit, there transposed).
     """
     message = circuit.message
-    given = {"embedding": embedding, "unembedding": unembedding}
-    for (name, matrix), width in zip(given.items(), message.shape, strict=True):
+    ends = (("embedding", embedding), ("unembedding", unembedding))
+    for (name, matrix), width in zip(ends, message.shape, strict=True):
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] != width:
-            got = shape_of(matrix)
-            raise ValueError(f"{name} must be [vocabulary, {width}], a row for each token, got {got}")
+            expected = f"[vocabulary, {width}], a row for each token"
+            raise ValueError(f"{name} must be {expected}, got {quoted(matrix)}")
     left, right = (matrix.detach().to(message.left) for matrix in (embedding, unembedding))
     return FactoredMatrix(left @ message.left, message.right @ right.mT)
 
@@ -122,14 +121,10 @@ def top_tokens(
     >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)
     TopTokens(tokens=tensor([2, 1]), values=tensor([2., 1.]))
     """
-    fits = (
-        all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding)) and embedding.dim() == 2
-    )
-    if not fits or vectors.shape[-1] != embedding.shape[1]:
-        got = f"{shape_of(vectors)} and {shape_of(embedding)}"
-        raise ValueError(
-            f"vectors [*, width] and embedding [vocabulary, width] must be tensors of one width, got {got}"
-        )
+    tensors = all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding))
+    if not tensors or embedding.dim() != 2 or vectors.shape[-1] != embedding.shape[1]:
+        expected = "vectors [*, width] and embedding [vocabulary, width] must be tensors of one width"
+        raise ValueError(f"{expected}, got {quoted(vectors)} and {quoted(embedding)}")
     return _largest(vectors.detach() @ embedding.detach().to(vectors).mT, k)
 
 
@@ -146,11 +141,9 @@ def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons 
 
 def _blocks(model: Any) -> list[Block]:
     if not isinstance(model, LanguageModel):
-        raise TypeError(
-            f"model must be a gnn_attention.model.LanguageModel, got {type(model).__name__}; for another "
-            "one take "
-            "copying(full_circuit(of(foreign.heads_of(model, layer), head), embedding, unembedding))"
-        )
+        other = "copying(full_circuit(of(foreign.heads_of(model, layer), head), embedding, unembedding))"
+        got = f"{type(model).__name__}; for another one take {other}"
+        raise TypeError(f"model must be a gnn_attention.model.LanguageModel, got {got}")
     return [block for block in model.blocks if isinstance(block, Block)]
 
 
@@ -172,8 +165,7 @@ def _full_circuit_of(model: LanguageModel, layer: int, head: int) -> FactoredMat
 
 def _known(tokens: Any, count: int) -> Tensor:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        got = dtype_of(tokens)
-        raise TypeError(f"tokens must be an integer tensor, got {got}; see BytePair.encode")
+        raise TypeError(f"tokens must be an integer tensor, got {quoted(tokens)}; see BytePair.encode")
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
         got = f"{int(tokens.min())} .. {int(tokens.max())}"
         raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {got}")

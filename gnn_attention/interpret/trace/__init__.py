@@ -19,9 +19,7 @@ True
 >>> torch.equal(run.output[:, :5], changed.output[:, :5])
 True
 
-Numbers of edges are ``[B, edges, heads]``, as ``MessagePassingAttention`` returns its weights, with a batch
-of one for a single sequence. Tensors of size tokens x tokens or edges x heads x width are made on request
-only.
+Tensors of size tokens x tokens or edges x heads x width are made on request only.
 """
 
 from gnn_attention.interpret.trace.attribution import flow, rollout

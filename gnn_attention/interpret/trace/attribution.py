@@ -1,17 +1,19 @@
 """How much of a token's last state came from each token of the input: attention rollout and attention flow.
 
 Both read a stack of layers as a layered graph, with a node for each token before the first layer and after
-each layer. A node receives from the tokens it attends to and, through the residual stream, from itself, half
-and half: the mixing ``A = 0.5 W + 0.5 I`` of a layer, W its weights, the mean over heads. Rollout multiplies
-shares along every path and adds the paths; flow is the largest flow where shares are capacities. Rows of A
-sum to 1, so rollout never exceeds flow. Source: Abnar and Zuidema 2020 (arXiv 2005.00928), section 3.
+each. A node receives from the tokens it attends to and, through the residual stream, from itself, half and
+half: the mixing ``A = 0.5 W + 0.5 I`` of a layer, W its weights, the mean over heads. Where a row of W does
+not sum to 1 (an isolated receiver, a muted edge), that row of ``W + I`` is divided by its sum instead.
+Rollout multiplies shares along every path and adds the paths; flow is the largest flow where shares are
+capacities. Rows of A sum to 1, so rollout never exceeds flow. Source: Abnar and Zuidema 2020 (arXiv
+2005.00928), section 3.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -22,7 +24,8 @@ from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.interpret.trace.layer import LayerTrace
 
-UNIT = 2**52  # a capacity of 1: flows of whole numbers are exact
+# a capacity of 1: flows of whole numbers are exact
+UNIT = 2**52
 
 
 def rollout(
@@ -30,10 +33,8 @@ def rollout(
 ) -> Float[Tensor, "batch receivers tokens"]:
     """Attention rollout, rows of ``A_L ... A_2 A_1``: the share of each token in each receiver's last state.
 
-    A muted edge brings nothing. Where a row of W does not sum to 1, as for an isolated receiver, that row of
-    ``W + I`` is divided by its sum. Rows of the result sum to 1. Time is edges x receivers: pass few
-    ``receivers`` of long sequences (None: all, tokens x tokens numbers). ``run.layers[:k]`` gives the rollout
-    of k layers.
+    A muted edge brings nothing. Rows of the result sum to 1. Time is edges x receivers: pass few
+    ``receivers`` of long sequences (None: all, tokens x tokens numbers).
 
     Raises ValueError for no layers or layers over different tokens, IndexError for an unknown receiver.
 
@@ -45,9 +46,7 @@ def rollout(
     """
     mixings = _mixings(layers)
     batch, tokens = mixings[0].own.shape
-    chosen = (
-        range(tokens) if receivers is None else [_token("receivers", token, tokens) for token in receivers]
-    )
+    chosen = [_token("receivers", r, tokens) for r in (range(tokens) if receivers is None else receivers)]
     last = functional.one_hot(torch.tensor(chosen, dtype=torch.int64), tokens).mT
     # share[b, 0, i, r]: how much of receiver r is token i, before the layer that is next
     share = last.to(mixings[0].own).repeat(batch, 1, 1, 1)
@@ -62,9 +61,8 @@ def rollout(
 def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> float:
     """Attention flow: the largest flow from ``src`` before the first layer to ``dst`` after the last.
 
-    Each layer's ``A`` of :func:`rollout` gives the capacities of the layered graph. It is at least the
-    rollout of the same pair: a flow may use every path in full. Time grows with layers x edges; for short
-    sequences. Raises as :func:`rollout` does. Computed by networkx's ``maximum_flow_value``.
+    It is at least the rollout of the same pair: a flow may use every path in full. Time grows with layers x
+    edges; for short sequences. Raises as :func:`rollout` does. Computed by networkx's ``maximum_flow_value``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8)
@@ -85,38 +83,28 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
     return int(networkx.maximum_flow_value(network, (0, src), (len(mixings), dst))) / UNIT
 
 
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """One layer's sparse ``A``: the share that each edge brings, and the receiver's own share.
-
-    ``A = W + I``, each row divided by its sum: ``0.5 W + 0.5 I`` where weights sum to 1.
-    """
+class Mixing(NamedTuple):
+    """One layer's sparse ``A``: the share that each edge brings, and the receiver's own share."""
 
     pairs: Int[Tensor, "2 edges"]
     brought: Float[Tensor, "batch edges"]
     own: Float[Tensor, "batch tokens"]
-
-    @classmethod
-    def of(cls, pairs: Int[Tensor, "2 edges"], weights: Float[Tensor, "batch edges"], tokens: int) -> Mixing:
-        """From the weights of a layer's edges, the mean over heads.
-
-        >>> mixing = Mixing.of(torch.tensor([[0, 1], [1, 1]]), torch.tensor([[0.25, 0.75]]), 2)
-        >>> mixing.brought.tolist(), mixing.own.tolist()
-        ([[0.125, 0.375]], [[1.0, 0.5]])
-        """
-        dst = pairs[1].expand(weights.shape)
-        total = weights.new_ones(weights.shape[0], tokens).scatter_add(1, dst, weights)
-        return cls(pairs, weights / total.gather(1, dst), 1 / total)
 
 
 @torch.no_grad()
 def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
     sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
     if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
-        raise ValueError(
-            f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}; take run.layers"
-        )
-    return [Mixing.of(layer.edge_index, layer.delivered().mean(1), layer.graph.num_dst) for layer in layers]
+        got = f"(dst, src, batch) {sorted(sizes)}"
+        raise ValueError(f"layers must be over the same tokens, got {got}; take run.layers")
+    return [_mixing(layer) for layer in layers]
+
+
+def _mixing(layer: LayerTrace) -> Mixing:
+    weights = layer.delivered().mean(1)
+    dst = layer.edge_index[1].expand(weights.shape)
+    total = weights.new_ones(len(weights), layer.graph.num_dst).scatter_add(1, dst, weights)
+    return Mixing(layer.edge_index, weights / total.gather(1, dst), 1 / total)
 
 
 def _capacities(layer: Mixing, sample: int) -> Counter[tuple[int, int]]:

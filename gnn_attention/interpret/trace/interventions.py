@@ -123,17 +123,3 @@ def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
     if value is None:
         return None
     return tuple(checks.sizes(name, value)) if isinstance(value, Iterable) else (checks.size(name, value),)
-
-
-class LastSplit:
-    """:meth:`Surgery.split`, cached for the last graph."""
-
-    def __init__(self, surgery: Surgery) -> None:
-        self.surgery = surgery
-        self._last: tuple[TokenGraph, int, TokenGraph, TokenGraph] | None = None
-
-    def __call__(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
-        last = self._last
-        if last is None or last[0] is not graph or last[1] != num_heads:
-            self._last = last = (graph, num_heads, *self.surgery.split(graph, num_heads))
-        return last[2], last[3]

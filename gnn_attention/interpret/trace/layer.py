@@ -27,10 +27,9 @@ Heads = int | Sequence[int] | None
 class LayerTrace:
     """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
-    ``q [B, Hq, dst, D]``, ``k [B, Hkv, src, D]``, ``v [B, Hkv, src, Dv]``, ``z [B, Hq, dst, Dv]`` and
-    ``update [B, dst, width]`` are those of the call. ``edges`` of the methods are positions ``[K]`` in
-    :attr:`edge_index`, pairs (``[2, K]``, a list of ``(src, dst)``, one such pair), or None for all of
-    :attr:`edge_index`; ``heads`` a number, numbers, or None for all.
+    ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list of ``(src,
+    dst)``, one such pair), or None for all of :attr:`edge_index`; ``heads`` a number, numbers, or None for
+    all. Numbers of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
     Weights are those before dropout. A muted edge has its weight and carried 0; for a graph that differs by
     head or sample the edge list is the union, with weight 0 where a pair is no edge.
@@ -90,8 +89,7 @@ class LayerTrace:
         return trace_pairs.union(self.graph, self.q.device)
 
     def __getitem__(self, name: str) -> Tensor:
-        """By its name here, its hook (``"attn.hook_q"``) or its word in any view (``"listening
-        distribution"``).
+        """By name, hook (``"attn.hook_q"``) or term of any view (``"listening distribution"``).
 
         Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, edges]``. KeyError
         lists the names.
@@ -106,11 +104,8 @@ class LayerTrace:
         known = sorted({word for term in GLOSSARY for word in (term.name, term.hook, *_words(term))})
         raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {', '.join(known)}")
 
-    def told(self, view: str) -> dict[str, Tensor]:
-        """The run in the words of one of :data:`VIEWS`: the same tensors renamed (seeds S4.1, S4.17).
-
-        ValueError for another view.
-        """
+    def terms(self, view: str) -> dict[str, Tensor]:
+        """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError."""
         word = checks.choice("view", view, VIEWS).replace(" ", "_")
         return {getattr(term, word): self._part(term.name) for term in GLOSSARY if getattr(term, word)}
 
@@ -121,13 +116,11 @@ class LayerTrace:
 
     def logits(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
         """``score_mod(scale q . k) + bias`` (seed S2.3): the overlap of the two channels."""
-        numbers = self._all_logits if edges is None else trace_pairs.logits(self._call, self._pairs(edges))
-        return self._of_heads(numbers, heads).mT
+        return self._of_heads(self._logits(self._pairs(edges)), heads).mT
 
     def weights(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
         """``e^(logit - lse)`` (seed S2.6): the share of the receiver's attention that the edge has."""
-        numbers = self._all_weights if edges is None else self._weights(self._pairs(edges))
-        return self._of_heads(numbers, heads).mT
+        return self._of_heads(self._weights(self._pairs(edges)), heads).mT
 
     def norms(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
         """The length of what each edge carried, ``|weight * message|``."""
@@ -143,8 +136,8 @@ class LayerTrace:
         """
         width = self.update.shape[-1]
         if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
-            got = list(direction.shape) if isinstance(direction, Tensor) else type(direction).__name__
-            raise ValueError(f"direction must be a tensor [{width}], as wide as a state, got {got}")
+            expected = f"a tensor [{width}], as wide as a state"
+            raise ValueError(f"direction must be {expected}, got {quoted(direction)}")
 
         def projection(values: Tensor, matrix: Tensor | None) -> Tensor:
             line = direction.to(values)
@@ -172,18 +165,17 @@ class LayerTrace:
 
         Of size tokens x tokens. ValueError for other than one number for each edge of :attr:`edge_index`.
         """
-        src, dst = self.edge_index
+        (src, dst), (num_dst, num_src) = self.edge_index, (self.graph.num_dst, self.graph.num_src)
         if numbers.dim() != 3 or numbers.shape[1] != len(src):
             shape = f"[B, {len(src)}, heads], one for each edge"
             raise ValueError(f"numbers must be {shape}, got {list(numbers.shape)}")
-        batch, _, heads = numbers.shape
-        cells = numbers.new_full((batch, heads, self.graph.num_dst * self.graph.num_src), fill)
-        filled = cells.index_copy(2, dst * self.graph.num_src + src, numbers.mT.contiguous())
-        return filled.view(batch, heads, self.graph.num_dst, self.graph.num_src)
+        cells = numbers.new_full((numbers.shape[0], numbers.shape[2], num_dst * num_src), fill)
+        filled = cells.index_copy(2, dst * num_src + src, numbers.mT.contiguous())
+        return filled.view(*filled.shape[:2], num_dst, num_src)
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        return self._messages(self._pairs(edges), self._numbers(heads))
+        return self._messages(self._pairs(edges), self._chosen(heads))
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message, 0 if it was muted.
@@ -191,24 +183,24 @@ class LayerTrace:
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
         as this makes edges x heads x width; for many edges take :meth:`each_carried`.
         """
-        return self._carried(self._pairs(edges), self._numbers(heads))
+        return self._carried(self._pairs(edges), self._chosen(heads))
 
     def each_carried(
         self, edges: Any = None, heads: Heads = None, at_once: int = 4096
     ) -> Iterator[tuple[Int[Tensor, "2 some"], Float[Tensor, "batch some heads width"]]]:
         """``(edges, carried)``, ``at_once`` edges at a time."""
-        pairs, numbers = self._pairs(edges), self._numbers(heads)
+        pairs, numbers = self._pairs(edges), self._chosen(heads)
         parts = torch.split(pairs, checks.size("at_once", at_once, 1), dim=1)
         return ((part, self._carried(part, numbers)) for part in parts)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
         z = self.z.to(edges.accumulation_dtype(self.z.dtype))
-        return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._numbers(heads)], dim=2)
+        return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2)
 
     def delivered(self) -> Float[Tensor, "batch heads edges"]:
         """The weights of all edges, 0 where nothing came along."""
-        return self._zero_where_muted(self._all_weights, self.edge_index)
+        return self._zero_where_muted(self._all_weights, self.edge_index, self._chosen(None))
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -218,8 +210,13 @@ class LayerTrace:
     def _all_weights(self) -> Tensor:
         return edges.weights_from_lse(self._all_logits, self.edge_index[1], self.lse)
 
-    def _weights(self, pairs: Tensor) -> Tensor:
-        return edges.weights_from_lse(trace_pairs.logits(self._call, pairs), pairs[1], self.lse)
+    def _logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
+        return self._all_logits if pairs is self.edge_index else trace_pairs.logits(self._call, pairs)
+
+    def _weights(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
+        if pairs is self.edge_index:
+            return self._all_weights
+        return edges.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
     def _messages(self, pairs: Tensor, numbers: list[int]) -> Tensor:
         values = self._values()[:, :, pairs[0]]
@@ -232,17 +229,14 @@ class LayerTrace:
 
     def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
         # weight * measure(message): a measure of each sender and head, not of each edge
-        pairs, numbers = self._pairs(edges), self._numbers(heads)
-        values = self._values()
+        pairs, numbers, values = self._pairs(edges), self._chosen(heads), self._values()
         measures = torch.stack([measure(values[:, head], self._matrix(head)) for head in numbers], dim=1)
-        weights = self._all_weights if edges is None else self._weights(pairs)
-        return self._zero_where_muted(measures[:, :, pairs[0]] * weights[:, numbers], pairs, numbers).mT
+        carried = measures[:, :, pairs[0]] * self._weights(pairs)[:, numbers]
+        return self._zero_where_muted(carried, pairs, numbers).mT
 
-    def _zero_where_muted(self, x: Tensor, pairs: Tensor, numbers: list[int] | None = None) -> Tensor:
+    def _zero_where_muted(self, x: Tensor, pairs: Tensor, numbers: list[int]) -> Tensor:
         nothing = self._nothing_carried(pairs)
-        if nothing is None:
-            return x
-        return x.masked_fill(nothing if numbers is None else nothing[:, numbers], 0.0)
+        return x if nothing is None else x.masked_fill(nothing[:, numbers], 0.0)
 
     def _nothing_carried(self, pairs: Tensor) -> Bool[Tensor, "batch heads edges"] | None:
         # muted, or no edge for that sample and head
@@ -266,19 +260,17 @@ class LayerTrace:
                 matrix = factor if matrix is None else matrix @ factor
         return matrix
 
-    def _numbers(self, heads: Heads) -> list[int]:
+    def _chosen(self, heads: Heads) -> list[int]:
         count = self.q.shape[1]
         if heads is None:
             return list(range(count))
-        numbers = (
-            checks.sizes("heads", heads) if isinstance(heads, Iterable) else [checks.size("heads", heads)]
-        )
+        numbers = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
         if numbers and max(numbers) >= count:
             raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
         return numbers
 
     def _of_heads(self, numbers: Tensor, heads: Heads) -> Tensor:
-        return numbers if heads is None else numbers[:, self._numbers(heads)]
+        return numbers if heads is None else numbers[:, self._chosen(heads)]
 
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
         if chosen is None:

@@ -1,8 +1,7 @@
 """Chosen pairs of tokens in a call of attention: which are edges, and their logits.
 
-A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Nothing of the
-size tokens x tokens or pairs x heads x channels is made: ends are gathered some pairs at a time, those of a
-whole graph not at all.
+A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Vectors are
+gathered for some pairs at a time, for a whole graph not at all.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
-AT_ONCE = 2**16  # pairs whose ends are gathered together
+# pairs whose ends are gathered together
+AT_ONCE = 2**16
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
@@ -32,9 +32,8 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     """
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
-            raise TypeError(
-                f"edges must be a tensor [2, K] or a list of (src, dst), got {type(pairs).__name__}"
-            )
+            got = type(pairs).__name__
+            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {got}")
         rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         pairs = (rows.unsqueeze(0) if rows.dim() == 1 else rows).mT
     highest = 1 if pairs.is_floating_point() or not pairs.numel() else int(pairs.max()) + 1
@@ -42,12 +41,9 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
 
 
 def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
-    """Positions ``[K]`` in a list of ``count`` edges; TypeError or IndexError for anything else."""
     if chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise TypeError(
-            f"edges must be integers, positions [K] or pairs, got {chosen.dtype}; of a bool mask use "
-            "nonzero()"
-        )
+        expected = "integers, positions [K] or pairs"
+        raise TypeError(f"edges must be {expected}, got {chosen.dtype}; of a bool mask use nonzero()")
     if ((chosen < 0) | (chosen >= count)).any():
         got = f"{int(chosen.min())} .. {int(chosen.max())}"
         raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
@@ -55,12 +51,11 @@ def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
 
 
 def varies(graph: TokenGraph) -> bool:
-    """True if the graph differs by head or sample."""
     return graph.heads is not None or graph.batch is not None
 
 
 def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and head: ``graph.edge_index`` unless the graph varies.
+    """All pairs that are an edge for some sample and head, sorted by receiver.
 
     >>> graph = TokenGraph.from_rule(lambda b, h, dst, src: dst == src + h, 3, heads=2)
     >>> union(graph, torch.device("cpu")).tolist()
@@ -74,15 +69,15 @@ def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
 
 def _union(graph: TokenGraph) -> Tensor:
     parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+    src, dst = torch.cat(parts, dim=1)
     width = max(graph.num_src, 1)
-    keys: Tensor = torch.unique(torch.cat([dst * width + src for src, dst in parts]))
+    keys: Tensor = torch.unique(dst * width + src)
     return torch.stack([keys % width, keys // width])
 
 
 def is_edge(
     graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int
 ) -> Bool[Tensor, "batch heads pairs"]:
-    """Where each pair is an edge of the graph, for each sample and head."""
     src, dst = pairs
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
     h = torch.arange(heads, device=pairs.device).view(1, -1, 1)
@@ -105,9 +100,8 @@ def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor
     """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
     if _is_edge_index(pairs, call.graph):
         return _overlaps_of_edges(call)
-    return torch.cat(
-        [recomputed(_overlaps, call, part) for part in torch.split(pairs, AT_ONCE, dim=1)], dim=-1
-    )
+    parts = torch.split(pairs, AT_ONCE, dim=1)
+    return torch.cat([recomputed(_overlaps, call, part) for part in parts], dim=-1)
 
 
 def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
@@ -139,6 +133,5 @@ def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
     # widened before the gather, so that gradients are summed in the wide dtype too
     wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
-    return call.modified(
-        edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale), dst, src
-    )
+    score = edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale)
+    return call.modified(score, dst, src)

@@ -30,7 +30,8 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
 COMMUNICATION, COMPUTATION = "communication", "computation"
-RESIDUAL_HOOKS = {  # of a block: the phase, and the tensor of that phase
+# of a block: the phase, and the tensor of that phase
+RESIDUAL_HOOKS = {
     "hook_resid_pre": (0, "before"),
     "hook_resid_mid": (0, "after"),
     "hook_mlp_out": (1, "update"),
@@ -57,10 +58,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The result of :func:`record`: the output, a :class:`LayerTrace` for each call, the phases.
-
-    ``run["blocks.0.attn.hook_q"]``, ``run["blocks.1.state update"]``: any name of a call, after its number.
-    """
+    """The result of :func:`record`: the output, a :class:`LayerTrace` for each call, the phases."""
 
     output: Any
     layers: tuple[LayerTrace, ...]
@@ -75,34 +73,29 @@ class Run:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
 
     def __getitem__(self, name: str) -> Tensor:
-        """``"blocks.<call>.<name>"``: names of :class:`LayerTrace` and residual hooks; else KeyError."""
+        """``"blocks.<call>.<name>"``, the name one of :class:`LayerTrace` or a residual hook."""
         if name == "hook_embed" and self.phases:
             return self.phases[0].before
         word, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
         if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
-            raise KeyError(
-                f"no part of this run is called {quoted(name)}: expected blocks.0 .. "
-                f"blocks.{len(self.layers) - 1}, "
-                "as in 'blocks.0.attn.hook_q' or 'blocks.0.listening distribution'"
-            )
-        if part in RESIDUAL_HOOKS and 2 * int(number) < len(self.phases):
-            which, attribute = RESIDUAL_HOOKS[part]
-            result: Tensor = getattr(self.phases[2 * int(number) + which], attribute)
-            return result
-        return self.layers[int(number)][part]
+            expected = f"blocks.0 .. blocks.{len(self.layers) - 1}, as in 'blocks.0.attn.hook_q'"
+            raise KeyError(f"no part of this run is called {quoted(name)}: expected {expected}")
+        if part not in RESIDUAL_HOOKS or 2 * int(number) >= len(self.phases):
+            return self.layers[int(number)][part]
+        which, attribute = RESIDUAL_HOOKS[part]
+        result: Tensor = getattr(self.phases[2 * int(number) + which], attribute)
+        return result
 
 
 def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery] = (), **options: Any) -> Run:
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
 
-    ``module`` is a ``LanguageModel``, a ``Block``, a ``MessagePassingAttention`` or any module with such
-    layers; it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut` and :func:`mute`.
-    Phases and states are those of the blocks of ``gnn_attention.model``. A layer on the message-passing path
-    (``backend=None``) runs through "auto", which returns the log-sum-exp.
-
-    Only calls of this thread are recorded; threads that record one module take turns. The record is
-    differentiable; run under ``torch.no_grad()`` to save memory.
+    ``module`` is any module with a ``MessagePassingAttention`` in it; it is unchanged afterwards. ``surgery``
+    is one or several results of :func:`cut` and :func:`mute`. Phases and states are those of the blocks of
+    ``gnn_attention.model``. A layer on the message-passing path (``backend=None``) runs through "auto", which
+    returns the log-sum-exp. Only calls of this thread are recorded; threads that record one module take
+    turns. The record is differentiable; run under ``torch.no_grad()`` to save memory.
 
     Raises ValueError for a module without such a layer, NotImplementedError where torch_geometric's hooks or
     explainers force the message-passing path, and as :func:`operate` does.
@@ -143,10 +136,10 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
     run = partial(_run_and_append, threading.get_ident(), inner, calls)
     with ExitStack() as stack:
         stack.enter_context(backend_replaced(layer, Backend("recorder", run)))
-        stack.callback(
-            layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it")).remove
+        stack.enter_context(
+            layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it"))
         )
-        stack.callback(layer.register_forward_hook(of_this_thread(append_trace)).remove)
+        stack.enter_context(layer.register_forward_hook(of_this_thread(append_trace)))
         yield
 
 
@@ -165,24 +158,20 @@ def _run_and_append(
 def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[None]:
     at: dict[str, Tensor] = {}
 
+    def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
+        phases.append(Phase(number, COMMUNICATION, at["before"], at["attention"], at["between"]))
+        phases.append(Phase(number, COMPUTATION, at["between"], at["mlp"], output))
+
     def save_input(name: str, module: nn.Module, inputs: Any) -> None:
         at[name] = inputs[0]
 
     def save_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         at[name] = output
 
-    def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
-        phases.append(Phase(number, COMMUNICATION, at["before"], at["attention"], at["between"]))
-        phases.append(Phase(number, COMPUTATION, at["between"], at["mlp"], output))
-        at.clear()
-
     with ExitStack() as stack:
-        for handle in (
-            block.attention_norm.register_forward_pre_hook(of_this_thread(partial(save_input, "before"))),
-            block.attention.register_forward_hook(of_this_thread(partial(save_output, "attention"))),
-            block.mlp_norm.register_forward_pre_hook(of_this_thread(partial(save_input, "between"))),
-            block.mlp.register_forward_hook(of_this_thread(partial(save_output, "mlp"))),
-            block.register_forward_hook(of_this_thread(append_phases)),
-        ):
-            stack.callback(handle.remove)
+        for name, norm in (("before", block.attention_norm), ("between", block.mlp_norm)):
+            stack.enter_context(norm.register_forward_pre_hook(of_this_thread(partial(save_input, name))))
+        for name, part in (("attention", block.attention), ("mlp", block.mlp)):
+            stack.enter_context(part.register_forward_hook(of_this_thread(partial(save_output, name))))
+        stack.enter_context(block.register_forward_hook(of_this_thread(append_phases)))
         yield

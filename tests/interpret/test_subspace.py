@@ -95,9 +95,6 @@ class TestEdit:
         assert_exact(edited @ unit, wanted)
 
     def test_all_else_stays(self):
-        """Outside the subspace, and inside it at right angles to the line; values that are there already
-        change nothing.
-        """
         space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(5, WIDTH, seed=1)
         edited = space.edit(x, space.basis[:, 1], -4.0)
         assert_exact(space.reject(edited), space.reject(x))
@@ -121,9 +118,6 @@ class TestEdit:
 class TestTwoSubspaces:
     @pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-4, 0.3, 1.2, math.pi / 2])
     def test_angles_of_two_planes_in_space(self, angle):
-        """Two planes that share a line, turned about it: exact for small angles too, where cosines have lost
-        them.
-        """
         one = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
         two = torch.tensor([[1.0, 0.0, 0.0], [0.0, math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         angles = Subspace.spanned_by(one).angles(Subspace.spanned_by(two))
@@ -133,9 +127,6 @@ class TestTwoSubspaces:
 
     @pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 5), (5, 2), (1, 8), (6, 6), (0, 3)])
     def test_angles_and_overlap_against_the_projectors(self, first, second):
-        """The eigenvalues of P1 P2 P1 are the squared cosines; overlap is their mean; both sides see the
-        same.
-        """
         U, V = Subspace.spanned_by(drawn(first, WIDTH)), Subspace.spanned_by(drawn(second, WIDTH, seed=1))
         P, Q, smaller = U.projector(), V.projector(), min(first, second)
         squares = torch.linalg.eigvalsh(P @ Q @ P).flip(0)[:smaller].clamp(0, 1)

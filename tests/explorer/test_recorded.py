@@ -87,9 +87,6 @@ def sequences(ids: list[int]) -> list[list[int]]:
 
 
 def assert_near(found: list[Tensor], true: list[Tensor], eager: float) -> None:
-    """The page computes in float64 from a record in float32: at most twice as far off as eager attention in
-    float32.
-    """
     assert error(found, true) <= 2 * eager
 
 
@@ -99,9 +96,6 @@ class TestRecorded:
     def test_the_weights_and_updates_of_the_model(
         self, name: str, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Few tokens are carried as messages, many by W_O; softcap, windows, grouped heads, turns and norms
-        are in it.
-        """
         model, ids = foreign(name), [7 * i % 60 + 1 for i in range(count)]
         made = explorer.page(ids, model)
         data = data_of(made)
@@ -135,9 +129,6 @@ class TestRecorded:
         assert own["causal"] == (name != "BERT")
 
     def test_the_page_knows_each_layers_own_edges(self) -> None:
-        """A sliding layer lacks edges of a full one: there they can be added, though another layer has
-        them.
-        """
         pairs = [(src, dst, layer) for layer in (0, 1) for dst in range(7) for src in range(7)]
         sizes = {
             "Gemma 2": {(src, dst, 0) for dst in range(7) for src in range(7) if 0 <= dst - src < 2},
@@ -158,9 +149,6 @@ class TestRecorded:
             assert asked[0]["said"] == [sliding is not None, False]
 
     def test_a_cut_changes_its_layer_alone(self) -> None:
-        """The others of the receiver share the weight; no other layer moves; all in-edges cut give b_O
-        alone.
-        """
         model, ids = foreign("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]
         made = explorer.page(ids, model)
         questions = [

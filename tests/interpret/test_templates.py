@@ -47,9 +47,6 @@ def by_loops(name: str, tokens: Tensor) -> Tensor:
 
 
 def transformer_lens(name: str, tokens: Tensor) -> Tensor:
-    """Its detection patterns as published: ones below the diagonal; equal tokens below it; the latter rolled
-    by a column.
-    """
     if name == "previous_token":
         return torch.ones(len(tokens) - 1).diag(-1)
     same = (tokens[None] == tokens[:, None]).float()
@@ -77,9 +74,6 @@ def test_edges(name, tokens):
 
 
 def test_induction_is_a_duplicate_and_a_step_on():
-    """As graphs: who hears the token after an equal one hears, in two hops backwards, the equal one
-    itself.
-    """
     tokens = TOKENS["said twice"]
     steps = previous_token(tokens)  # 4 hears 3
     assert (induction(tokens) @ steps).mask().equal(duplicate_token(tokens).mask())
@@ -105,9 +99,6 @@ class TestMatch:
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_against_dense_formulas(self, graph, name):
-        """The mean over receivers by a loop; "mul" and "abs" as TransformerLens publishes them, the mean over
-        samples.
-        """
         run = self.run(graph)
         weights = run.layers[0].dense(run.layers[0].weights()).detach()  # [B, H, dst, src]
         wanted = torch.stack([by_loops(name, row) for row in self.tokens]).double()
@@ -133,9 +124,6 @@ class TestMatch:
             assert_exact(match(run, template, measure), torch.stack(expected)[None])
 
     def test_a_graph_that_is_the_template_matches_in_full(self):
-        """Every receiver's whole listening is on it, whatever the weights; "abs" only where there is one edge
-        each.
-        """
         template = previous_token(self.tokens)
         run = self.run(template)
         assert match(run, template).tolist() == [[1.0] * 3]
@@ -209,10 +197,6 @@ def trained() -> lm.LanguageModel:
 
 
 class TestDetect:
-    """On the trained model: the jobs of its heads are found as graphs, with the scores that ``model``
-    measures by distance.
-    """
-
     def said_twice(self, length: int, samples: int) -> Tensor:
         """Distinct tokens, so that an equal token is one of the other copy."""
         generator = torch.Generator().manual_seed(3)
@@ -220,9 +204,6 @@ class TestDetect:
         return torch.cat([first, first], dim=1)
 
     def test_agrees_with_induction_scores(self, trained, monkeypatch):
-        """On the same tokens; the score by distance leaves out that token ``length - 1``'s next one follows
-        the first copy.
-        """
         tokens = self.said_twice(24, 4)
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens[:, :24])
         by_distance = lm.induction_scores(trained, length=24, samples=4)

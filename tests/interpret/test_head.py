@@ -118,9 +118,6 @@ class TestEveryForm:
             assert_exact(circuit.messages(x_src[0, 3]), near.messages(x_src)[0, head, 3])
 
     def test_logits_up_to_what_all_edges_share(self, kind, form):
-        """``scale P . x'`` is the logit, but for the product of the biases, the same for all in-edges of a
-        receiver.
-        """
         heads = made(kind)
         x_dst, x_src = drawn(5, heads.width), drawn(6, heads.source_width, seed=1)
         for head, circuit in enumerate(each(form(heads))):
@@ -227,10 +224,6 @@ class TestRotary:
 
 
 class TestLatent:
-    """Seed S1.6's latent heads: patterns and messages are spoken in latents, subspaces are those of
-    states.
-    """
-
     @pytest.fixture(params=[{}, {"query_dim": 8, "bias": True}], ids=["", "query latent"])
     def heads(self, request: pytest.FixtureRequest) -> LatentHeads:
         sizes = {
@@ -326,9 +319,6 @@ class TestGain:
 
 class TestReading:
     def test_merged_heads_without_a_bottleneck(self):
-        """MergedHeads built directly have full rank; their factors are those of the singular value
-        decomposition.
-        """
         heads = redrawn(MergedHeads(12, 2, head_dim=4))
         circuit = of(heads, 1)
         assert_exact(circuit.pattern.full(), heads.pattern[1].detach())

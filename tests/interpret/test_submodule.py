@@ -23,7 +23,6 @@ class Layer(nn.Module):
         self.attention = MessagePassingAttention(StandardHeads(WIDTH, 2), backend="dense")
 
     def forward(self, flag: int, state: Tensor, graph, scale: Tensor | None = None) -> tuple[Tensor, str]:
-        """States second, and first of what is returned."""
         return state + self.attention(state, graph) * (1.0 if scale is None else scale[:, None, None]), "more"
 
 
@@ -36,7 +35,6 @@ class Model(nn.Module):
         self.layers, self.graphs = nn.ModuleList(Layer() for _ in graphs), graphs
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        """The last state."""
         for layer, graph in zip(self.layers, self.graphs, strict=True):
             x, _ = layer(1, state=x, graph=graph, scale=scale)
         return x
@@ -118,9 +116,6 @@ def test_no_hook_stays():
 
 
 def test_a_layer_comes_out_of_the_shadow_of_the_next():
-    """Before a causal layer nobody can tell a window of 2 from one of 3; in its place each is exact for its
-    own graph.
-    """
     for window in (WINDOW, patterns.window(T, 3)):
         whole = model(window, CAUSAL)
         assert audit(whole, [WINDOW, CAUSAL], (T, WIDTH)).exact
@@ -178,5 +173,4 @@ class Named(nn.Module):
         self.word = nn.Embedding(3, WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """States."""
         return self.word(ids)

@@ -40,7 +40,6 @@ class Attention(nn.Module):
         self.weights, self.mask = weights, mask
 
     def forward(self, x: Tensor) -> Tensor:
-        """The update."""
         q, k, v = self.qkv(x).chunk(3, -1)
         logits = q @ k.mT
         if self.weights == "masked softmax":
@@ -62,7 +61,6 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The new state."""
         x = x + self.attention(self.norm(x))
         return x + self.mlp(x)
 
@@ -75,23 +73,17 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The last state."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class OverTime(nn.Module):
-    """A module of ``[B, width, T]`` (convolution, BatchNorm1d) on ``[B, T, width]``; ``drop`` cuts what a
-    padding added.
-    """
-
     def __init__(self, inner: nn.Module, drop: int = 0) -> None:
         super().__init__()
         self.inner, self.drop = inner, drop
 
     def forward(self, x: Tensor) -> Tensor:
-        """The inner module's output, cut to T tokens."""
         y = self.inner(x.mT).mT
         return y[:, : y.shape[1] - self.drop]
 
@@ -105,7 +97,6 @@ class Linear(nn.Module):
         self.flows, self.W = flows * torch.randn(flows.shape), nn.Parameter(torch.randn(3, 5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One hop."""
         return self.flows @ x @ self.W
 
 
@@ -117,7 +108,6 @@ class Reads(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the function says."""
         return self.function(x)
 
 
@@ -245,9 +235,6 @@ def test_flow_is_the_sparsity_of_the_module(seed):
 
 
 def test_two_influences_do_not_cancel():
-    """Receivers 1 and 2 hear sender 5 with opposite signs: asked together by a cotangent of ones they would
-    say nothing.
-    """
     module = Linear(torch.zeros(8, 8))
     module.flows[1, 5], module.flows[2, 5] = 1.0, -1.0
     with isolated(module):
@@ -259,9 +246,6 @@ def test_two_influences_do_not_cancel():
 
 
 def test_cotangents_are_not_the_inputs():
-    """What does not change when a token is scaled has a gradient orthogonal to it: cotangents like inputs
-    would see dust.
-    """
     module = Reads(lambda x: x / x.norm(dim=-1, keepdim=True))
     with isolated(module):
         runner = Runner(module, lambda module, x: module(x), (8, 3), 8, None, 1, 0)
@@ -278,9 +262,6 @@ def test_a_detached_layer_is_no_error():
 
 
 def test_far_fewer_passes_than_receivers():
-    """A window of 8 over 256 tokens is decided by less than 40 cotangents a round; one pass holds 32 of
-    them.
-    """
     graph = patterns.window(256, 8)
     verdict = audit(Linear(graph.mask()), graph, (256, 3), witnesses=["jacobian"])
     assert verdict.exact
@@ -404,9 +385,6 @@ def test_a_graph_for_each_layer():
 
 
 def test_the_way_of_a_leak_and_where_it_comes_in():
-    """The second of three blocks sees one token too far: the leak is named there, and its path has one
-    undeclared hop.
-    """
     window, wide = patterns.window(12, 2), patterns.window(12, 3)
     model = Model(Block(window.mask()), Block(wide.mask()), Block(window.mask()))
     verdict = audit(model, window, (12, WIDTH), layers=3)
@@ -421,9 +399,6 @@ def test_the_way_of_a_leak_and_where_it_comes_in():
 
 
 def test_a_way_keeps_to_the_graph_as_long_as_it_can():
-    """Three blocks that all see one token too far: one undeclared hop and two edges rather than two
-    undeclared hops.
-    """
     wide = Block(patterns.window(12, 3).mask())
     verdict = audit(
         Model(wide, copy.deepcopy(wide), copy.deepcopy(wide)), patterns.window(12, 2), (12, WIDTH), layers=3
@@ -473,9 +448,6 @@ def test_attention_is_the_only_step_between_tokens():
 
 
 def test_unused_pairs_and_their_ways():
-    """A narrower module than declared: nothing leaks, and the verdict tells which declared paths nobody
-    takes.
-    """
     window = patterns.window(T, 3)
     verdict = audit(
         Model(Block(patterns.window(T, 2).mask()), Block(window.mask())), window, (T, WIDTH), layers=2
@@ -520,7 +492,6 @@ class TwoTables(nn.Module):
         self.first, self.second = nn.Embedding(9, WIDTH), nn.Embedding(12, WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """States."""
         return self.first(ids) + self.second(ids)
 
 
@@ -534,7 +505,6 @@ class Tokens(nn.Module):
         self.block, self.scaled = Block(mask), scaled
 
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
-        """A mapping, as Hugging Face's models return."""
         state = self.word(ids) + self.place(torch.arange(ids.shape[1]))
         scale = 1 + ids[:, -1:, None] if self.scaled else 1
         return {"hidden": state, "logits": self.block(state) * scale}
@@ -549,9 +519,6 @@ def test_token_ids_are_audited_from_their_embedding():
 
 
 def test_an_id_speaks_for_itself():
-    """What the last id decides without its embedding has no gradient; another id there changes all
-    outputs.
-    """
     leaks = audit(Tokens(CAUSAL.mask(), scaled=True), CAUSAL, (T,)).leaks
     assert {(leak.src, leak.dst) for leak in leaks} == {(T - 1, dst) for dst in range(T - 1)}
     assert not any("jacobian" in leak.witnesses for leak in leaks)
@@ -583,9 +550,6 @@ def test_which_embedding_is_asked_for():
 
 
 def test_the_module_is_left_untouched():
-    """Weights, dtype, mode, gradients, buffers, hooks, the caller's random numbers and gradient mode: all as
-    before.
-    """
     module = nn.Sequential(OverTime(nn.BatchNorm1d(WIDTH)), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
     module(torch.randn(3, T, WIDTH)).sum().backward()
     before = copy.deepcopy(module)
@@ -880,18 +844,12 @@ def hugging_face(name):
     ],
 )
 def test_hugging_face_models_are_exact(name, graph, layers):
-    """Found by their own input embeddings; a sliding window of 3 is our window(3), and two layers of it reach
-    5.
-    """
     assert audit(hugging_face(name), graph, (T,), layers).exact
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_hugging_face_padding(name):
-    """With a padding mask on the left, valid tokens do not hear padding; without it the audit finds them
-    doing so.
-    """
     valid = torch.arange(T) >= 2
 
     def padded(module, ids):
@@ -936,9 +894,6 @@ def test_a_custom_attention_registered_without_its_mask_function():
 
 @pytest.mark.slow
 def test_the_text_models_of_many_families():
-    """Decoders are exactly causal and encoders hear everybody, in transformers itself; only NaN crosses what
-    is masked.
-    """
     families = family_models()
     found = {}
     for name in [name for name, family in families.FAMILIES.items() if family.inputs == "text"]:
@@ -962,9 +917,6 @@ def test_the_text_models_of_many_families():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
 def test_a_graph_put_into_a_hugging_face_model(name):
-    """Through this library's attention, with a graph of ours in place: exactly along it, and not even a NaN
-    elsewhere.
-    """
     families = family_models()
     model, graph = families.build(name), patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")

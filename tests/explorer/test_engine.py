@@ -53,9 +53,6 @@ class TestEngine:
         assert_exact(logits, torch.tensor(data["expected"]["logits"], dtype=torch.float64))
 
     def test_edits(self, page: explorer.Page, shipped: Any) -> None:
-        """In one head of one layer, everywhere, all in-edges of a token, an edge to the future, and later
-        ones win.
-        """
         data, (model, vocabulary) = data_of(page), shipped
         ids = vocabulary.encode(TEXT)
         lists = [
@@ -76,9 +73,6 @@ class TestEngine:
         assert_exact(alone, torch.ones_like(alone))
 
     def test_a_run_after_a_run(self) -> None:
-        """Whatever came before: other masks, edits, tokens written, taken back and exchanged. Nothing stale
-        is kept.
-        """
         model, vocabulary = small()
         made = explorer.page("abcdefg", (model, vocabulary), room=5)
         data, drawn = data_of(made), torch.Generator().manual_seed(0)
@@ -113,9 +107,6 @@ class TestEngine:
             check_run(said, model.state_dict(), question["tokenIds"], edges)
 
     def test_a_run_stays_what_it_was(self, page: explorer.Page) -> None:
-        """Later runs share its arrays or copy them, and never write into them: before and after can be
-        compared.
-        """
         first, _, _, again = ask(
             page,
             [
@@ -139,9 +130,6 @@ class TestEngine:
             check_run(said, model.state_dict(), ids[:count], edges_of(data, full, [], count, 2, 4))
 
     def test_a_cut_is_that_of_the_trace(self, page: explorer.Page, shipped: Any) -> None:
-        """Not the oracle of this file but the library: trace.record of the model in float64 under
-        trace.cut.
-        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         (said,) = ask(page, [{"ask": "run", "mask": 0, "edits": [edit(0, 5, layer=1, head=2)]}])
@@ -152,9 +140,6 @@ class TestEngine:
         assert_exact(doubles(said["said"]["logits"], len(ids), -1), run.output[0])
 
     def test_forms_messages_and_contributions(self, page: explorer.Page, shipped: Any) -> None:
-        """One edge in three forms, against the heads of the library in float64, and what it adds to a
-        logit.
-        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         layer, head, src, dst, word = 1, 2, 3, 7, 65
@@ -198,9 +183,6 @@ class TestEngine:
         assert_exact(contribution, float(along), reach)
 
     def test_the_next_token_and_a_decoding_step(self, page: explorer.Page, shipped: Any) -> None:
-        """The likeliest are Python's; greedy steps write what generate writes; a draw is where the shares
-        say.
-        """
         _, vocabulary = shipped
         ids, double = vocabulary.encode(TEXT), lm.load_trained()[0].double()
         written = lm.generate(double, torch.tensor(ids), 6, temperature=0.0).tolist()
@@ -233,9 +215,6 @@ class TestEngine:
         assert said[-4:] == [int((below > draw).nonzero()[0]) for draw in draws]
 
     def test_reach(self, page: explorer.Page) -> None:
-        """Whom a token has heard of: powers of the mask with every token's own state, and what edits of a
-        layer change.
-        """
         data, token = data_of(page), 9
         edits = [edit(8, 9, layer=1), edit(0, 9, True, layer=0, head=1)]
         number = next(i for i, mask in enumerate(data["masks"]) if mask["name"].startswith("window(27, 3)"))
@@ -305,9 +284,6 @@ class TestEngine:
 
     @pytest.mark.parametrize(("count", "bound"), [(64, 250), (512, 3000)])
     def test_speed(self, count: int, bound: float, shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """Milliseconds after an edit, the next token included: printed, and bounded loosely, since CI is
-        busy.
-        """
         made = explorer.page(shipped[1].encode((TEXT + " ") * 60)[:count], room=0)
         lists = ([], [edit(2, count - 3)], [edit(2, count // 4, layer=0)])
         runs = [*({"mask": 0, "edits": edits} for edits in lists), {"mask": 2, "edits": []}]

@@ -156,9 +156,6 @@ class Oracle:
     def check_chances(
         self, told: list[tuple[str, float]], run: trace.Run, dst: int, before: int | None = None
     ) -> None:
-        """The likeliest, most likely first; on the listening page seven, and what was likeliest before any
-        edit.
-        """
         expected = self.chances(run, dst)
         likeliest = expected.topk(7 if before is not None else len(told)).indices.tolist()
         if before not in (None, *likeliest):

@@ -82,10 +82,11 @@ class TestFullCircuit:
     def test_refusals(self):
         heads = of(StandardHeads(12, 3, source_width=7), 1)
         with pytest.raises(
-            ValueError, match=r"^embedding must be \[vocabulary, 7\], a row for each token, got \[20, 12\]"
+            ValueError,
+            match=r"^embedding must be \[vocabulary, 7\], a row for each token, got .*shape \[20, 12\]",
         ):
             full_circuit(heads, torch.ones(20, 12), torch.ones(20, 12))
-        with pytest.raises(ValueError, match=r"unembedding must be \[vocabulary, 12\].*got \[12, 20\]"):
+        with pytest.raises(ValueError, match=r"unembedding must be \[vocabulary, 12\].*got .*\[12, 20\]"):
             full_circuit(heads, torch.ones(20, 7), torch.ones(12, 20))
         with pytest.raises(ValueError, match=r"unembedding must be .* got Linear"):
             full_circuit(heads, torch.ones(20, 7), nn.Linear(12, 20))
@@ -102,9 +103,6 @@ class TestCopying:
         assert_exact(copying(matrix), published_copying(matrix.full()))
 
     def test_the_extremes(self):
-        """Words that say themselves, their opposite, and a turn by a right angle, whose eigenvalues are
-        imaginary.
-        """
         A = drawn(9, 3)
         turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
         assert_exact(copying(FactoredMatrix(A, A.mT)), torch.tensor(1.0, dtype=torch.float64))
@@ -178,8 +176,8 @@ class TestEffect:
         [
             (torch.tensor([30]), 3, IndexError, r"tokens must be in 0 .. 29, the vocabulary, got 30 .. 30"),
             (torch.tensor([-1, 2]), 3, IndexError, r"got -1 .. 2"),
-            (torch.tensor([1.0]), 3, TypeError, "tokens must be an integer tensor, got torch.float32"),
-            ([1], 3, TypeError, "tokens must be an integer tensor, got list"),
+            (torch.tensor([1.0]), 3, TypeError, "tokens must be an integer tensor, got .*torch.float32"),
+            ([1], 3, TypeError, r"tokens must be an integer tensor, got \[1\]"),
             (torch.tensor([1]), 31, ValueError, "k must be at most 30, the vocabulary, got 31"),
             (torch.tensor([1]), 0, ValueError, "k must be at least 1"),
         ],
@@ -223,9 +221,6 @@ class TestTopTokens:
 
 class TestNeurons:
     def test_the_activation_before_the_bias(self, model):
-        """A neuron's pattern times a state, divided by its root mean square, is what the neuron weighs (seed
-        S1.11).
-        """
         block: Any = model.blocks[1]
         x = drawn(5, 12, seed=3)
         unit = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
