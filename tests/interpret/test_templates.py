@@ -1,8 +1,7 @@
-"""Templates of heads against loops over tokens and TransformerLens' published dense formulas, written out."""
+"""Templates of heads against loops over tokens and TransformerLens' published dense formulas."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,20 +24,20 @@ from gnn_attention.model import language_model as lm
 TOKENS = {
     "all different": torch.arange(7),
     "all the same": torch.full((6,), 3),
-    "said twice": torch.tensor([4, 9, 2, 7, 4, 9, 2, 7]),
+    "repeated": torch.tensor([4, 9, 2, 7, 4, 9, 2, 7]),
     "mixed": torch.tensor([5, 5, 1, 5, 1, 1, 0, 5]),
     "one": torch.tensor([3]),
     "negative": torch.tensor([-1, -2, -1, -2, -2]),
     "bytes, and none is less than 0": torch.tensor([3, 0, 255, 7, 0, 255], dtype=torch.uint8),
     "several": torch.tensor([[1, 2, 1, 2, 3], [0, 0, 0, 1, 0], [4, 3, 2, 1, 0]]),
 }
-each_tokens = pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
-# By loops over pairs, from the texts: dst hears src if ...
+# whether src is an in-edge of dst, from the texts
 MEANT = {
     "previous_token": lambda t, dst, src: src == dst - 1,
     "duplicate_token": lambda t, dst, src: src < dst and t[src] == t[dst],
     "induction": lambda t, dst, src: 1 <= src <= dst and t[src - 1] == t[dst],
 }
+CAUSAL = patterns.causal(4)
 
 
 def by_loops(name: str, tokens: Tensor) -> Tensor:
@@ -47,11 +46,10 @@ def by_loops(name: str, tokens: Tensor) -> Tensor:
 
 
 def transformer_lens(name: str, tokens: Tensor) -> Tensor:
+    """Its detection patterns as published."""
     if name == "previous_token":
         return torch.ones(len(tokens) - 1).diag(-1)
-    same = (tokens[None] == tokens[:, None]).float()
-    same.fill_diagonal_(0)
-    same = same.tril()
+    same = (tokens[None] == tokens[:, None]).float().tril(-1)
     if name == "duplicate_token":
         return same
     rolled = torch.roll(same, shifts=1, dims=1)
@@ -59,7 +57,7 @@ def transformer_lens(name: str, tokens: Tensor) -> Tensor:
     return rolled.tril()
 
 
-@each_tokens
+@pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_edges(name, tokens):
     graph = TEMPLATES[name](tokens)
@@ -73,122 +71,87 @@ def test_edges(name, tokens):
         assert torch.equal(mask.float(), transformer_lens(name, row))
 
 
-def test_induction_is_a_duplicate_and_a_step_on():
-    tokens = TOKENS["said twice"]
-    steps = previous_token(tokens)  # 4 hears 3
-    assert (induction(tokens) @ steps).mask().equal(duplicate_token(tokens).mask())
-
-
 GRAPHS = {
     "causal": patterns.causal(6),
     "window": patterns.window(6, 3),
-    "strict, 0 deaf": patterns.strict_causal(6),
+    "strict, 0 isolated": patterns.strict_causal(6),
     "per head": algebra.per_head(patterns.causal(6), patterns.window(6, 2), patterns.strict_causal(6)),
 }
 
 
+def recorded(graph: Any, x: Any = None, **options: Any) -> trace.Run:
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4).double())
+    if x is None:
+        x = torch.randn(2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return trace.record(layer, x, graph, **options)
+
+
 class TestMatch:
     tokens = torch.tensor([[5, 5, 1, 5, 1, 1], [0, 3, 0, 3, 2, 0]])
-
-    def run(self, graph: Any) -> trace.Run:
-        torch.manual_seed(0)
-        layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4).double())
-        x = torch.randn(2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        return trace.record(layer, x, graph)
+    ones = torch.ones(1, 4, 8, dtype=torch.float64)
 
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_against_dense_formulas(self, graph, name):
-        run = self.run(graph)
-        weights = run.layers[0].dense(run.layers[0].weights()).detach()  # [B, H, dst, src]
+        """The mean over receivers by a loop; "mul" and "abs" as TransformerLens publishes them."""
+        call = recorded(graph).layers[0]
+        weights = call.dense(call.weights()).detach()  # [B, H, dst, src]
         wanted = torch.stack([by_loops(name, row) for row in self.tokens]).double()
-        template = TEMPLATES[name](self.tokens)
-        means, muls, losses = [], [], []
+        expected = {"mean": [], "mul": [], "abs": []}
         for head in range(3):
-            given = [
-                (weights[b, head, dst] @ wanted[b, dst])
-                for b in range(2)
-                for dst in range(6)
-                if wanted[b, dst].any()
-            ]
-            means.append(torch.stack(given).mean())
-            muls.append(
-                torch.stack(
-                    [(weights[b, head] * wanted[b]).sum() / weights[b, head].sum() for b in range(2)]
-                ).mean()
-            )
-            losses.append(
-                torch.stack([1 - (weights[b, head] - wanted[b]).abs().mean() * 6 for b in range(2)]).mean()
-            )
-        for measure, expected in (("mean", means), ("mul", muls), ("abs", losses)):
-            assert_exact(match(run, template, measure), torch.stack(expected)[None])
+            pairs = list(zip(weights[:, head], wanted, strict=True))
+            rows = [w[dst] @ t[dst] for w, t in pairs for dst in range(6) if t[dst].any()]
+            expected["mean"].append(torch.stack(rows).mean())
+            expected["mul"].append(torch.stack([(w * t).sum() / w.sum() for w, t in pairs]).mean())
+            expected["abs"].append(torch.stack([1 - (w - t).abs().mean() * 6 for w, t in pairs]).mean())
+        for measure, scores in expected.items():
+            assert_exact(match([call], TEMPLATES[name](self.tokens), measure), torch.stack(scores)[None])
 
     def test_a_graph_that_is_the_template_matches_in_full(self):
         template = previous_token(self.tokens)
-        run = self.run(template)
-        assert match(run, template).tolist() == [[1.0] * 3]
-        assert match(run, template, "mul").tolist() == [[1.0] * 3]
-        assert match(run, template, "abs").tolist() == [[1.0] * 3]
+        for measure in ("mean", "mul", "abs"):
+            assert match(recorded(template), template, measure).tolist() == [[1.0] * 3]
 
     def test_an_edge_that_carried_nothing_counts_nothing(self):
         """Cut, muted, or not in the graph."""
-        layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4).double())
-        x, template = torch.ones(1, 4, 8, dtype=torch.float64), previous_token(torch.arange(4))
-        even = match(trace.record(layer, x, patterns.causal(4)), template)[0, 0].item()
-        assert_exact(even, (1 / 2 + 1 / 3 + 1 / 4) / 3)
-        cut = match(trace.record(layer, x, patterns.causal(4), surgery=trace.cut([(1, 2)])), template)[0, 0]
-        assert_exact(cut, (1 / 2 + 1 / 4) / 3)
-        muted = match(
-            trace.record(layer, x, patterns.causal(4), surgery=trace.mute([(1, 2)], heads=1)), template
-        )[0]
-        assert_exact(muted.tolist(), [even, (1 / 2 + 1 / 4) / 3, even])
-        assert match(trace.record(layer, x, patterns.window(4, 1)), template).tolist() == [[0.0] * 3]
-        assert match(trace.record(layer, x, patterns.window(4, 1)), template, "abs")[0, 0] == 1 - (4 + 3) / 4
-
-    def test_nobody_hears_and_nothing_is_wanted(self):
-        layer, x = MessagePassingAttention(StandardHeads(8, 3, head_dim=4)), torch.ones(1, 4, 8)
-        deaf = patterns.causal(4) - patterns.causal(4)
+        template = previous_token(torch.arange(4))
+        even, less = (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 2 + 1 / 4) / 3
+        assert_exact(match(recorded(CAUSAL, self.ones), template)[0, 0].item(), even)
+        cut = recorded(CAUSAL, self.ones, surgery=trace.cut([(1, 2)]))
+        assert_exact(match(cut, template)[0, 0].item(), less)
+        muted = recorded(CAUSAL, self.ones, surgery=trace.mute([(1, 2)], heads=1))
+        assert_exact(match(muted, template)[0].tolist(), [even, less, even])
+        loops = recorded(patterns.window(4, 1), self.ones)
+        assert match(loops, template).tolist() == [[0.0] * 3]
+        assert match(loops, template, "abs")[0, 0] == 1 - (4 + 3) / 4
+        none = CAUSAL - CAUSAL
         for measure in ("mean", "mul"):
-            assert match(trace.record(layer, x, deaf), previous_token(torch.arange(4)), measure).tolist() == [
-                [0.0] * 3
-            ]
-            assert match(trace.record(layer, x, patterns.causal(4)), deaf, measure).tolist() == [[0.0] * 3]
+            assert match(recorded(none, self.ones), template, measure).tolist() == [[0.0] * 3]
+            assert match(recorded(CAUSAL, self.ones), none, measure).tolist() == [[0.0] * 3]
 
     def test_a_template_by_head(self):
-        run = self.run(patterns.causal(6))
+        run = recorded(patterns.causal(6))
         parts = [previous_token(self.tokens), patterns.window(6, 1), patterns.sinks(6, 1)]
         together = match(run, algebra.per_head(*parts))[0]
-        assert_exact(together.tolist(), [match(run, part)[0, head].item() for head, part in enumerate(parts)])
-
-    def test_some_layers_of_a_run(self):
-        model, _ = lm.load_trained()
-        tokens = torch.arange(20)[None]
-        with torch.no_grad():
-            run = trace.record(model, tokens)
-        assert torch.equal(
-            match(run, previous_token(tokens))[1:], match(run.layers[1:], previous_token(tokens))
-        )
+        alone = [match(run, part)[0, head].item() for head, part in enumerate(parts)]
+        assert_exact(together.tolist(), alone)
 
     def test_refusals(self):
-        run = self.run(patterns.causal(6))
-        with pytest.raises(ValueError, match="measure must be one of 'mean', 'mul', 'abs', got 'sum'"):
-            match(run, previous_token(self.tokens), "sum")
-        for template in (
-            patterns.causal(5),
-            induction(self.tokens[:1].repeat(3, 1)),
-            algebra.per_head(*[patterns.causal(6)] * 2),
+        run, causal = recorded(patterns.causal(6)), patterns.causal(6)
+        layer = MessagePassingAttention(StandardHeads(8, 2))
+        other = trace.record(layer, torch.ones(2, 6, 8), causal).layers
+        fit = "template must be over the tokens, samples and heads of LayerTrace"
+        for layers, template, measure, message in (
+            (run, causal, "sum", "measure must be one of 'mean', 'mul', 'abs', got 'sum'"),
+            (run, patterns.causal(5), "mean", fit),
+            (run, induction(self.tokens[:1].repeat(3, 1)), "mean", fit),
+            (run, algebra.per_head(causal, causal), "mean", fit),
+            ([], causal, "mean", "run must hold layers with one number of heads, got no layers"),
+            ([*run.layers, *other], causal, "mean", r"layers with one number of heads, got \[2, 3\]"),
         ):
-            with pytest.raises(
-                ValueError, match="template must be over the tokens, samples and heads of LayerTrace"
-            ):
-                match(run, template)
-        with pytest.raises(ValueError, match=r"run must hold layers with one number of heads, got no layers"):
-            match([], patterns.causal(6))
-        other = trace.record(
-            MessagePassingAttention(StandardHeads(8, 2)), torch.ones(2, 6, 8), patterns.causal(6)
-        )
-        with pytest.raises(ValueError, match=r"run must hold layers with one number of heads, got \[2, 3\]"):
-            match([*run.layers, *other.layers], patterns.causal(6))
+            with pytest.raises(ValueError, match=message):
+                match(layers, template, measure)
 
 
 @pytest.fixture(scope="module")
@@ -196,28 +159,27 @@ def trained() -> lm.LanguageModel:
     return lm.load_trained()[0].double()
 
 
+def repeated(length: int, samples: int) -> Tensor:
+    """Distinct tokens twice, so that an equal token is one of the other copy."""
+    generator = torch.Generator().manual_seed(3)
+    first = torch.stack([torch.randperm(1024, generator=generator)[:length] for _ in range(samples)])
+    return torch.cat([first, first], dim=1)
+
+
 class TestDetect:
-    def said_twice(self, length: int, samples: int) -> Tensor:
-        """Distinct tokens, so that an equal token is one of the other copy."""
-        generator = torch.Generator().manual_seed(3)
-        first = torch.stack([torch.randperm(1024, generator=generator)[:length] for _ in range(samples)])
-        return torch.cat([first, first], dim=1)
+    """On the trained model: the jobs of its heads, with the scores that ``model`` measures by distance."""
 
-    def test_agrees_with_induction_scores(self, trained, monkeypatch):
-        tokens = self.said_twice(24, 4)
+    def test_agrees_with_the_scores_by_distance(self, trained, monkeypatch):
+        tokens = repeated(24, 4)
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens[:, :24])
-        by_distance = lm.induction_scores(trained, length=24, samples=4)
-        assert_exact(detect(trained, tokens, "induction"), by_distance)
-
-    def test_agrees_with_previous_token_scores(self, trained, monkeypatch):
-        tokens = self.said_twice(24, 4)
+        assert_exact(detect(trained, tokens, "induction"), lm.induction_scores(trained, length=24, samples=4))
         monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens)
         by_distance = lm.previous_token_scores(trained, length=48, samples=4)
         assert_exact(detect(trained, tokens, "previous_token"), by_distance)
 
     def test_the_heads_of_the_trained_model(self, trained):
         """Its induction head in layer 1 and its previous-token head in layer 0 stand out."""
-        tokens = self.said_twice(48, 4)
+        tokens = repeated(48, 4)
         for name, layer in (("induction", 1), ("previous_token", 0)):
             scores = detect(trained, tokens, name)
             best = scores.argmax().item()
@@ -226,31 +188,31 @@ class TestDetect:
 
     def test_over_another_graph(self, trained):
         """Where the window does not reach the first copy, there is no induction."""
-        tokens = self.said_twice(24, 2)
+        tokens = repeated(24, 2)
         assert detect(trained, tokens, "induction", patterns.window(48, 23)).max() == 0
         assert detect(trained, tokens, "induction", patterns.window(48, 24)).max() > 0.3
 
-    def test_a_graph_a_function_and_one_sequence(self, trained):
-        tokens = self.said_twice(12, 1)
+    def test_a_graph_a_function_one_sequence_and_some_layers(self, trained):
+        tokens = repeated(12, 1)
         expected = detect(trained, tokens, "induction")
-        assert torch.equal(detect(trained, tokens[0], "induction"), expected)
-        assert torch.equal(detect(trained, tokens, induction), expected)
-        assert torch.equal(detect(trained, tokens, induction(tokens[0])), expected)
+        for some, template in ((tokens[0], "induction"), (tokens, induction), (tokens, induction(tokens[0]))):
+            assert torch.equal(detect(trained, some, template), expected)
         listed = convert.from_edge_index(induction(tokens[0]).edge_index, 24)
         assert_exact(detect(trained, tokens, listed), expected)
+        run = trace.record(trained, tokens)
+        assert torch.equal(match(run.layers[1:], induction(tokens)), expected[1:])
 
     def test_refusals(self, trained):
         tokens = torch.arange(6)
-        with pytest.raises(
-            ValueError,
-            match="template must be one of 'previous_token', 'duplicate_token', 'induction', got 'copy'",
+        names = "'previous_token', 'duplicate_token', 'induction'"
+        for some, template, error, message in (
+            (tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
+            (tokens, lambda _: 3, TypeError, "template must be or return a TokenGraph, got int"),
+            (tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
+            ([1, 2], "induction", TypeError, "tokens must be an integer tensor"),
+            (tokens > 2, "induction", TypeError, "tokens must be an integer tensor"),
+            (torch.zeros(2, 2, 2).long(), duplicate_token, ValueError, r"tokens must be \[T\] or \[B, T\]"),
+            (torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
         ):
-            detect(trained, tokens, "copy")
-        with pytest.raises(TypeError, match="template must be or return a TokenGraph, got SimpleNamespace"):
-            detect(trained, tokens, lambda _: SimpleNamespace())
-        for wrong in (tokens.float(), [1, 2], tokens > 2):
-            with pytest.raises(TypeError, match="tokens must be an integer tensor"):
-                detect(trained, wrong, "induction")
-        for wrong in (torch.zeros(2, 2, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
-            with pytest.raises(ValueError, match=r"tokens must be \[T\] or \[B, T\] and not empty"):
-                induction(wrong)
+            with pytest.raises(error, match=message):
+                detect(trained, some, template)
