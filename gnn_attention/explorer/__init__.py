@@ -1,12 +1,11 @@
 """One self-contained page on which a model's attention can be walked through, cut and mended.
 
 ``page("Llamas do not output words")`` takes the model that ships with the package and carries all of it:
-whatever is changed on the page is computed anew there, to the next token. Of a Hugging Face model the page
-carries one run.
+whatever is changed on the page is recomputed there, to the next token. Of a Hugging Face model the page
+carries one run. It opens from a file, in a browser without a network, or in a notebook.
 
-The page opens from a file, in a browser without a network, or in a notebook. Its sources are in ``web/``;
-``npm ci && npm run build`` there makes ``page.html``, which is committed, so that Python needs no tool to
-write a page.
+The sources are in ``web/``; ``npm ci && npm run build`` there makes ``page.html``, which is committed, so
+that Python needs no tool to write a page.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,14 @@ from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, own, users, zoo
 from gnn_attention.explorer._pack import LONGEST, Source, check_length
 from gnn_attention.graph import TokenGraph
-from gnn_attention.layer.glossary import GLOSSARY, VIEWS
+from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 from gnn_attention.model.tokenizer import BytePair
 
 __all__ = ["Page", "page"]
 
-_LONGEST_TITLE = 80
-_LONGEST_TEXT = 2**17  # characters: 256 for each token that a page shows
+LONGEST_TITLE = 80
+# 256 characters for each token that a page shows
+LONGEST_TEXT = 2**17
 
 
 def page(
@@ -49,77 +48,73 @@ def page(
 ) -> Page:
     """The page of a text: ``page(...).save("page.html")``, or the value of a notebook's cell.
 
-    Args: text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them. model: the model that
-        ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel, BytePair)``, a Hugging
-        Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or the name or folder of one.
+    Args:
+        text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them.
+        model: the model that ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel,
+            BytePair)``, a Hugging Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or
+            the name or folder of one.
         graph: a :class:`TokenGraph` or an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the
-        number of tokens and room, that is shown first; or several, of which the first is. Without it the
-        model's own is. masks: the graphs to choose from next to these two, in place of a choice of the zoo.
-        room: how many more tokens may be written on the page; of a Hugging Face model none. title: of the
-        page, the text unless given. layers: of a Hugging Face model, which to keep: all unless given.
+            number of tokens and room, that is shown first; or several, of which the first is. Without it the
+            model's own is.
+        masks: the graphs to choose from next to these two, in place of a choice of the zoo.
+        room: how many more tokens may be written on the page; of a Hugging Face model none.
+        title: of the page, the text unless given.
+        layers: of a Hugging Face model, which to show: all unless given.
 
-    Raises: TypeError, ValueError, IndexError: an argument that is none of these; a text that is empty or too
-        long; more than a page can hold; FileNotFoundError: weights that are not there; NotImplementedError: a
-        Hugging Face model of a family that :func:`gnn_attention.heads_of` does not know.
+    Raises TypeError, ValueError or IndexError for an argument that is none of these, a text that is empty or
+    too long, more than a page can show; FileNotFoundError for weights that are not there; NotImplementedError
+    for a Hugging Face model of a family that :func:`gnn_attention.heads_of` does not know.
 
     >>> shown = page("Llamas do not output words", graph="window(n, 4)")
     >>> shown
     Page('Llamas do not output words', 11 tokens, 1.9 MB)
     """
-    words, given = _words(text_or_tokens), [] if graph is None else _several("graph", graph)
+    words, first = _words(text_or_tokens), [] if graph is None else _several("graph", graph)
     offered = None if masks is None else _several("masks", masks)
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")
     source = _source(words, model, checks.size("room", room), layers)
-    wanted = users(given, len(source.tokens), source.room)
-    others = (
-        zoo(len(source.tokens), source.room)
-        if offered is None
-        else users(offered, len(source.tokens), source.room)
-    )
+    count, room = len(source.tokens), source.room
+    wanted = users(first, count, room)
+    others = zoo(count, room) if offered is None else users(offered, count, room)
     title = _title(source, words) if title is None else title
-    return Page(assembled(title, _data(source, title, wanted, others)), title, len(source.tokens))
+    return Page(assembled(title, _data(source, title, wanted, others)), title, count)
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
     if isinstance(text_or_tokens, Tensor) and text_or_tokens.dim() != 1:
-        raise ValueError(
-            f"text_or_tokens must be [tokens], got shape {list(text_or_tokens.shape)}; take one row of a batch"
-        )
+        got = f"shape {list(text_or_tokens.shape)}; take one row of a batch"
+        raise ValueError(f"text_or_tokens must be [tokens], got {got}")
     if not isinstance(text_or_tokens, (str, Sequence, Tensor)):
-        raise TypeError(
-            f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}"
-        )
+        got = type(text_or_tokens).__name__
+        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {got}")
     if not isinstance(text_or_tokens, str):
         check_length(text_or_tokens)
         return text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
-    if len(text_or_tokens) > _LONGEST_TEXT:
-        raise ValueError(
-            f"text_or_tokens has {len(text_or_tokens)} characters: shorten it, a page shows at most {LONGEST} tokens"
-        )
+    if len(text_or_tokens) > LONGEST_TEXT:
+        got = f"{len(text_or_tokens)} characters"
+        raise ValueError(f"text_or_tokens has {got}: shorten it, a page shows at most {LONGEST} tokens")
     return text_or_tokens
 
 
 def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
-    """The tokens and the model of a page; transformers is loaded for its own models alone."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     if model is None or (name is not None and Path(name).is_file()):
         path = language_model.TRAINED if name is None else Path(name)
         found, vocabulary, _ = language_model.load(path)
         return _whole(words, found, vocabulary, path.stem, room, layers)
     if name is not None and name.endswith(".safetensors"):
-        raise FileNotFoundError(
-            f"model {quoted(name)} is no file: give one of gnn_attention.model.save, or a Hugging Face name or folder"
-        )
+        advice = "give one of gnn_attention.model.save, or a Hugging Face name or folder"
+        raise FileNotFoundError(f"model {quoted(name)} is no file: {advice}")
     first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
         return _whole(words, first, rest[0], "LanguageModel", room, layers)
     if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
-        raise TypeError(
-            f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}"
-        )
+        expected = "a file, a name, (model, vocabulary) or (model, tokenizer)"
+        raise TypeError(f"model must be {expected}, got {model!r:.80}")
+    # transformers is loaded for its own models alone
     foreign = importlib.import_module("gnn_attention.explorer._recorded")
     if name is not None:
         first, *rest = foreign.from_pretrained(name)
@@ -129,9 +124,8 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
 
 def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, layers: Any) -> Source:
     if layers is not None:
-        raise ValueError(
-            f"layers={quoted(layers)} is for a Hugging Face model: of this one the page holds, and needs, every layer"
-        )
+        rest = "of this one the page holds, and needs, every layer"
+        raise ValueError(f"layers={quoted(layers)} is for a Hugging Face model: {rest}")
     return whole(words, model, vocabulary, name, room)
 
 
@@ -148,17 +142,21 @@ def _title(source: Source, words: Any) -> str:
     named = any(text != str(token) for token, text in source.tokens)
     text = words if isinstance(words, str) else "".join(text for _, text in source.tokens) if named else ""
     line = " ".join(text.split()) or str(source.model["name"])
-    return line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]}..."
+    return line if len(line) <= LONGEST_TITLE else f"{line[:LONGEST_TITLE]}..."
 
 
 def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]) -> dict[str, Any]:
-    """What the page reads, in the form of web/src/types.ts."""
+    # in the form of web/src/types.ts
+    shown = [own(source.own), *wanted]
+    for choice in others:
+        if all(not choice.mask.equal(other.mask) for other in shown):
+            shown.append(choice)
     data = {
         "version": 1,
         "title": title,
         "tokens": [{"id": token, "text": text} for token, text in source.tokens],
         "room": source.room,
-        "masks": [choice.packed() for choice in _distinct([own(source.own), *wanted, *others], len(wanted))],
+        "masks": [choice.packed() for choice in shown],
         "start": 1 if wanted else 0,
         "model": source.model,
         "words": [_term(term) for term in GLOSSARY],
@@ -167,14 +165,5 @@ def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]
     return data if source.expected is None else data | {"expected": source.expected}
 
 
-def _distinct(choices: list[Choice], wanted: int) -> list[Choice]:
-    shown = choices[: 1 + wanted]
-    for choice in choices[1 + wanted :]:
-        if all(not choice.mask.equal(other.mask) for other in shown):
-            shown.append(choice)
-    return shown
-
-
-def _term(term: Any) -> dict[str, Any]:
-    named = asdict(term)
-    return {"name": term.name, "words": {view: named[view.replace(" ", "_")] for view in VIEWS}}
+def _term(term: Term) -> dict[str, Any]:
+    return {"name": term.name, "words": {view: getattr(term, view.replace(" ", "_")) for view in VIEWS}}

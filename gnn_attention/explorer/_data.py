@@ -10,53 +10,38 @@ import torch
 from torch import nn
 
 from gnn_attention import patterns
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._pack import LONGEST, Source, check_length, check_weight, stored
 from gnn_attention.model import Block, LanguageModel
 from gnn_attention.model.tokenizer import BytePair
 
-_PER_LAYER = (
-    *(
-        "attention_norm.weight",
-        "attention.score_mod.table",
-        *(f"attention.heads.W_{letter}" for letter in "QKVO"),
-    ),
-    *("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias"),
-)
+_OF_ATTENTION = ("attention_norm.weight", "attention.score_mod.table")
+_OF_HEADS = tuple(f"attention.heads.W_{letter}" for letter in "QKVO")
+_OF_MLP = ("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias")
+_OF_ENDS = ("embedding.weight", "norm.weight", "unembedding.weight")
 
 
 def whole(
-    text_or_tokens: str | Sequence[int],
-    model: LanguageModel,
-    vocabulary: BytePair,
-    name: str = "model",
-    room: int = 16,
+    words: str | Sequence[int], model: LanguageModel, vocabulary: BytePair, name: str, room: int
 ) -> Source:
-    """Everything of a model that a page needs to compute what the model computes, and to write ``room`` more
-    tokens.
+    """All that a page needs to compute what the model computes, and to write ``room`` more tokens.
 
     Raises ValueError for no tokens, too many, or a model that does not have the parameters of a
     :class:`LanguageModel`; TypeError or IndexError for tokens that are none of the vocabulary.
 
     >>> from gnn_attention.model import load_trained
-    >>> source = whole("Llamas do not output words", *load_trained())
+    >>> source = whole("Llamas do not output words", *load_trained(), "trained", 16)
     >>> len(source.tokens), source.model["width"], source.own
     (11, 128, TokenGraph(causal(27): 27 src -> 27 dst))
     """
-    if not isinstance(text_or_tokens, str):
-        vocabulary.decode(text_or_tokens)  # refuses what is no token
-    ids = (
-        vocabulary.encode(text_or_tokens)
-        if isinstance(text_or_tokens, str)
-        else list(map(int, text_or_tokens))
-    )
+    if not isinstance(words, str):
+        # refuses what is no token
+        vocabulary.decode(words)
+    ids = vocabulary.encode(words) if isinstance(words, str) else list(map(int, words))
     check_length(ids)
-    room = checks.size("room", room)
     if len(ids) + room > LONGEST + 64:
-        raise ValueError(
-            f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} tokens and room for {room}"
-        )
+        got = f"{len(ids)} tokens and room for {room}"
+        raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {got}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
     packed = _model(model, name) | {"vocabulary": texts}
     check_weight(packed, "take a smaller model")
@@ -66,12 +51,12 @@ def whole(
 
 def _model(model: LanguageModel, name: str) -> dict[str, Any]:
     config, state = model.config, model.state_dict()
-    names = [f"blocks.{layer}.{part}" for layer in range(config.num_layers) for part in _PER_LAYER]
-    if set(state) != {"embedding.weight", "norm.weight", "unembedding.weight", *names}:
-        other = sorted(set(state) ^ {"embedding.weight", "norm.weight", "unembedding.weight", *names})
-        raise ValueError(
-            f"model must have the parameters of a LanguageModel, standard heads without biases; differs in {other}"
-        )
+    of_layer = (*_OF_ATTENTION, *_OF_HEADS, *_OF_MLP)
+    names = {f"blocks.{layer}.{part}" for layer in range(config.num_layers) for part in of_layer}
+    other = sorted(set(state) ^ names.union(_OF_ENDS))
+    if other:
+        expected = "the parameters of a LanguageModel, standard heads without biases"
+        raise ValueError(f"model must have {expected}; differs in {other}")
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
     return {
@@ -82,14 +67,15 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
         "heads": config.num_heads,
         "headDim": config.head_dim,
         "reach": config.reach,
-        "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,  # the page computes in float64
+        # the page computes in float64
+        "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,
         "tensors": {key: stored(tensor) for key, tensor in state.items()},
     }
 
 
 @torch.no_grad()
 def _expected(model: LanguageModel, ids: list[int]) -> dict[str, Any]:
-    """What the model says of the next token, in float64 on the weights as the page has them."""
+    # of the next token, in float64 on the weights as the page has them
     twin = copy.deepcopy(model).cpu().float().double().eval()
     twin.backend = "reference"
     logits: Tensor = twin(torch.tensor([ids]))[0, -1]

@@ -13,8 +13,10 @@ from typing import Any
 from gnn_attention._support import atomic_files
 from gnn_attention._support.text import printable
 
-TEMPLATE = Path(__file__).parent / "page.html"  # built from web/ by npm run build
-MARK = '<meta name="generator" content="gnn-attention explorer">'  # by which a page of ours is known
+# built from web/ by npm run build
+TEMPLATE = Path(__file__).parent / "page.html"
+# by which a page of ours is known
+MARK = '<meta name="generator" content="gnn-attention explorer">'
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
@@ -32,27 +34,23 @@ class Page:
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, which may run its script and nothing more."""
-        return (
-            f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts" title="{html.escape(_printable(self.title))}" '
-            'width="100%" height="860" style="border: 0"></iframe>'
-        )
+        attributes = f'sandbox="allow-scripts" title="{html.escape(_printable(self.title))}"'
+        size = 'width="100%" height="860" style="border: 0"'
+        return f'<iframe srcdoc="{html.escape(self.html)}" {attributes} {size}></iframe>'
 
     def __repr__(self) -> str:
         return f"Page({self.title!r}, {self.tokens} tokens, {len(self.html) / 1e6:.1f} MB)"
 
 
 def assembled(title: str, data: Mapping[str, Any]) -> str:
-    """The text of the page. TypeError for a title that is no string, OSError without the built template."""
-    if not isinstance(title, str):
-        raise TypeError(f"title must be a string, got {type(title).__name__}")
+    """The text of the page; OSError without the built template."""
     before, _, rest = TEMPLATE.read_text(encoding="utf-8").partition("__TITLE__")
     between, _, after = rest.partition("__DATA__")
     return "".join([before, html.escape(_printable(title)), between, embedded(data), after])
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    r"""JSON that can stand in a ``<script type="application/json">``: pure ASCII, and nothing in it can end
-    the element.
+    r"""JSON in a ``<script type="application/json">``: pure ASCII, and nothing in it can end the element.
 
     >>> embedded({"text": "</script><!-- \u2028"})
     '{"text":"\\u003c/script\\u003e\\u003c!-- \\u2028"}'

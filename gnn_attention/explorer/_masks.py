@@ -28,85 +28,65 @@ class Choice:
 
     def packed(self) -> dict[str, Any]:
         """As the page reads it."""
-        causal = not bool(self.mask.triu(1).any())
-        return {
-            "name": self.name,
-            "meaning": self.meaning,
-            "bits": bits(self.mask),
-            "causal": causal,
-            "tokens": self.tokens,
-        }
+        named = {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask)}
+        return named | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
 
 
 def own(graph: TokenGraph) -> Choice:
     """The graph along which the model itself attends."""
-    n = graph.num_dst
+    n, which = graph.num_dst, "every token attends to those that its mask allows"
+    if graph == patterns.causal(n):
+        which = "every token attends to itself and all before it"
+    elif graph == patterns.full(n):
+        which = "every token attends to every token"
+    meaning = f"The model's own graph: {which}."
     if graph.name == EACH_ITS_OWN:
         meaning = "The model's own graphs, which differ from layer to layer."
-    elif graph == patterns.causal(n):
-        meaning = "The model's own graph: every token attends to itself and all before it."
-    elif graph == patterns.full(n):
-        meaning = "The model's own graph: every token attends to every token."
-    else:
-        meaning = "The model's own graph: every token attends to those that its mask allows."
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
 def zoo(tokens: int, room: int) -> list[Choice]:
-    """A choice of builders in the size of the text, from the densest to the sparsest, then the two that look
-    ahead.
+    """Builders in the size of the text, from the densest to the sparsest, then the two that look ahead.
 
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
     """
-    n, w, p = tokens + room, max(2, round(math.sqrt(tokens + room))), -(-tokens // 2)
-    parents = [-1, *((token - 1) // 2 for token in range(1, n))]
+    n, w, half = tokens + room, max(2, round(math.sqrt(tokens + room))), -(-tokens // 2)
+    parents, block = [-1, *((token - 1) // 2 for token in range(1, n))], max(1, w // 2)
+    every = "Every token attends to "
+    last, a_few = f"{every}the last {w} tokens", patterns.window(n, w - 1) | patterns.sinks(n, 1)
+    big_bird = patterns.bigbird(n, block, 1) & patterns.causal(n)
+    isolated = "not itself: the first has no in-edges and receives exactly 0."
+    neighbours = "its own, the one before, the first and a random one (BigBird)."
+    rest = "the rest attends to itself and all before it."
+    documents = f"Two packed documents of {half} and {n - half} tokens"
     found = [
-        (
-            patterns.strict_causal(n),
-            "Every token attends to all before it, not itself: the first has no in-edges and receives exactly 0.",
-        ),
-        (patterns.window(n, w), f"Every token attends to the last {w} tokens, itself included."),
-        (
-            patterns.window(n, w - 1) | patterns.sinks(n, 1),
-            f"Every token attends to the last {w - 1} tokens, itself included, and the very first (StreamingLLM).",
-        ),
-        (patterns.dilated(n, w, 2), f"Every token attends to {w} tokens at steps of 2, itself first."),
-        (
-            patterns.sparse_strided(n, w),
-            f"Every token attends to the last {w} tokens and every {w}th before them (Sparse Transformer).",
-        ),
-        (patterns.log_sparse(n), "Every token attends to itself and the tokens 1, 2, 4, 8, ... before it."),
+        (patterns.strict_causal(n), f"{every}all before it, {isolated}"),
+        (patterns.window(n, w), f"{last}, itself included."),
+        (a_few, f"{every}the last {w - 1} tokens, itself included, and the very first (StreamingLLM)."),
+        (patterns.dilated(n, w, 2), f"{every}{w} tokens at steps of 2, itself first."),
+        (patterns.sparse_strided(n, w), f"{last} and every {w}th before them (Sparse Transformer)."),
+        (patterns.log_sparse(n), f"{every}itself and the tokens 1, 2, 4, 8, ... before it."),
         (
             patterns.chunked(n, w),
             f"Chunks of {w} tokens: every token attends to its own so far, and no other.",
         ),
-        (
-            patterns.documents([p, n - p]),
-            f"Two packed documents of {p} and {n - p} tokens: no token attends to the other one.",
-        ),
+        (patterns.documents([half, n - half]), f"{documents}: no token attends to the other one."),
         (
             patterns.tree(parents),
-            "A binary tree in reading order: every token attends to itself, its parent and all above.",
+            f"A binary tree in reading order: {every.lower()}itself, its parent and all above.",
         ),
-        (
-            patterns.bigbird(n, max(1, w // 2), 1) & patterns.causal(n),
-            f"Blocks of {max(1, w // 2)}: every token attends to its own, the one before, the first and a random one (BigBird).",
-        ),
-        (patterns.random_senders(n, w), f"Every token attends to {w} random tokens of those up to itself."),
-        (patterns.self_loops(n), "Every token attends to itself alone: no token learns of another."),
-        (
-            patterns.prefix(n, p),
-            f"The first {p} tokens attend to each other, the rest attends to itself and all before it.",
-        ),
-        (patterns.full(n), "Every token attends to every token, the future too: an encoder's graph."),
+        (big_bird, f"Blocks of {block}: {every.lower()}{neighbours}"),
+        (patterns.random_senders(n, w), f"{every}{w} random tokens of those up to itself."),
+        (patterns.self_loops(n), f"{every}itself alone: no token learns of another."),
+        (patterns.prefix(n, half), f"The first {half} tokens attend to each other, {rest}"),
+        (patterns.full(n), f"{every}every token, the future too: an encoder's graph."),
     ]
     return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
 
 
-def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """The user's graphs: expressions, in which ``n`` is the number of tokens and room, or
-    :class:`TokenGraph`.
+def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
+    """The user's graphs: :class:`TokenGraph` or expressions, in which ``n`` is the number of tokens and room.
 
     Raises TypeError for anything else; ValueError for an expression that cannot be read and a graph that has
     fewer nodes than the text has tokens, other senders than receivers, or differs by head or sample.
@@ -114,24 +94,21 @@ def users(given: Iterable[Any], tokens: int, room: int) -> list[Choice]:
     >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
     """
-    return [_user(graph, tokens, tokens + room) for graph in given]
+    return [_user(graph, tokens, tokens + room) for graph in graphs]
 
 
-def _user(given: Any, tokens: int, size: int) -> Choice:
-    graph = expressions.parse(given, n=size) if isinstance(given, str) else given
+def _user(value: Any, tokens: int, size: int) -> Choice:
+    graph = expressions.parse(value, n=size) if isinstance(value, str) else value
     if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {type(graph).__name__}"
-        )
+        expected = "a TokenGraph or an expression such as 'window(n, 4)'"
+        raise TypeError(f"a graph must be {expected}, got {type(graph).__name__}")
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(
-            f"{graph!r} differs by head or sample, and a page has one graph for all: take graph.select(batch, head)"
-        )
+        advice = "take graph.select(batch, head)"
+        raise ValueError(f"{graph!r} differs by head or sample, and a page has one graph for all: {advice}")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
-        raise ValueError(
-            f"a graph must be of at least the {tokens} tokens of the text ({size} to write on), all senders and receivers, got "
-            f"{graph!r}; in an expression n stands for {size}"
-        )
+        expected = f"at least the {tokens} tokens of the text ({size} to write on), all senders and receivers"
+        got = f"{graph!r}; in an expression n stands for {size}"
+        raise ValueError(f"a graph must be of {expected}, got {got}")
     count = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
@@ -139,7 +116,7 @@ def _user(given: Any, tokens: int, size: int) -> Choice:
 
 
 def _meaning(name: str, edges: int) -> str:
-    """The catalogue's sentence for a builder, a count for an expression."""
+    # the catalogue's sentence for a builder, a count for an expression
     found = re.fullmatch(r"(\w+)\([^()]*\)", name)
     if found and found[1] in catalogue.EXAMPLES:
         return catalogue.entries([found[1]])[0].definition.replace("``", "")

@@ -8,27 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
 # the name of the graph of layers that attend along different ones: their union
 EACH_ITS_OWN = "each layer's own"
-LONGEST = 512  # tokens: the page draws and computes every pair of them
-LARGEST = 64 * 2**20  # characters of tensors; browsers open more, but slowly
-
-Stored = dict[str, Any]
+# tokens: the page draws and computes every pair of them
+LONGEST = 512
+# characters of tensors; browsers open more, but slowly
+LARGEST = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, and the model's own
-    graph.
+    """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, its own graph.
 
-    ``room`` is how many more tokens may be written. ``expected`` is what Python computes of the last token,
-    for comparison.
+    ``room`` is how many more tokens may be written, ``expected`` what Python computes of the last token.
     """
 
     tokens: list[tuple[int, str]]
@@ -38,7 +36,7 @@ class Source:
     expected: dict[str, Any] | None = None
 
 
-def stored(tensor: Tensor) -> Stored:
+def stored(tensor: Tensor) -> dict[str, Any]:
     """A tensor as the page reads it: shape, dtype and little-endian bytes in base64.
 
     Exact for half types and float32; float16 wherever it holds every number, float64 is rounded to float32.
@@ -50,21 +48,11 @@ def stored(tensor: Tensor) -> Stored:
     if tensor.dtype != torch.bfloat16:
         half = tensor.half()
         tensor = half if torch.equal(half.double(), tensor.double()) else tensor.float()
-    return {
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "data": _base64(tensor),
-    }
-
-
-def _base64(tensor: Tensor) -> str:
-    raw = tensor.flatten().view(torch.uint8)
+    raw = tensor.flatten().view(torch.uint8).numpy()
     if sys.byteorder == "big":
-        raw = raw.view(-1, tensor.element_size()).flip(1).flatten()
-    buffer = bytearray(len(raw))
-    if buffer:
-        torch.frombuffer(buffer, dtype=torch.uint8).copy_(raw)
-    return base64.b64encode(buffer).decode("ascii")
+        raw = raw.reshape(-1, tensor.element_size())[:, ::-1]
+    data, dtype = base64.b64encode(raw.tobytes()).decode("ascii"), str(tensor.dtype).removeprefix("torch.")
+    return {"shape": list(tensor.shape), "dtype": dtype, "data": data}
 
 
 def bits(mask: Bool[Tensor, "dst src"]) -> str:
@@ -73,10 +61,7 @@ def bits(mask: Bool[Tensor, "dst src"]) -> str:
     >>> bits(torch.tensor([[True, False, False], [True, True, False], [True, True, True]]))  # 10011011 1
     'm4A='
     """
-    flat = mask.cpu().flatten().to(torch.uint8)
-    rows = functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
-    powers = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
-    return base64.b64encode(bytes((rows * powers).sum(1).tolist())).decode("ascii")
+    return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
 
 
 def check_length(tokens: Sequence[Any] | Tensor) -> None:
@@ -84,10 +69,9 @@ def check_length(tokens: Sequence[Any] | Tensor) -> None:
     if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if len(tokens) > LONGEST:
-        raise ValueError(
-            f"text_or_tokens has {len(tokens)} tokens, and a page shows at most {LONGEST}: shorten it, or give the token ids of "
-            "the part to look at"
-        )
+        got = f"{len(tokens)} tokens, and a page shows at most {LONGEST}"
+        advice = "shorten it, or give the token ids of the part to look at"
+        raise ValueError(f"text_or_tokens has {got}: {advice}")
 
 
 def weight(model: dict[str, Any]) -> int:
@@ -102,6 +86,5 @@ def check_weight(model: dict[str, Any], instead: str) -> None:
     """ValueError for a model that is too large to be put into a page, with what to do ``instead``."""
     found = weight(model)
     if found > LARGEST:
-        raise ValueError(
-            f"{model['name']} would make a page of {found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}: {instead}"
-        )
+        got = f"{found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}"
+        raise ValueError(f"{model['name']} would make a page of {got}: {instead}")

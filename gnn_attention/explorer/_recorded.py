@@ -1,5 +1,4 @@
-"""One run of a Hugging Face model as a page shows it: q, k and v of every layer, and what makes messages of
-the values.
+"""One run of a Hugging Face model as a page shows it: q, k, v and the output matrix of every layer.
 
 The model computes as it does, with ``attn_implementation="gnn_attention"``: what its attention is given there
 is recorded. Its other parts stay behind, so that the page shows what a cut changes in a layer, but not in the
@@ -31,9 +30,8 @@ from gnn_attention.model import foreign
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
     """A model and its tokenizer by name or from a folder; OSError or ValueError where there is none."""
-    return AutoModel.from_pretrained(
-        name, attn_implementation=huggingface.NAME
-    ).eval(), AutoTokenizer.from_pretrained(name)
+    model = AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval()
+    return model, AutoTokenizer.from_pretrained(name)
 
 
 def recorded(
@@ -45,10 +43,10 @@ def recorded(
 ) -> Source:
     """What the attention of a text model did in one run over the text; the model is left as it was.
 
-    ``layers``: numbers of the layers to keep, all unless given. Raises NotImplementedError for a family that
+    ``layers``: numbers of the layers to show, all unless given. Raises NotImplementedError for a family that
     :func:`gnn_attention.heads_of` does not know and for a model of an encoder and a decoder; TypeError for a
-    text without a tokenizer; ValueError for no tokens, too many, numbers that are not finite, and more than a
-    page can hold; IndexError for a layer that is none.
+    text without a tokenizer; ValueError for no tokens, too many, non-finite numbers, and more than a page can
+    show; IndexError for a layer that is none.
     """
     tokens = _tokens(text_or_tokens, tokenizer)
     check_length(tokens)
@@ -60,56 +58,50 @@ def recorded(
         "width": 0,
         "layers": [_layer(model, number, calls[number]) for number in chosen],
     }
-    check_weight(packed, "keep fewer layers (layers=[0, 1], --layers 0 1) or take a shorter text")
+    check_weight(packed, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
     packed["width"] = _width(packed["layers"][0])
     return Source(tokens, packed, _own([calls[number] for number in chosen]))
 
 
 def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[int, str]]:
-    """Ids and their texts, as they stand in the text where the tokenizer knows."""
+    # ids and their texts, as they stand in the text where the tokenizer knows
     if not isinstance(text_or_tokens, str):
         ids = checks.sizes("text_or_tokens", text_or_tokens)
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
     if tokenizer is None:
-        raise TypeError(
-            "a text needs the model's tokenizer: give model=(model, tokenizer), or the ids of the tokens"
-        )
+        advice = "give model=(model, tokenizer), or the ids of the tokens"
+        raise TypeError(f"a text needs the model's tokenizer: {advice}")
     found = tokenizer(text_or_tokens, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
     ids = found["input_ids"]
     spans = found.get("offset_mapping") or [(0, 0)] * len(ids)
-    return [
-        (token, text_or_tokens[start:stop] or tokenizer.decode([token]))
-        for token, (start, stop) in zip(ids, spans, strict=True)
-    ]
+    texts = [text_or_tokens[start:stop] for start, stop in spans]
+    return [(token, text or tokenizer.decode([token])) for token, text in zip(ids, texts, strict=True)]
 
 
 @torch.no_grad()
 def _calls(model: nn.Module, ids: Tensor) -> list[AttentionCall]:
     config: Any = getattr(model, "config", None)
+    kind = type(model).__name__
     if not hasattr(config, "_attn_implementation"):
-        got = type(model).__name__
-        raise TypeError(
-            f"model must be a Hugging Face text model or a LanguageModel with its vocabulary, got {got}"
-        )
+        expected = "a Hugging Face text model or a LanguageModel with its vocabulary"
+        raise TypeError(f"model must be {expected}, got {kind}")
     if config.is_encoder_decoder:
-        raise NotImplementedError(
-            f"{type(model).__name__} has an encoder and a decoder: give one of them, model.get_encoder()"
-        )
+        advice = "give one of them, model.get_encoder()"
+        raise NotImplementedError(f"{kind} has an encoder and a decoder: {advice}")
     calls: list[AttentionCall] = []
     device = next(model.parameters()).device
     with _routed(model), huggingface.attending(Backend("recorder", partial(_record, calls))):
         model(input_ids=ids.to(device), use_cache=False)
     if len(calls) != config.num_hidden_layers:
-        raise NotImplementedError(
-            f"{type(model).__name__} has {config.num_hidden_layers} layers, and {len(calls)} calls of attention went through "
-            "transformers' interface: the page shows one for each layer"
-        )
+        got = f"{len(calls)} calls of attention went through transformers' interface"
+        layers = f"{kind} has {config.num_hidden_layers} layers"
+        raise NotImplementedError(f"{layers}, and {got}: the page shows one for each layer")
     return calls
 
 
 @contextmanager
 def _routed(model: Any) -> Iterator[None]:
-    """The model attends through this library, in eval mode; afterwards as before."""
+    # the model attends through this library, in eval mode; afterwards as before
     before, training = model.config._attn_implementation, [(part, part.training) for part in model.modules()]
     model.eval()
     model.set_attn_implementation(huggingface.NAME)
@@ -131,27 +123,22 @@ def _record(calls: list[AttentionCall], call: AttentionCall) -> tuple[Tensor, Te
 def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
-    numbers = (
-        checks.sizes("layers", layers) if isinstance(layers, Iterable) else [checks.size("layers", layers)]
-    )
+    numbers = checks.sizes("layers", layers if isinstance(layers, Iterable) else [layers])
     if not numbers or max(numbers) >= count:
         raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
     return sorted(set(numbers))
 
 
 def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]:
-    """One layer as the page reads it. Of ``W_O`` and the messages, the smaller."""
+    # of W_O and the messages, the smaller
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} of layer {number} holds numbers that are not finite: there is nothing to show"
-            )
+            raise ValueError(f"{name} of layer {number} has non-finite numbers: there is nothing to show")
     heads = foreign.heads_of(model, layer=number)
     W_O: Tensor | None = heads.W_O
     if W_O is None or tuple(W_O.shape[:2]) != (call.q.shape[1], call.v.shape[3]):
-        raise NotImplementedError(
-            f"layer {number} of {type(model).__name__} has other heads than its attention was called with"
-        )
+        got = f"layer {number} of {type(model).__name__}"
+        raise NotImplementedError(f"{got} has other heads than its attention was called with")
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": number,
@@ -168,15 +155,13 @@ def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]
     }
 
 
-def _messages(
-    v: Float[Tensor, "one kv_heads tokens value_dim"], W_O: Tensor
-) -> Float[Tensor, "heads tokens width"]:
+def _messages(v: Tensor, W_O: Tensor) -> Float[Tensor, "heads tokens width"]:
     values = arithmetic.per_query_head(v.double(), len(W_O))[0]
     return values @ W_O.detach().to(values)
 
 
 def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
-    """What the score_mod makes of the logit of every pair, less what it was."""
+    # what the score_mod makes of the logit of every pair, less what it was
     keys = arithmetic.per_query_head(call.k.double(), call.q.shape[1])
     plain = call.scale * call.q.double() @ keys.mT
     dst, src = torch.meshgrid(torch.arange(plain.shape[2]), torch.arange(plain.shape[3]), indexing="ij")
@@ -186,23 +171,19 @@ def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
 
 def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
     if call.graph.heads is not None:
-        raise NotImplementedError(
-            f"{call.graph!r} differs by head, and a page has one graph for all heads of a layer"
-        )
+        rest = "differs by head, and a page has one graph for all heads of a layer"
+        raise NotImplementedError(f"{call.graph!r} {rest}")
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 
 def _own(calls: list[AttentionCall]) -> TokenGraph:
-    masks = [_mask(call) for call in calls]
-    if all(torch.equal(mask, masks[0]) for mask in masks):
-        graph = calls[0].graph
-        return (
-            graph
-            if graph.batch is None
-            else TokenGraph.from_edges(masks[0].nonzero().mT.flip(0), len(masks[0]))
-        )
+    masks, graph = [_mask(call) for call in calls], calls[0].graph
+    same = all(torch.equal(mask, masks[0]) for mask in masks)
+    if same and graph.batch is None:
+        return graph
     union = torch.stack(masks).any(0)
-    return TokenGraph.from_edges(union.nonzero().mT.flip(0), len(union), name=EACH_ITS_OWN)
+    options = {} if same else {"name": EACH_ITS_OWN}
+    return TokenGraph.from_edges(union.nonzero().mT.flip(0), len(union), **options)
 
 
 def _width(layer: dict[str, Any]) -> int:
