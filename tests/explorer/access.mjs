@@ -51,16 +51,16 @@ async function show(page, view) {
 
 /** 200 % zoom: half the pixels for the same text; and a page of one token, and of many. */
 export async function sizes(browser, job) {
-  const told = {};
+  const shown = {};
   for (const [name, file] of Object.entries(job.files)) {
     for (const width of job.widths[name]) {
       const { page, seen, context } = await open(browser, file, { viewport: { width, height: 500 }, deviceScaleFactor: 2 });
       const kind = await page.locator(".stage").getAttribute("data-kind");
-      told[`${name} at ${width}`] = { overflow: await overflow(page), kind, tokens: await page.locator(".token").count(), seen };
+      shown[`${name} at ${width}`] = { overflow: await overflow(page), kind, tokens: await page.locator(".token").count(), seen };
       await context.close();
     }
   }
-  return told;
+  return shown;
 }
 
 /** Texts that would like to be markup: no element more than on the page of harmless texts, no script run, no direction turned. */
@@ -100,7 +100,7 @@ export async function framed(browser, job) {
   return { edits, seen };
 }
 
-/** Pictures for whoever looks at them: FOLDER/name.png. */
+/** Pictures for people who look at them: FOLDER/name.png. */
 export async function pictures(browser, job) {
   for (const shot of job.shots) {
     const { page, context } = await open(browser, shot.file ?? job.file, {

@@ -21,7 +21,7 @@ export async function launch(executablePath) {
   return chromium.launch({ executablePath, args: FLAGS });
 }
 
-/** A page of its own: what it asked for, complained of and threw is kept in `seen`. */
+/** A page of its own: what it requested, complained of and threw is in `seen`. */
 export async function open(browser, file, { hash = "", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
   context.setDefaultTimeout(8000);
@@ -84,8 +84,8 @@ export async function openTable(page) {
   await page.locator("details.table[open][data-rows]").waitFor();
 }
 
-/** Everything that is told of the receiver: the table, the sums and states of two steps, what is expected next. */
-export async function told(page) {
+/** Everything shown of the receiver: the table, the sums and states of two steps, what is expected next. */
+export async function shown(page) {
   await openTable(page);
   const rows = await page.$$eval("details.table tbody tr[data-src]", (all) =>
     all.map((row) => [Number(row.dataset.src), ...Array.from(row.querySelectorAll("data"), (one) => Number(one.value))]),

@@ -51,11 +51,11 @@ export async function choices(browser, job) {
   return { found, seen };
 }
 
-/** The words of each reading over all steps, and the numbers beside them. */
+/** The words of each reading over all steps, and the their numbers. */
 export async function readings(browser, job) {
   const { page } = await open(browser, job.file);
   const views = await page.evaluate(() => window.explorer.scene.data.views);
-  const told = [];
+  const shown = [];
   for (const view of views) {
     await select(page, "In the words of", view);
     const steps = await page.locator(".steps .segment").allTextContents();
@@ -64,21 +64,21 @@ export async function readings(browser, job) {
       await choose(page, "Steps", String(step));
       numbers.push(await page.$$eval(".step-body data", (all) => all.map((one) => one.value)));
     }
-    told.push({ view, steps, numbers });
+    shown.push({ view, steps, numbers });
   }
-  return told;
+  return shown;
 }
 
 /** The three forms: the same logit and the same message, whichever is chosen. */
 export async function forms(browser, job) {
   const { page } = await open(browser, job.file);
-  const told = {};
+  const shown = {};
   for (const form of ["standard", "factored", "merged"]) {
     await choose(page, "Form", form);
-    told[form] = {};
+    shown[form] = {};
     for (const step of [0, 1, 3]) {
       await choose(page, "Steps", String(step));
-      told[form][step] = {
+      shown[form][step] = {
         numbers: Object.fromEntries(
           await page.$$eval(".step-body .formula data", (all) => all.map((one) => [one.dataset.name, Number(one.value)])),
         ),
@@ -86,7 +86,7 @@ export async function forms(browser, job) {
       };
     }
   }
-  return told;
+  return shown;
 }
 
 /** A click on an arc cuts it; undo, redo, the list of edits and the address bring it back and forth. */
@@ -125,13 +125,13 @@ export async function arc(browser, job) {
 export async function keys(browser, job) {
   const { page, seen } = await open(browser, job.file);
   await page.locator('.token[tabindex="0"]').focus();
-  const told = [];
+  const shown = [];
   const note = async (key) => {
     await page.keyboard.press(key);
     await ready(page);
     const now = await state(page);
     const focus = await page.evaluate(() => document.activeElement?.dataset?.token ?? null);
-    told.push({ key, token: now.token, sender: now.sender, edits: now.work.edits.length, focus });
+    shown.push({ key, token: now.token, sender: now.sender, edits: now.work.edits.length, focus });
   };
   for (const key of [
     "Home",
@@ -158,7 +158,7 @@ export async function keys(browser, job) {
   ]);
   await page.waitForTimeout(450);
   const said = await page.locator('main > [role="status"]').textContent();
-  return { told, label, pressed, said, seen };
+  return { shown, label, pressed, said, seen };
 }
 
 /** The reach of a token, layer after layer: stepped by hand, played, and at once where motion is not wanted. */
@@ -218,7 +218,7 @@ export async function decoding(browser, job) {
   return { counts, taken, full, text, seen };
 }
 
-/** Notes that must not be missed, and the receiver that hears nobody. */
+/** Notes that must not be missed, and the receiver that is isolated. */
 export async function noted(browser, job) {
   const { page, seen } = await open(browser, job.file);
   await select(page, "Graph", String(job.ahead));
@@ -226,13 +226,13 @@ export async function noted(browser, job) {
   await select(page, "Graph", String(job.strict));
   await receive(page, 0);
   await choose(page, "Steps", "2");
-  const nobody = await page.locator(".step-body").textContent();
+  const isolated = await page.locator(".step-body").textContent();
   const edges = await isEdge(page, 0);
   await select(page, "Graph", "0");
   await receive(page, 1);
   await port(page, 5);
   const added = await page.locator(".note").allTextContents();
-  return { ahead, nobody, edges, added, seen };
+  return { ahead, isolated, edges, added, seen };
 }
 
 /** Both themes by the button, remembered where there is a memory; the system's until then. */

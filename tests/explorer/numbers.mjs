@@ -1,6 +1,6 @@
 // What the page shows after a cut, an added edge, another graph and a step of decoding: Python computes the same.
 
-import { choose, numbers, open, port, press, ready, receive, select, told } from "./browser.mjs";
+import { choose, numbers, open, port, press, ready, receive, select, shown } from "./browser.mjs";
 
 async function begin(browser, { file, layer, head, token, scope }) {
   const opened = await open(browser, file);
@@ -13,29 +13,29 @@ async function begin(browser, { file, layer, head, token, scope }) {
 
 export async function untouched(browser, job) {
   const { page } = await begin(browser, job);
-  return told(page);
+  return shown(page);
 }
 
 /** Cuts or adds the edge of a port, and asks for the numbers then, and after reset if wanted. */
 export async function toggled(browser, job) {
   const { page } = await begin(browser, job);
   await port(page, job.src);
-  const after = await told(page);
+  const after = await shown(page);
   if (!job.reset) return after;
   await press(page, "Reset to the model’s own graph");
-  return { ...after, reset: await told(page) };
+  return { ...after, reset: await shown(page) };
 }
 
 export async function mask(browser, job) {
   const { page } = await begin(browser, job);
   await select(page, "Graph", String(job.mask));
   return {
-    ...(await told(page)),
+    ...(await shown(page)),
     name: await page.evaluate(() => window.explorer.scene.data.masks[window.explorer.state.work.mask].name),
   };
 }
 
-/** Writes two tokens: what it may go on with after each, and how many tokens the new node hears. */
+/** Writes two tokens: what it may go on with after each, and how many tokens the new node attends to. */
 export async function written(browser, job) {
   const { page } = await open(browser, job.file);
   await choose(page, "View", "write");
@@ -43,7 +43,7 @@ export async function written(browser, job) {
   for (let step = 0; step < 3; step++) {
     seen.push({
       chances: await numbers(page, "section.write ul"),
-      heard: await numbers(page, "section.write .summary"),
+      summary: await numbers(page, "section.write .summary"),
       ids: await ids(page),
     });
     await press(page, "Step");

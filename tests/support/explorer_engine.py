@@ -1,4 +1,4 @@
-"""The engine of the explorer's page, asked through node, and a float64 dense formula of the same numbers."""
+"""The engine of the explorer's page, run in node, and a float64 dense formula of the same numbers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from gnn_attention import model as lm
 from gnn_attention.model.tokenizer import BytePair
 
 WEB = Path(explorer.__file__).parent / "web"
-ASK = Path(__file__).parents[1] / "explorer" / "engine.mjs"
+SCRIPT = Path(__file__).parents[1] / "explorer" / "engine.mjs"
 TEXT = "Llamas do not output words"
-IN_CI = bool(os.environ.get("CI"))
+
+
+def tool(name: str, path: str | Path | None, install: str) -> str:
+    """Where a tool is. Without it a local run skips; under CI that is a failure."""
+    if path and Path(path).exists():
+        return str(path)
+    assert not os.environ.get("CI"), f"{name} is missing: {install}"
+    pytest.skip(f"{name} is missing: {install}")
 
 
 def needs_node() -> str:
-    """Node's path. Without it, or without esbuild, a local run skips; under CI that is a failure."""
-    node = shutil.which("node")
-    if node is not None and (WEB / "node_modules" / "esbuild").is_dir():
-        return node
-    missing = f"needs node, and npm ci in {WEB.relative_to(WEB.parents[2])}"
-    assert not IN_CI, missing
-    pytest.skip(missing)
+    """Node's path; esbuild must be there, too."""
+    tool("esbuild", WEB / "node_modules" / "esbuild", f"npm ci in {WEB.relative_to(WEB.parents[2])}")
+    return tool("node", shutil.which("node"), "apt-get install nodejs npm")
 
 
 @cache
@@ -50,13 +53,13 @@ def engine() -> Path:
 
 
 def ask(page: explorer.Page, questions: list[dict[str, Any]]) -> list[Any]:
-    """What the engine says to each question (see ``explorer/engine.mjs``), arrays in base64."""
+    """The engine's answer to each question (see ``explorer/engine.mjs``), arrays in base64."""
     node, bundled = needs_node(), engine()
     with tempfile.TemporaryDirectory() as folder:
-        data, asked = Path(folder) / "data.json", Path(folder) / "questions.json"
-        data.write_text(text_of_data(page))
-        asked.write_text(json.dumps(questions))
-        done = subprocess.run([node, ASK, bundled, data, asked], capture_output=True, text=True, check=True)
+        paths = [Path(folder) / name for name in ("data.json", "questions.json")]
+        paths[0].write_text(text_of_data(page))
+        paths[1].write_text(json.dumps(questions))
+        done = subprocess.run([node, SCRIPT, bundled, *paths], capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -67,18 +70,17 @@ def text_of_data(page: explorer.Page) -> str:
     return str(found[0])
 
 
-def data_of(page: explorer.Page) -> Any:
+def data_of(page: explorer.Page | Path) -> Any:
+    """What a page, or the file of one, carries."""
+    if isinstance(page, Path):
+        page = explorer.Page(page.read_text(encoding="utf-8"), "", 0)
     return json.loads(text_of_data(page))
 
 
 def doubles(text: str, *shape: int) -> Tensor:
     """A Float64Array as it came."""
     raw = bytearray(base64.b64decode(text))
-    return (
-        torch.frombuffer(raw, dtype=torch.float64).view(*shape)
-        if raw
-        else torch.zeros(shape, dtype=torch.float64)
-    )
+    return torch.frombuffer(raw, dtype=torch.float64).view(*shape) if raw else torch.zeros(shape).double()
 
 
 def mask_of(data: Any, number: int) -> Tensor:
@@ -89,9 +91,7 @@ def mask_of(data: Any, number: int) -> Tensor:
     return torch.tensor(bits[: size * size], dtype=torch.bool).view(size, size)
 
 
-def edges_of(
-    data: Any, mask: int, edits: list[dict[str, Any]], tokens: int, layers: int, heads: int
-) -> Tensor:
+def edges_of(data: Any, mask: int, edits: list[Any], tokens: int, layers: int, heads: int) -> Tensor:
     """``[layers, heads, dst, src]``, by the words of types.ts."""
     edges = mask_of(data, mask)[:tokens, :tokens].expand(layers, heads, -1, -1).clone()
     for edit in edits:
@@ -101,78 +101,79 @@ def edges_of(
     return edges
 
 
-def edit(
-    src: int, dst: int, present: bool = False, layer: int | str = "all", head: int | str = "all"
-) -> dict[str, Any]:
+def edit(src: int, dst: int, present: bool = False, layer: Any = "all", head: Any = "all") -> dict[str, Any]:
     return {"layer": layer, "head": head, "src": src, "dst": dst, "present": present}
+
+
+def run(mask: int = 0, edits: Any = (), **more: Any) -> dict[str, Any]:
+    """The question for a forward pass."""
+    return {"ask": "run", "mask": mask, "edits": list(edits), **more}
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt() * weight
 
 
-def attended(overlap: Tensor, edges: Tensor) -> Tensor:
+def weights_of(overlap: Tensor, edges: Tensor) -> Tensor:
     """Softmax over the edges of each row; a row without any is 0."""
     logits = overlap.masked_fill(~edges, -torch.inf)
     return torch.nan_to_num((logits - logits.logsumexp(-1, keepdim=True)).exp(), nan=0.0)
 
 
+def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Tensor]:
+    """Every number of one block, under the engine's names."""
+    heard = normed(x, W["attention_norm.weight"])
+    q, k, v = (torch.einsum("tw,hwd->htd", heard, W[f"attention.heads.W_{name}"]) for name in "QKV")
+    table, place = W["attention.score_mod.table"], torch.arange(len(x))
+    reach = table.shape[1] // 2
+    bias = table[:, (place[:, None] - place).clamp(-reach, reach) + reach]
+    overlap = torch.einsum("hid,hjd->hij", q, k) / q.shape[-1] ** 0.5 + bias
+    weights = weights_of(overlap, edges)
+    z = weights @ v
+    update = torch.einsum("htd,hdw->tw", z, W["attention.heads.W_O"])
+    after = x + update
+    inner = functional.gelu(normed(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
+    thought = after + inner @ W["mlp.2.weight"].T + W["mlp.2.bias"]
+    values = {"before": x, "heard": heard, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights}
+    return values | {"z": z, "update": update, "after": after, "thought": thought}
+
+
 def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list[dict[str, Tensor]], Tensor]:
+    """The forward pass of LanguageModel in dense float64 formulas: each layer's numbers, and the logits."""
     W = {name: tensor.double() for name, tensor in state.items()}
     x, layers = W["embedding.weight"][ids], []
     for number, of_layer in enumerate(edges):
-        part = {
-            name.removeprefix(f"blocks.{number}."): w
-            for name, w in W.items()
-            if name.startswith(f"blocks.{number}.")
-        }
-        heard = normed(x, part["attention_norm.weight"])
-        q, k, v = (torch.einsum("tw,hwd->htd", heard, part[f"attention.heads.W_{name}"]) for name in "QKV")
-        table = part["attention.score_mod.table"]
-        reach, place = table.shape[1] // 2, torch.arange(len(ids))
-        bias = table[:, (place[:, None] - place).clamp(-reach, reach) + reach]
-        overlap = torch.einsum("hid,hjd->hij", q, k) / q.shape[-1] ** 0.5 + bias
-        weights = attended(overlap, of_layer)
-        z = weights @ v
-        update = torch.einsum("htd,hdw->tw", z, part["attention.heads.W_O"])
-        after = x + update
-        inner = functional.gelu(
-            normed(after, part["mlp_norm.weight"]) @ part["mlp.0.weight"].T + part["mlp.0.bias"]
-        )
-        thought = after + inner @ part["mlp.2.weight"].T + part["mlp.2.bias"]
-        layers.append(
-            {
-                "before": x,
-                "heard": heard,
-                "q": q,
-                "k": k,
-                "v": v,
-                "overlap": overlap,
-                "weights": weights,
-                "z": z,
-            }
-            | {"update": update, "after": after, "thought": thought}
-        )
-        x = thought
+        start = f"blocks.{number}."
+        of_block = {name.removeprefix(start): w for name, w in W.items() if name.startswith(start)}
+        layers.append(dense_layer(x, of_block, of_layer))
+        x = layers[-1]["thought"]
     return layers, normed(x, W["norm.weight"]) @ W["unembedding.weight"].T
 
 
-def check_run(said: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
-    assert "error" not in said, said
+def check_run(answer: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
+    """A run of the engine is the dense one, in every number: both are one forward pass in float64."""
+    assert "error" not in answer, answer
     layers, logits = dense(state, ids, edges)
-    for number, (found, wanted) in enumerate(zip(said["said"]["layers"], layers, strict=True)):
+    for number, (found, wanted) in enumerate(zip(answer["said"]["layers"], layers, strict=True)):
         assert base64.b64decode(found["edges"]) == bytes(edges[number].flatten().int().tolist())
         for name, tensor in wanted.items():
             assert_exact(doubles(found[name], *tensor.shape), tensor)
-    if said["said"]["logits"] is not None:
-        assert_exact(doubles(said["said"]["logits"], *logits.shape), logits)
+    if answer["said"]["logits"] is not None:
+        assert_exact(doubles(answer["said"]["logits"], *logits.shape), logits)
 
 
 def small(seed: int = 0, **sizes: int) -> tuple[lm.LanguageModel, BytePair]:
     """A tiny model of the shipped kind, with tables and norms drawn too."""
-    given = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 5, "mlp_width": 9, "reach": 3} | sizes
+    all_sizes = {
+        "width": 12,
+        "num_layers": 3,
+        "num_heads": 2,
+        "head_dim": 5,
+        "mlp_width": 9,
+        "reach": 3,
+    } | sizes
     torch.manual_seed(seed)
-    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **given)).eval()
+    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **all_sizes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(("table", "bias")):
