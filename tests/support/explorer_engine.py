@@ -164,16 +164,9 @@ def check_run(answer: Any, state: dict[str, Tensor], ids: list[int], edges: Tens
 
 def small(seed: int = 0, **sizes: int) -> tuple[lm.LanguageModel, BytePair]:
     """A tiny model of the shipped kind, with tables and norms drawn too."""
-    all_sizes = {
-        "width": 12,
-        "num_layers": 3,
-        "num_heads": 2,
-        "head_dim": 5,
-        "mlp_width": 9,
-        "reach": 3,
-    } | sizes
+    usual = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 5, "mlp_width": 9, "reach": 3}
     torch.manual_seed(seed)
-    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **all_sizes)).eval()
+    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **(usual | sizes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(("table", "bias")):
