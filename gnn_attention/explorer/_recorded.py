@@ -182,8 +182,8 @@ def _own(calls: list[AttentionCall]) -> TokenGraph:
     if same and graph.batch is None:
         return graph
     union = torch.stack(masks).any(0)
-    options = {} if same else {"name": EACH_ITS_OWN}
-    return TokenGraph.from_edges(union.nonzero().mT.flip(0), len(union), **options)
+    edges = union.nonzero().mT.flip(0)
+    return TokenGraph.from_edges(edges, len(union), name="edges" if same else EACH_ITS_OWN)
 
 
 def _width(layer: dict[str, Any]) -> int:

@@ -22,21 +22,19 @@ from gnn_attention.layer import MessagePassingAttention
 
 @dataclass(frozen=True)
 class Event:
-    """One call of a part, ``""`` for the module itself: the states that went in, or came out.
+    """The states that went into a part, or came out; in :func:`changes`, which tokens of them changed."""
 
-    ``begun`` counts the layers that had begun before, ``is_layer`` is True for the input of a layer. In
-    :func:`changes`, ``states`` is True for the tokens that changed, ``[tokens]``.
-    """
-
+    # "" for the module itself
     name: str
     inwards: bool
+    # how many layers had begun before, and whether this is the input of a layer
     begun: int
     is_layer: bool
     states: Float[Tensor, "batch tokens channels"] | Bool[Tensor, "... tokens"]
 
     @property
     def place(self) -> tuple[object, ...]:
-        """The same for the same call in another pass."""
+        # the same for the same call in another pass
         return self.name, self.inwards, self.states.shape[1:]
 
 
@@ -55,16 +53,13 @@ def events_of(
             events.append(Event(name, inwards, begun, is_layer, states))
         begun += is_layer
 
-    def note_input(name: str, _: Any, arguments: Any, named: Any) -> None:
-        note(name, True, [*arguments, *named.values()])
-
-    def note_output(name: str, _: Any, arguments: Any, output: Any) -> None:
-        note(name, False, [output])
+    def note_input(name: str, _: Any, inputs: Any, named: Any) -> None:
+        note(name, True, [*inputs, *named.values()])
 
     with ExitStack() as hooks:
         for name, part in runner.inside.named_modules():
             hooks.enter_context(part.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
-            hooks.enter_context(part.register_forward_hook(partial(note_output, name)))
+            hooks.enter_context(part.register_forward_hook(lambda _, x, y, name=name: note(name, False, [y])))
         y = runner.run(sample, by_ids)
     return events, y
 

@@ -67,7 +67,6 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
 
 
 def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
-    """The first part to end whose input was within the bounds and whose output was not; None if none was."""
     # the calls that have not ended, and whether their input was within the bounds
     open_calls: list[tuple[str, bool]] = []
     by_layer = sum(event.is_layer for event in events) == bounds.layers
@@ -89,7 +88,7 @@ def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
 def _cheapest_paths(
     src: int, receivers: Sequence[int], hops: Sequence[Tensor], bounds: Bounds
 ) -> dict[int, tuple[int, ...]]:
-    """The paths along the hops with the fewest undeclared hops, then the fewest hops."""
+    # with the fewest undeclared hops, then the fewest hops
     own = bounds.after[0]
     cost, origins = torch.where(own[src], 0, NEVER), []
     for hop, declared in zip(hops, _declared_hops(len(hops), bounds), strict=True):

@@ -21,9 +21,8 @@ DUST = 1e-12
 class Leak:
     """Information from ``src`` changes ``dst``, which no path of the declared graph allows.
 
-    ``path`` holds the tokens that it passes, src first: the fewest undeclared hops, then the fewest hops.
-    ``layer`` names the part of the module in which it comes in, None if unknown. ``witnesses`` are the
-    detectors that found it, ``size`` is the gradient as a share of the largest one anywhere.
+    ``path`` holds its tokens, src first: the fewest undeclared hops, then the fewest hops. ``layer`` names
+    the part in which it comes in, None if unknown. ``size`` is the gradient as a share of the largest one.
 
     >>> print(Leak(0, 4, (0, 1, 3, 4), "blocks.1.attention", ("jacobian",), 0.25))
     0 -> 4 through 0 -> 1 -> 3 -> 4, comes in at blocks.1.attention (seen by jacobian)

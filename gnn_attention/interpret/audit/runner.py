@@ -79,7 +79,7 @@ class Runner:
 
     @property
     def samples_below_tokens(self) -> int:
-        """Fewer than tokens, so that states ``[T, B, ...]`` are not taken for ``[B, T, ...]``."""
+        # so that states [T, B, ...] are not taken for [B, T, ...]
         return max(1, min(self.samples, self.shape[0] - 1))
 
     def draw(self, number: int) -> Sample:

@@ -194,13 +194,10 @@ class Circuit:
 def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> Circuit:
     """The circuit of one head.
 
-    Args:
-        source: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`;
-            an attention layer of them; or a ``gnn_attention.model.Block``, whose norm's gain is then folded
-            in.
-        head: which query head.
-        gain: ``[width]``, the weight of the norm before a layer of another model: see :class:`Circuit`. (A
-            LayerNorm also centres: it reads nothing along the channels' mean, which no gain expresses.)
+    ``source`` is heads of any form, an attention layer of them, or a ``gnn_attention.model.Block``, whose
+    norm's gain is then folded in. ``gain [width]`` is the weight of the norm before a layer of another model:
+    see :class:`Circuit`. (A LayerNorm also centres: it reads nothing along the channels' mean, which no gain
+    expresses.)
 
     Raises TypeError for another source, IndexError for an unknown head, ValueError for a gain that does not
     fit.

@@ -65,7 +65,7 @@ def split(
 
 
 class PatternLengths(NamedTuple):
-    """``|P|`` of every head and token ``[..., heads, tokens]``, for receivers and senders."""
+    """``|P|`` of every head and token, for receivers and senders."""
 
     receiver: Float[Tensor, "*batch heads dst"]
     sender: Float[Tensor, "*batch heads src"]
@@ -76,13 +76,9 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
 
     A long pattern makes all logits of its token large, and the softmax sharp (seeds S1.15, S1.16).
 
-    Args:
-        source: heads or a layer of them, with ``x``; or a layer of a run (``trace.record(...).layers[0]``),
-            without.
-        x: the input of the layer, ``[T, width]`` or ``[B, T, width]``, or a pair ``(x_src, x_dst)``.
-
-    Raises TypeError or ValueError for another source, and as :class:`Circuit` does where there is no pattern
-    (rotary, qk_norm).
+    ``source`` is heads or a layer of them, with ``x``, the input of the layer, ``[T, width]`` or ``[B, T,
+    width]``, or a pair ``(x_src, x_dst)``; or a layer of a run (``trace.record(...).layers[0]``), without.
+    TypeError or ValueError for another source or where there is no pattern (rotary, qk_norm).
 
     >>> heads = StandardHeads.from_arrays(torch.eye(2)[None] * 3, torch.eye(2)[None], torch.eye(2)[None])
     >>> pattern_lengths(heads, torch.tensor([[1.0, 0.0], [0.0, 2.0]])).receiver.tolist()

@@ -103,15 +103,9 @@ def detect(
 ) -> Float[Tensor, "layers heads"]:
     """Runs the model on the tokens and matches all its heads with a template, ``[layers, heads]``.
 
-    Args:
-        model: a ``gnn_attention.model.LanguageModel``, or any module of our attention layers that takes
-            ``(tokens, graph)``.
-        tokens: ``[T]`` or ``[B, T]``.
-        template: one of :data:`TEMPLATES` by name, a function like them, or a graph.
-        graph: the graph of the run; the model's own unless given.
-        measure: as in :func:`match`.
-
-    Raises as :func:`match` and the model do, ValueError for another name.
+    ``model`` is a language model, or any module of our attention layers that takes ``(tokens, graph)``.
+    ``template`` is one of :data:`TEMPLATES` by name, a function like them, or a graph; ``graph`` that of the
+    run, the model's own unless given. Raises as :func:`match` and the model do, ValueError for another name.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()

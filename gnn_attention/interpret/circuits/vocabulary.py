@@ -54,10 +54,9 @@ def full_circuit(
 def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
     """``sum Re(lambda) / sum |lambda|`` over eigenvalues: 1 if all are positive, -1 if negative.
 
-    Of a full circuit: do tokens raise their own logits? Computed from the small product of the factors; 0 for
-    a matrix without eigenvalues other than 0. Positive eigenvalues are evidence of copying, not proof: an
-    asymmetric matrix may have them and raise other tokens more. Source: Elhage et al. 2021, "Summarizing
-    OV/QK matrices".
+    Of a full circuit: do tokens raise their own logits? 0 for a matrix without eigenvalues other than 0.
+    Evidence of copying, not proof: an asymmetric matrix may raise other tokens more. Source: Elhage et al.
+    2021, "Summarizing OV/QK matrices".
 
     >>> column = torch.tensor([[1.0], [2.0]])
     >>> copying(FactoredMatrix(column, column.mT)), copying(FactoredMatrix(column, -column.mT))
@@ -155,7 +154,6 @@ def _block(model: Any, layer: int) -> Block:
 
 
 def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:
-    # the gain of the last norm is folded into the unembedding
     return model.embedding.weight, model.unembedding.weight * model.norm.weight
 
 

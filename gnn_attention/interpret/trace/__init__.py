@@ -16,8 +16,6 @@ torch.Size([1, 1, 4])
 torch.Size([1, 1, 1, 128])
 >>> bool(changed.layers[1].weights([(0, 5)])[0, 0, 2] == 0)
 True
->>> torch.equal(run.output[:, :5], changed.output[:, :5])
-True
 
 Tensors of size tokens x tokens or edges x heads x width are made on request only.
 """

@@ -84,8 +84,7 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
 
 
 class Mixing(NamedTuple):
-    """One layer's sparse ``A``: the share that each edge brings, and the receiver's own share."""
-
+    # one layer's sparse A: the share that each edge brings, and the receiver's own
     pairs: Int[Tensor, "2 edges"]
     brought: Float[Tensor, "batch edges"]
     own: Float[Tensor, "batch tokens"]

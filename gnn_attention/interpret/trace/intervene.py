@@ -110,7 +110,6 @@ class LastSplit:
 
 @contextmanager
 def backend_replaced(layer: MessagePassingAttention, backend: str | Backend | None) -> Iterator[None]:
-    """Inside, the layer runs on another backend."""
     before, layer.backend = layer.backend, backend
     try:
         yield
@@ -176,14 +175,13 @@ def _bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
 
 @dataclass(frozen=True)
 class Muting(Backend):
-    """A backend whose calls run on another one, with some edges muted."""
+    """Runs calls on another backend, with some edges muted."""
 
     split: LastSplit | None = None
     inner: str | Backend | None = None
 
     @classmethod
     def over(cls, inner: str | Backend | None, split: LastSplit) -> Muting:
-        """The edges of ``split`` muted over ``inner``."""
         name = inner.name if isinstance(inner, Backend) else inner or "auto"
         return cls(f"{name} with muted edges", partial(_run_muted, split, inner), split=split, inner=inner)
 

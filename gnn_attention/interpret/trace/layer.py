@@ -27,6 +27,8 @@ Heads = int | Sequence[int] | None
 class LayerTrace:
     """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
+    ``graph`` is without the edges that were cut; ``z`` are the results of heads, ``update`` what the layer
+    returned.
     ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list of ``(src,
     dst)``, one such pair), or None for all of :attr:`edge_index`; ``heads`` a number, numbers, or None for
     all. Numbers of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
@@ -48,8 +50,12 @@ class LayerTrace:
 
     number: int
     heads: Any
-    update: Float[Tensor, "batch dst width"]
+    graph: TokenGraph
+    q: Float[Tensor, "batch heads dst dim"]
+    k: Float[Tensor, "batch kv_heads src dim"]
+    v: Float[Tensor, "batch kv_heads src value_dim"]
     z: Float[Tensor, "batch heads dst value_dim"]
+    update: Float[Tensor, "batch dst width"]
     _call: AttentionCall
     _info: AttentionInfo
     _muted: tuple[TokenGraph, ...] = ()
@@ -57,26 +63,6 @@ class LayerTrace:
     def __repr__(self) -> str:
         sizes = f"{self.graph.name}: {self.graph.num_src} src -> {self.graph.num_dst} dst"
         return f"LayerTrace(layer {self.number}, {sizes}, batch {self.q.shape[0]}, heads {self.q.shape[1]})"
-
-    @property
-    def graph(self) -> TokenGraph:
-        """The graph of the call, without the edges that were cut."""
-        return self._call.graph
-
-    @property
-    def q(self) -> Float[Tensor, "batch heads dst dim"]:
-        """Queries: receiving channels."""
-        return self._call.q
-
-    @property
-    def k(self) -> Float[Tensor, "batch kv_heads src dim"]:
-        """Keys: sending channels."""
-        return self._call.k
-
-    @property
-    def v(self) -> Float[Tensor, "batch kv_heads src value_dim"]:
-        """Values: outgoing messages, in the space of the head."""
-        return self._call.v
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:

@@ -131,14 +131,14 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
         (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
         muted = tuple(muted_graphs(inner, call.graph, call.q.shape[1]))
         update = update if update.dim() == 3 else update.unsqueeze(0)
-        traces.append(LayerTrace(number, module.heads, update, z, call, info, muted))
+        tensors = (call.q, call.k, call.v, z, update)
+        traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, muted))
 
     run = partial(_run_and_append, threading.get_ident(), inner, calls)
     with ExitStack() as stack:
         stack.enter_context(backend_replaced(layer, Backend("recorder", run)))
-        stack.enter_context(
-            layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it"))
-        )
+        refuse = layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it"))
+        stack.enter_context(refuse)
         stack.enter_context(layer.register_forward_hook(of_this_thread(append_trace)))
         yield
 
