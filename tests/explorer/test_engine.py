@@ -153,11 +153,8 @@ def test_forms_messages_and_contributions() -> None:
         assert_exact(doubles(form["message"], -1), sent)
     for name, kind in (("factored", FactoredHeads), ("merged", MergedHeads)):
         assert_exact(doubles(forms[name]["pattern"], -1), kind.of(call.heads).patterns(x)[0, head, dst])
-    for name, wanted in (
-        ("q", call.q[0, head, dst]),
-        ("k", call.k[0, head, src]),
-        ("v", call.v[0, head, src]),
-    ):
+    standard = {"q": call.q[0, head, dst], "k": call.k[0, head, src], "v": call.v[0, head, src]}
+    for name, wanted in standard.items():
         assert_exact(doubles(forms["standard"][name], -1), wanted)
     assert_exact(doubles(message, -1), sent)
     assert_exact(contribution, float(call.along(unembedding, [(src, dst)])[0, 0, head]), reach)

@@ -27,13 +27,11 @@ from gnn_attention.interpret import trace
 pytestmark = pytest.mark.slow  # a browser is started
 
 HERE = Path(__file__).parent
+Files, Driven = Callable[[str], str], Callable[[str], Any]
 LAYER, HEAD = 1, 2
 HOSTILE = [
-    *(
-        "<script>window.ran=1</script>",
-        "<img src=x onerror=window.ran=2>",
-        "</script><script>window.ran=3</script>",
-    ),
+    *("<script>window.ran=1</script>", "<img src=x onerror=window.ran=2>"),
+    "</script><script>window.ran=3</script>",
     *("<!--", "]]>", "\u202eright to left\u202c", "\u2067\u200f\u200b", "\x00\x07\x1b[31m", "\u2028\u2029"),
     *("\t\n\r ", "'\"`${window.ran=4}", "\ud83d", "javascript:window.ran=5", "&lt;b&gt;", "\u0301", ""),
 ]
@@ -83,9 +81,7 @@ class Oracle:
         self.ids = self.vocabulary.encode(TEXT)
 
     @torch.no_grad()
-    def run(
-        self, graph: TokenGraph | None = None, surgery: Any = (), ids: list[int] | None = None
-    ) -> trace.Run:
+    def run(self, graph: Any = None, surgery: Any = (), ids: list[int] | None = None) -> trace.Run:
         tokens = torch.tensor([self.ids if ids is None else ids])
         return trace.record(self.model, tokens, *([] if graph is None else [graph]), surgery=surgery)
 
@@ -107,9 +103,7 @@ class Oracle:
             assert_exact(rows[:, 0], layer.logits(pairs)[0, :, HEAD], layer.logits().abs().max().item())
             assert_exact(rows[:, 1], layer.weights(pairs)[0, :, HEAD])
             assert_exact(rows[:, 2], lengths)
-        by_sender = (
-            dict(zip(senders, layer.weights(pairs)[0, :, HEAD].tolist(), strict=True)) if pairs else {}
-        )
+        by_sender = dict(zip(senders, layer.weights(pairs)[0, :, HEAD].tolist(), strict=True))
         lines = [(weight, by_sender.get(src, 0.0)) for src, weight in shown["lines"]]
         assert_exact([shown for shown, _ in lines], [weight for _, weight in lines])
         assert {src for src, _ in shown["lines"]} >= set(senders)
@@ -128,10 +122,9 @@ class Oracle:
             assert_exact(steps["5"][name], tensor[0, dst].norm().item())
         assert_exact(steps["5"]["thought"], run.phases[2 * LAYER + 1].update[0, dst].norm().item())
 
-    def check_chances(
-        self, shown: list[tuple[str, float]], run: trace.Run, dst: int, before: int | None = None
-    ) -> None:
+    def check_chances(self, shown: Any, run: trace.Run, dst: int, before: int | None = None) -> None:
         expected = self.chances(run, dst)
+        # the likeliest first; on the listening page seven, and what was likeliest before any edit
         likeliest = expected.topk(7 if before is not None else len(shown)).indices.tolist()
         if before not in (None, *likeliest):
             likeliest.append(before)
@@ -146,7 +139,7 @@ def oracle() -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Callable[[str], str]:
+def files(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Files:
     """Where a page lies, written when it is first needed."""
     folder = tmp_path_factory.mktemp("pages")
     many = (oracle.ids * 60)[:512]
@@ -169,7 +162,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Callable[
 
 
 @pytest.fixture(scope="module")
-def masks(files: Callable[[str], str]) -> dict[str, int]:
+def masks(files: Files) -> dict[str, int]:
     """The graphs of the demo page by the first word of their names."""
     data = data_of(Path(files("demo")))
     return {
@@ -179,7 +172,7 @@ def masks(files: Callable[[str], str]) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def driven(files: Callable[[str], str], masks: dict[str, int]) -> Callable[[str], Any]:
+def driven(files: Files, masks: dict[str, int]) -> Driven:
     """The results of all quick scenarios by name; the first that is needed runs them all."""
     demo, ahead = files("demo"), next(number for name, number in masks.items() if name.endswith(" ahead"))
     where = {"file": demo, "layer": LAYER, "head": HEAD}
@@ -229,7 +222,7 @@ def edge(src: int, dst: int, size: int) -> TokenGraph:
     ],
 )
 def test_after_an_edit_the_page_shows_what_python_computes(
-    name: str, dst: int, surgery: Any, more: Any, driven: Callable[[str], Any], oracle: Oracle
+    name: str, dst: int, surgery: Any, more: Any, driven: Driven, oracle: Oracle
 ) -> None:
     shown, size = driven(name), len(oracle.ids)
     graph = patterns.causal(size) if more is None else patterns.causal(size) | edge(*more, size)
@@ -238,15 +231,13 @@ def test_after_an_edit_the_page_shows_what_python_computes(
         oracle.check(shown["reset"], oracle.run(), dst)
 
 
-def test_over_another_graph_the_page_shows_what_python_computes(
-    driven: Callable[[str], Any], oracle: Oracle
-) -> None:
+def test_over_another_graph_the_page_shows_what_python_computes(driven: Driven, oracle: Oracle) -> None:
     shown, size = driven("window"), len(oracle.ids)
     graph = algebra.restrict(expressions.parse(shown["name"]), range(size))
     oracle.check(shown, oracle.run(graph), 10)
 
 
-def test_written_tokens_and_their_chances_are_pythons(driven: Callable[[str], Any], oracle: Oracle) -> None:
+def test_written_tokens_and_their_chances_are_pythons(driven: Driven, oracle: Oracle) -> None:
     ids = list(oracle.ids)
     *steps, back = driven("written")
     for step in steps:
@@ -259,7 +250,7 @@ def test_written_tokens_and_their_chances_are_pythons(driven: Callable[[str], An
     assert back["ids"] == ids[:-1]
 
 
-def test_readings_change_words_and_no_numbers(driven: Callable[[str], Any]) -> None:
+def test_readings_change_words_and_no_numbers(driven: Driven) -> None:
     shown = driven("readings")
     assert [one["view"] for one in shown] == ["search", "routing", "transforms", "message exchange"]
     assert all(one["numbers"] == shown[0]["numbers"] and len(one["numbers"][0]) > 3 for one in shown)
@@ -268,7 +259,7 @@ def test_readings_change_words_and_no_numbers(driven: Callable[[str], Any]) -> N
     assert shown[0]["steps"][0] == "1 query"
 
 
-def test_the_three_forms_give_one_logit_and_one_message(driven: Callable[[str], Any]) -> None:
+def test_the_three_forms_give_one_logit_and_one_message(driven: Driven) -> None:
     shown = driven("forms")
     for form in ("factored", "merged"):
         for step, name in (("1", "logit"), ("1", "product"), ("3", "carried")):
@@ -277,7 +268,7 @@ def test_the_three_forms_give_one_logit_and_one_message(driven: Callable[[str], 
     assert shown["standard"]["0"]["vectors"] == ["x", "q"]
 
 
-def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Callable[[str], Any]) -> None:
+def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Driven) -> None:
     shown = driven("arc")
     (cut,) = shown["steps"][0]
     assert not cut["present"]
@@ -289,7 +280,7 @@ def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Callable[[s
     quiet(shown["seen"])
 
 
-def test_a_visit_without_a_mouse(driven: Callable[[str], Any]) -> None:
+def test_a_visit_without_a_mouse(driven: Driven) -> None:
     shown = driven("keys")
     seen = [(one["token"], one["sender"], one["edits"]) for one in shown["shown"]]
     walked = [(0, None, 0), (1, None, 0), (2, None, 0), (3, None, 0)]
@@ -304,7 +295,7 @@ def test_a_visit_without_a_mouse(driven: Callable[[str], Any]) -> None:
     quiet(shown["seen"])
 
 
-def test_what_must_not_be_missed_is_said(driven: Callable[[str], Any]) -> None:
+def test_what_must_not_be_missed_is_said(driven: Driven) -> None:
     shown = driven("noted")
     assert len(shown["ahead"]) == len(shown["added"]) == 1
     assert "later ones" in shown["ahead"][0]
@@ -313,7 +304,7 @@ def test_what_must_not_be_missed_is_said(driven: Callable[[str], Any]) -> None:
     quiet(shown["seen"])
 
 
-def test_texts_are_inert_and_visible(driven: Callable[[str], Any]) -> None:
+def test_texts_are_inert_and_visible(driven: Driven) -> None:
     shown = driven("hostile")
     hostile, harmless = shown["hostile"], shown["harmless"]
     assert hostile["ran"] is None
@@ -327,14 +318,14 @@ def test_texts_are_inert_and_visible(driven: Callable[[str], Any]) -> None:
     quiet(hostile["seen"])
 
 
-def test_axe_finds_nothing_and_nothing_is_too_wide(driven: Callable[[str], Any]) -> None:
+def test_axe_finds_nothing_and_nothing_is_too_wide(driven: Driven) -> None:
     for shown in driven("axe").values():
         quiet(shown.pop("seen"))
         assert shown.pop("overflow") == 0
         assert shown == {name: [] for name in shown}
 
 
-def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> None:
+def test_dragging_along_64_tokens_is_smooth(driven: Driven) -> None:
     shown = driven("drag")
     print("64 tokens: {median:.1f} ms a frame, 95 % within {p95:.1f}, {frames} frames".format(**shown))
     assert shown["receivers"] > 20
@@ -342,7 +333,7 @@ def test_dragging_along_64_tokens_is_smooth(driven: Callable[[str], Any]) -> Non
     quiet(shown["seen"])
 
 
-def test_every_control_does_what_it_says(files: Callable[[str], str], masks: dict[str, int]) -> None:
+def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) -> None:
     demo = files("demo")
     window = {"file": demo, "mask": masks["window"]}
     jobs = [
@@ -378,7 +369,7 @@ def check_reach(shown: dict[str, Any]) -> None:
     assert shown["rows"] == [3, 13]
 
 
-def check_receivers(files: Callable[[str], str], oracle: Oracle, receivers: Iterable[int]) -> None:
+def check_receivers(files: Files, oracle: Oracle, receivers: Iterable[int]) -> None:
     where = {"file": files("demo"), "layer": LAYER, "head": HEAD}
     one_layer = {"scenario": "toggled", **where, "token": 6, "src": 3, "scope": "layer"}
     untouched = [{"scenario": "untouched", **where, "token": dst} for dst in receivers]
@@ -388,18 +379,16 @@ def check_receivers(files: Callable[[str], str], oracle: Oracle, receivers: Iter
         oracle.check(shown, oracle.run(), dst)
 
 
-def test_numbers_hold_for_the_first_the_last_and_a_middle_receiver(
-    files: Callable[[str], str], oracle: Oracle
-) -> None:
+def test_numbers_hold_for_the_first_the_last_and_a_middle_receiver(files: Files, oracle: Oracle) -> None:
     check_receivers(files, oracle, (0, 5, len(oracle.ids) - 1))
 
 
 @pytest.mark.nightly
-def test_numbers_hold_for_every_receiver(files: Callable[[str], str], oracle: Oracle) -> None:
+def test_numbers_hold_for_every_receiver(files: Files, oracle: Oracle) -> None:
     check_receivers(files, oracle, range(len(oracle.ids)))
 
 
-def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
+def test_every_size_fits_every_width(files: Files) -> None:
     names = {name: files(name) for name in ("demo", "one", "64", "512")}
     widths = {"demo": [320, 600, 1200], "one": [320], "64": [320, 1200], "512": [320, 1200]}
     (found,) = results([{"scenario": "sizes", "files": names, "widths": widths}])
@@ -411,7 +400,7 @@ def test_every_size_fits_every_width(files: Callable[[str], str]) -> None:
     assert found["512 at 1200"]["kind"] == "ticks"
 
 
-def test_512_tokens_are_usable(files: Callable[[str], str]) -> None:
+def test_512_tokens_are_usable(files: Files) -> None:
     long = files("512")
     drag_it = {"scenario": "drag", "file": long, "track": ".ruler", "moves": 120}
     jobs = [{"scenario": "long", "file": long}, drag_it]
@@ -434,7 +423,7 @@ def check_access(plans: dict[str, dict[str, list[str]]]) -> None:
             assert all(violations == [] for violations in one.values()), (name, one)
 
 
-def test_every_step_is_open_to_all_readers(files: Callable[[str], str]) -> None:
+def test_every_step_is_open_to_all_readers(files: Files) -> None:
     """Each view in some theme; those of QUICK are looked at with the quick scenarios."""
     left = {
         "light": ["step 0", "step 3"],
@@ -445,18 +434,17 @@ def test_every_step_is_open_to_all_readers(files: Callable[[str], str]) -> None:
 
 
 @pytest.mark.nightly
-def test_every_step_is_open_to_all_readers_in_every_theme(files: Callable[[str], str]) -> None:
+def test_every_step_is_open_to_all_readers_in_every_theme(files: Files) -> None:
     demo = dict.fromkeys(["light", "dark", "phone"], VIEWS)
-    check_access(
-        {files("demo"): demo, files("64"): {"dark": ["listen", "step 2", "reach"], "phone": ["listen"]}}
-    )
+
+    check_access({files("demo"): demo, files("64"): {"dark": ["listen", "reach"], "phone": ["listen"]}})
 
 
 def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     frame = tmp_path / "notebook.html"
-    frame.write_text(
-        f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}", encoding="utf-8"
-    )
+
+    notebook = f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}"
+    frame.write_text(notebook, encoding="utf-8")
     (found,) = results([{"scenario": "framed", "frame": str(frame)}])
     assert found["edits"] == 1
     assert found["seen"]["errors"] == []

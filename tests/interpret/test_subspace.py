@@ -155,10 +155,7 @@ SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
 STATES = r"x must be floats \[\*, 9\], as wide as the space, got"
 PART = "direction must have a part in the subspace, got one of length"
 WRONG = [
-    *(
-        (Subspace, (some,), BASIS)
-        for some in (ONES(4, 2), torch.eye(4)[0], INTS[:, None], "x", 2 * torch.eye(3))
-    ),
+    *((Subspace, (some,), BASIS) for some in (ONES(4, 2), ONES(1), INTS[:, None], "x", 2 * torch.eye(3))),
     *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS, [1.0], torch.tensor(1.0))),
     *((Subspace.spanned_by, (ONES(2) * bad,), "must be finite") for bad in (math.nan, math.inf)),
     *((SPACE.coordinates, (x,), STATES) for x in (ONES(4), ONES(2, 10), INTS, torch.tensor(1.0), "x")),
