@@ -281,7 +281,7 @@ def test_each_detector_sees_what_another_cannot():
     module = Reads(lambda x: x * (1 + x.argmax(1, keepdim=True)))
     assert audit(module, LOOPS, (T, 1), witnesses=["jacobian"]).exact
     assert {leak.witnesses for leak in audit(module, LOOPS, (T, 1)).leaks} == {("perturbation",)}
-    # 1e-30 is lost beside 1, and yet it is a dependence
+    # 1e-30 is lost next to 1, and yet it is a dependence
     small = torch.zeros(T, T)
     small[2, 5] = 1e-30
     verdict = audit(Reads(lambda x: x + small.double() @ x), LOOPS, SHAPE)

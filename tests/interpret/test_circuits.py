@@ -71,7 +71,7 @@ class TestSplit:
 
     def test_half_vectors_are_measured_in_float32(self):
         p = drawn(4, 300).bfloat16()
-        # nearly parallel, so that no sum is small beside its bound
+        # nearly parallel, so that no sum is small against its bound
         x = p + drawn(4, 300, seed=1).bfloat16() / 8
         parts = circuits.split(p, x)
         assert parts.cosine.dtype == torch.float32

@@ -122,8 +122,8 @@ def weights_of(overlap: Tensor, edges: Tensor) -> Tensor:
 
 def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Tensor]:
     """Every number of one block, under the engine's names."""
-    heard = normed(x, W["attention_norm.weight"])
-    q, k, v = (torch.einsum("tw,hwd->htd", heard, W[f"attention.heads.W_{name}"]) for name in "QKV")
+    attended = normed(x, W["attention_norm.weight"])
+    q, k, v = (torch.einsum("tw,hwd->htd", attended, W[f"attention.heads.W_{name}"]) for name in "QKV")
     table, place = W["attention.score_mod.table"], torch.arange(len(x))
     reach = table.shape[1] // 2
     bias = table[:, (place[:, None] - place).clamp(-reach, reach) + reach]
@@ -134,7 +134,7 @@ def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Ten
     after = x + update
     inner = functional.gelu(normed(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
     thought = after + inner @ W["mlp.2.weight"].T + W["mlp.2.bias"]
-    values = {"before": x, "heard": heard, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights}
+    values = {"before": x, "heard": attended, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights}
     return values | {"z": z, "update": update, "after": after, "thought": thought}
 
 
