@@ -1,14 +1,16 @@
-"""The arithmetic of one edge, in the only place that has it.
+"""The arithmetic of one edge: logit, softmax over in-edges, and how partial results are merged.
 
 Over every edge ``src -> dst`` of a head: a *logit* ``q_dst . k_src * scale``; over the in-edges of a
-receiver: the softmax, which gives *weights* and their normaliser in logarithm (``lse``); and the rule by
-    which two results over disjoint sets of
-in-edges become one. Tensors hold edges on their last axis (``[..., E]``) beside an index ``dst [E]``.
-Everything is done in the dtype that comes in: callers bring float32 or better. Each function raises
-TypeError, ValueError or IndexError by name for arguments that do not fit together.
+receiver: the softmax, which gives *weights* and the logarithm of their normaliser (``lse``). Tensors have
+edges on their last axis (``[..., E]``), with an index ``dst [E]``. Everything is done in the dtype that comes
+in: callers bring float32 or better. The public functions raise TypeError, ValueError or IndexError by name
+for arguments that do not fit together.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
 
 import torch
 
@@ -68,13 +70,11 @@ def softmax(
     num_dst: int,
     sink_logits: Float[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
-    """Softmax over the in-edges of each receiver:
-    ``w_e = exp(l_e) / sum over e' with the same dst of exp(l_e')``.
+    """Weights ``w_e = exp(l_e) / sum over e' with the same dst of exp(l_e')``, and lse, the log of that sum.
 
-    Returns the weights and ``lse [..., dst]``, the logarithm of that sum. A receiver without in-edges, or
-    whose logits are all -inf, has weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes)
-    is one more logit in every sum, without a weight of its own; a receiver without in-edges has none either
-    (docs/guide.md, semantics 2).
+    A receiver without in-edges, or whose logits are all -inf, has weights 0 and lse -inf. ``sink_logits``
+    (broadcastable to the leading axes) is one more logit in every sum, without a weight of its own; a
+    receiver without in-edges has none either (docs/guide.md, semantics 2).
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -83,9 +83,9 @@ def softmax(
     check.edges("logits", logits, dst, num_dst)
     if sink_logits is not None:
         check.sinks(sink_logits, logits)
-    heard = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
+    has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
     mass, top, total = _masses(logits, dst, num_dst, sink_logits)
-    nothing = (total == 0) | ~heard
+    nothing = (total == 0) | ~has_in_edges
     total = total.masked_fill(nothing, 1.0)
     lse = (top + total.log()).masked_fill(nothing, -torch.inf)
     return mass / total.gather(-1, dst.expand(logits.shape)), lse
@@ -94,42 +94,56 @@ def softmax(
 def weights_of(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int
 ) -> Float[Tensor, "... edges"]:
-    """The weights of :func:`softmax` alone, for edges of a graph, which fit: nothing is checked."""
-    if _all_small(logits):
+    """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
+    if _may_look(logits) and within_reach(logits):
         mass = logits.exp()
         return mass / mass.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, mass).index_select(-1, dst)
     mass, _, total = _masses(logits, dst, num_dst, None)
     return mass / total.masked_fill(total == 0, 1.0).gather(-1, dst.expand(logits.shape))
 
 
-def _all_small(logits: Tensor) -> bool:
-    """Whether exp of all is far from both ends of float32, so that none is shifted; False where numbers
-    cannot be looked at.
+def row_softmax(
+    logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
+) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
+    """Weights and lse over the last axis; a row that is -inf throughout has weights 0 and lse -inf.
+
+    ``sinks`` are one more column of logits, which has no weight of its own.
     """
-    seen_by_others = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if seen_by_others or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor:
-        return False
-    if logits.device.type != "cpu" or not logits.numel():
-        return False
-    low, high = logits.detach().aminmax()
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
+    lse = logits.logsumexp(-1)
+    nothing = (lse == -torch.inf).unsqueeze(-1)
+    # not exp(logit - lse), which has the rounding of a large lse
+    weights = logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    return (weights if sinks is None else weights[..., :-1]), lse
+
+
+def within_reach(logits: Tensor) -> bool:
+    """Whether exp of all is far from both ends of float32, so that none is shifted (NaN and inf are not)."""
+    low, high = logits.aminmax()
     return low.item() >= -REACH and high.item() <= REACH
+
+
+def _may_look(logits: Tensor) -> bool:
+    """False while a program is compiled or transformed, which must not depend on numbers; and on a GPU."""
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor:
+        return False
+    return logits.device.type == "cpu" and logits.numel() > 0
 
 
 def _masses(
     logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None
 ) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"], Float[Tensor, "... dst"]]:
-    """``exp(logit - top)`` of every edge, the sums of these, and ``top``: the largest logit of a receiver,
-    unless it is small.
-    """
+    """``exp(logit - top)`` of every edge, ``top`` (largest logit of a receiver, 0 if small), and the sums."""
     index = dst.expand(logits.shape)
     top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
     top = top.scatter_reduce(-1, index, logits.detach(), "amax")
     if sink_logits is not None:
         sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
         top = torch.maximum(top, sink.detach())
-    top = top.masked_fill(
-        (top.abs() <= REACH) | (top == -torch.inf), 0.0
-    )  # alike, whatever other receivers attend to
+    # a receiver's own logits decide, so that its result does not depend on those of others
+    top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)
     mass = (logits - top.gather(-1, index)).exp()
     total = torch.zeros_like(top).scatter_add(-1, index, mass)
     if sink_logits is not None:
@@ -140,9 +154,7 @@ def _masses(
 def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
-    """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where nothing was
-    heard.
-    """
+    """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where lse is -inf."""
     check.normalisers(lse, logits)
     check.edges("logits", logits, dst, lse.shape[-1])
     base = lse.gather(-1, dst.expand(logits.shape))
@@ -153,41 +165,41 @@ def add_sinks(
     out: Float[Tensor, "batch heads dst dim"],
     lse: Float[Tensor, "batch heads dst"],
     sink_logits: Float[Tensor, " heads"],
-    heard: Bool[Tensor, "..."],
+    has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """A result with one more logit for each head in its softmax, without a value:
-    ``lse' = log(e^lse + e^sink)``.
+    """A result with one more logit for each head, without a value: ``lse' = log(e^lse + e^sink)``.
 
-    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges, which is not ``heard``
-    (broadcastable to lse), keeps 0 and -inf (docs/guide.md, semantics 2).
+    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges`` broadcasts to lse)
+    stays at 0 and -inf (docs/guide.md, semantics 2).
 
-    >>> heard = torch.tensor([True, False])
-    >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1), heard)
+    >>> has_in_edges, lse = torch.tensor([True, False]), torch.tensor([[[0.0, -torch.inf]]])
+    >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), lse, torch.zeros(1), has_in_edges)
     >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
     ([0.5, 0.0], [0.6931, -inf])
     """
     check.result("out", out, "lse", lse)
     check.head_sinks(sink_logits, lse)
-    check.heard(heard, lse)
-    sinks = sink_logits.to(lse.dtype).view(1, -1, 1)
-    nothing = ~heard | ((lse == -torch.inf) & (sinks == -torch.inf))
-    share, _, lse = shares(lse, sinks.expand(lse.shape), nothing)
+    check.receivers(has_in_edges, lse)
+    sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
+    nothing = ~has_in_edges | ((lse == -torch.inf) & (sinks == -torch.inf))
+    (share, _), lse = shares((lse, sinks), nothing)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
 
 
 def sinks_alone(
-    lse: Float[Tensor, "batch heads dst"], sink_logits: Float[Tensor, " heads"], heard: Bool[Tensor, "..."]
+    lse: Float[Tensor, "batch heads dst"],
+    sink_logits: Float[Tensor, " heads"],
+    has_in_edges: Bool[Tensor, "..."],
 ) -> Float[Tensor, "batch heads dst"]:
-    """``lse`` of a softmax that has sinks already: they are all there is for a ``heard`` receiver whose every
-    logit is -inf.
+    """``lse`` of a softmax with sinks, which is the sink for a receiver whose in-edges all have logit -inf.
 
-    >>> heard = torch.tensor([True, False])
-    >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), heard).tolist()
+    >>> has_in_edges = torch.tensor([True, False])
+    >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), has_in_edges).tolist()
     [[[1.0, -inf]]]
     """
     check.head_sinks(sink_logits, lse)
-    check.heard(heard, lse)
-    return torch.where((lse == -torch.inf) & heard, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
+    check.receivers(has_in_edges, lse)
+    return torch.where((lse == -torch.inf) & has_in_edges, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
 
 
 def merge(
@@ -196,8 +208,7 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """One result from two over disjoint sets of in-edges: ``lse = log(e^a + e^b)``, each part weighted by its
-    share of that sum.
+    """One result from two over disjoint sets of in-edges: each is weighted by its share of ``e^a + e^b``.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)
@@ -206,18 +217,24 @@ def merge(
     check.result("out_a", out_a, "lse_a", lse_a)
     check.result("out_b", out_b, "lse_b", lse_b)
     check.alike("out_b", out_b, "out_a", out_a)
-    nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)  # there logaddexp has no derivative
-    share_a, share_b, lse = shares(lse_a, lse_b, nothing)
+    (share_a, share_b), lse = shares((lse_a, lse_b))
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 
 
-def shares(a: Tensor, b: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``e^a`` and ``e^b`` as shares of their sum, and the logarithm of that; 0, 0 and -inf where there is
-    ``nothing``.
+def shares(
+    lses: Sequence[Float[Tensor, "..."]], nothing: Bool[Tensor, "..."] | None = None
+) -> tuple[Float[Tensor, "parts ..."], Float[Tensor, "..."]]:
+    """The share of each part in ``sum of e^lse``, and the logarithm of that sum: the rule of every merge.
 
-    They sum to 1 but for a rounding: ``e^(a - log(e^a + e^b))`` would have the rounding of a large logarithm.
-    A softmax, whose derivative knows both shares, for in that of a sigmoid a share near 1 hides the other.
+    Shares are 0 and the logarithm -inf where there is ``nothing`` (by default: where every lse is -inf). They
+    sum to 1 but for a rounding; ``e^(lse - total)`` would have the rounding of a large total, and a receiver
+    with all its weight on one part would get a difference as large as that in its gradient, which is 0 in
+    truth. They are a softmax, whose derivative knows all shares: in that of a sigmoid a share near 1 hides
+    the other.
     """
-    a, b = (lse.masked_fill(nothing, 0.0) for lse in (a, b))
-    share_a, share_b = torch.stack((a, b)).softmax(0).masked_fill(nothing, 0.0)
-    return share_a, share_b, torch.logaddexp(a, b).masked_fill(nothing, -torch.inf)
+    if nothing is None:
+        nothing = reduce(torch.logical_and, [lse == -torch.inf for lse in lses])
+    # logaddexp has no derivative where both are -inf
+    finite = [lse.masked_fill(nothing, 0.0) for lse in lses]
+    share = torch.stack(finite).softmax(0).masked_fill(nothing, 0.0)
+    return share, reduce(torch.logaddexp, finite).masked_fill(nothing, -torch.inf)

@@ -91,13 +91,15 @@ def head_sinks(sink_logits: Tensor, lse: Tensor) -> None:
         raise ValueError(f"sink_logits must be [heads] = [{lse.shape[1]}], got {list(sink_logits.shape)}")
 
 
-def heard(who: Tensor, lse: Tensor) -> None:
+def receivers(who: Tensor, lse: Tensor) -> None:
     """Which receivers have in-edges, broadcastable to ``lse``."""
     if not isinstance(who, Tensor) or who.dtype != torch.bool:
         got = who.dtype if isinstance(who, Tensor) else type(who).__name__
-        raise TypeError(f"heard must be a bool tensor, graph.in_degree() > 0, got {got}")
+        raise TypeError(f"has_in_edges must be a bool tensor, graph.in_degree() > 0, got {got}")
     if who.dim() > lse.dim() or not _broadcast(who.shape, lse.shape, onto=True):
-        raise ValueError(f"heard must be broadcastable to lse {list(lse.shape)}, got {list(who.shape)}")
+        raise ValueError(
+            f"has_in_edges must be broadcastable to lse {list(lse.shape)}, got {list(who.shape)}"
+        )
 
 
 def normalisers(lse: Tensor, logits: Tensor) -> None:

@@ -1,6 +1,4 @@
-"""The table of backends: name -> how to run it and what it supports. None falls back; ``split`` is made of
-others.
-"""
+"""The table of backends: name -> how to run it and what it supports. None falls back to another."""
 
 from __future__ import annotations
 

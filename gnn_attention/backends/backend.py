@@ -27,13 +27,12 @@ class RefusalError(NotImplementedError):
 
 
 def _never(call: AttentionCall) -> str | None:
-    """A backend without a limit beyond its capabilities."""
     return None
 
 
 @dataclass(frozen=True)
 class _Reason:
-    """The reason from the capabilities, or else from what is special about a backend."""
+    """The reason from the capabilities, or else from the special case of a backend."""
 
     capabilities: Capabilities
     special: UnsupportedReason
@@ -46,14 +45,12 @@ class _Reason:
 class Backend:
     """A way to compute attention: ``run(call) -> (out, lse or None)``.
 
-    ``capabilities`` say which devices, dtypes and options are supported. ``unsupported_reason`` is given for
-    what they cannot say, such as memory: ``unsupported_reason(call) -> reason or None``; of the finished
-    object it answers for both. Without ``varying_graphs`` among the capabilities a graph that differs by
-    sample or head comes as one call for each of them. An object of this class can be passed to
-    ``attend(..., backend=...)`` and to ``verify.run(backends=[...])``, to try and check a backend of one's
-    own. ``compiled`` says that a first call takes seconds: on a CPU, ``verify`` leaves it out unless it is
-    named. ``recomputes`` says that gradients come from weights recomputed from lse, as in every fused kernel:
-    ``verify`` then compares them with the errors of SDPA's fused kernel, too.
+    ``capabilities`` say which devices, dtypes and options are supported, ``unsupported_reason(call) -> reason
+    or None`` what they cannot say, such as memory; in the finished object it answers for both. ``compiled``:
+    a first call takes seconds, so that ``verify`` on a CPU leaves it out unless it is named. ``recomputes``:
+    gradients come from weights recomputed from lse, and ``verify`` compares them with the errors of SDPA's
+    fused kernel, too. A backend of one's own can be passed to ``attend(..., backend=...)`` and to
+    ``verify.run(backends=[...])``.
     """
 
     name: str
@@ -67,26 +64,20 @@ class Backend:
 
     def __post_init__(self) -> None:
         """TypeError for a name that is no string, a function that cannot be called, or other capabilities."""
-        if not isinstance(self.name, str):
-            raise TypeError(f"name of a Backend must be a string, got {_described(self.name)}")
-        for word, form, part in (
-            ("run", "(call) -> (out, lse or None)", self.run),
-            ("unsupported_reason", "(call) -> str or None", self.unsupported_reason),
-            ("bytes_needed", "(call) -> int, or None", self.bytes_needed or _never),
-        ):
-            if not callable(part):
-                raise TypeError(f"{word} of a Backend must be a function {form}, got {_described(part)}")
-        if not isinstance(self.capabilities, Capabilities):
-            raise TypeError(
-                f"capabilities of a Backend must be Capabilities, got {_described(self.capabilities)}"
-            )
-        special = (
-            self.unsupported_reason.special
-            if isinstance(self.unsupported_reason, _Reason)
-            else self.unsupported_reason
+        _check("name", "a string", self.name, isinstance(self.name, str))
+        reason, needed = self.unsupported_reason, self.bytes_needed
+        _check("run", "a function (call) -> (out, lse or None)", self.run, callable(self.run))
+        _check("unsupported_reason", "a function (call) -> str or None", reason, callable(reason))
+        _check(
+            "bytes_needed", "a function (call) -> int, or None", needed, needed is None or callable(needed)
         )
-        object.__setattr__(self, "unsupported_reason", _Reason(self.capabilities, special))
+        capabilities = self.capabilities
+        _check("capabilities", "Capabilities", capabilities, isinstance(capabilities, Capabilities))
+        special = reason.special if isinstance(reason, _Reason) else reason
+        object.__setattr__(self, "unsupported_reason", _Reason(capabilities, special))
 
 
-def _described(value: object) -> str:
-    return f"{quoted(value)} of type {type(value).__name__}"
+def _check(name: str, wanted: str, value: object, fits: bool) -> None:
+    if not fits:
+        got = f"{quoted(value)} of type {type(value).__name__}"
+        raise TypeError(f"{name} of a Backend must be {wanted}, got {got}")

@@ -23,10 +23,9 @@ class AttentionCall:
     """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
 
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
-    of an edge is ``score_mod(scale * q . k) + bias``. ``with_lse`` says whether the caller wants lse: a
-    backend may return None otherwise. ``first_sample`` and ``first_head`` number the first sample and head
-    for score_mod and dropout, where the call is a part of another; ``seed`` is that of dropout
-    (``backends.dropout``), drawn from torch's generator.
+    of an edge is ``score_mod(scale * q . k) + bias``. Without ``with_lse`` a backend may return None for lse.
+    ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the
+    call is a part of another; ``seed`` is that of dropout (``backends.dropout``).
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -42,9 +41,8 @@ class AttentionCall:
     first_sample: int = 0
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
-    form: tuple[Any, ...] | None = field(
-        default=None, init=False
-    )  # shapes, dtypes, devices and options, where checked
+    # shapes, dtypes, devices and options, where checked
+    form: tuple[Any, ...] | None = field(default=None, init=False)
 
     @classmethod
     def checked(
@@ -60,9 +58,7 @@ class AttentionCall:
         dropout: float = 0.0,
         with_lse: bool = False,
     ) -> AttentionCall:
-        """The call with these arguments of ``attend``; TypeError or ValueError names the one that does not
-        fit.
-        """
+        """The call with these arguments of ``attend``; TypeError or ValueError for one that does not fit."""
         key = _key(q, k, v, graph)
         if key is None or key not in graph._memo:
             _check_tensors(q, k, v)
@@ -97,13 +93,7 @@ class AttentionCall:
         """
         if self.score_mod is None:
             return score
-        lead = (1,) * (score.dim() - 2)
-        b = torch.arange(self.first_sample, self.first_sample + score.shape[0], device=score.device).view(
-            -1, 1, *lead
-        )
-        h = torch.arange(self.first_head, self.first_head + score.shape[1], device=score.device).view(
-            1, -1, *lead
-        )
+        b, h = backends_dropout.sample_and_head(score, self.first_sample, self.first_head)
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
 
@@ -115,8 +105,8 @@ class AttentionCall:
         )
 
     @property
-    def heard(self) -> Bool[Tensor, "..."]:
-        """The receivers with in-edges, broadcastable to lse."""
+    def has_in_edges(self) -> Bool[Tensor, "..."]:
+        """Which receivers have in-edges, broadcastable to lse."""
         return (self.graph.in_degree() > 0).to(self.q.device)
 
     @property
@@ -125,28 +115,27 @@ class AttentionCall:
         return self.score_mod is None and self.bias is None and not self.dropout
 
     def parts(self) -> list[list[AttentionCall]]:
-        """A call for each sample and head by which the graph differs, each on a plain graph; :func:`joined`
-        undoes it.
-        """
+        """A call on a plain graph for each sample and head by which the graph differs, for :func:`joined`."""
         graph, (batch, heads) = self.graph, self.q.shape[:2]
         samples = [None] if graph.batch is None else range(batch)
         numbers = [None] if graph.heads is None else range(heads)
-        return [[self._part(b, h) for h in numbers] for b in samples]
+        return [[self.part(b, h) for h in numbers] for b in samples]
 
-    def _part(self, b: int | None, h: int | None) -> AttentionCall:
+    def part(self, b: int | None, h: int | None) -> AttentionCall:
         """One sample, one head or both, on its own graph, with the key/value head that serves it."""
         group = self.q.shape[1] // self.k.shape[1]
         samples = slice(None) if b is None else slice(b, b + 1)
-        head, kv_head = (
-            (slice(None),) * 2 if h is None else (slice(h, h + 1), slice(h // group, h // group + 1))
-        )
+        heads = slice(None) if h is None else slice(h, h + 1)
+        kv_heads = slice(None) if h is None else slice(h // group, h // group + 1)
+        bias = None if self.bias is None else self.bias.expand(*self.q.shape[:2], -1)[samples, heads]
         return replace(
             self,
-            q=self.q[samples, head],
-            k=self.k[samples, kv_head],
-            v=self.v[samples, kv_head],
+            q=self.q[samples, heads],
+            k=self.k[samples, kv_heads],
+            v=self.v[samples, kv_heads],
             graph=one_of(self.graph, b or 0, h or 0),
-            sink_logits=None if self.sink_logits is None else self.sink_logits[head],
+            bias=bias,
+            sink_logits=None if self.sink_logits is None else self.sink_logits[heads],
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
@@ -162,53 +151,39 @@ def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tens
 
 
 def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
-    """``graph.select(batch, head)``, cached with the graph, so that what is computed about the part is
-    computed once.
-    """
+    """``graph.select(batch, head)``, cached with the graph, and so is what is computed about it."""
     if graph.batch is None and graph.heads is None:
         return graph
-    memoized(_keep_parts, graph)
+    memoized(_select_parts, graph)
     part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
     return part
 
 
 def made_of(graph: TokenGraph, parts: list[list[TokenGraph]]) -> TokenGraph:
-    """``graph``, told the graph of each sample and head that it was made of, with whatever is worked out
-    about them already.
-    """
+    """``graph`` with the graphs of each sample and head that it was made of, and what is cached with them."""
     graph._parts[:] = parts
-    graph._memo[(_keep_parts,)] = True
+    graph._memo[(_select_parts,)] = True
     return graph
 
 
-def _keep_parts(graph: TokenGraph) -> bool:
-    """Put them where a compiled program, which cannot hold a graph as a constant, reads them as it reads the
-    whole graph.
-    """
+def _select_parts(graph: TokenGraph) -> bool:
+    # a compiled program, which cannot have a graph as a constant, reads them there
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
     graph._parts[:] = parts
     return True
 
 
 def _key(q: Any, k: Any, v: Any, graph: Any) -> tuple[Any, ...] | None:
-    """Shapes, dtypes and devices, by which their checks are cached with the graph; None for what must be
-    checked each time.
-    """
-    if (
-        torch.compiler.is_compiling()
-        or not type(q) is type(k) is type(v) is Tensor
-        or type(graph) is not TokenGraph
-    ):
+    """By what their checks are cached with the graph; None for what must be checked each time."""
+    plain = type(q) is type(k) is type(v) is Tensor and type(graph) is TokenGraph
+    if torch.compiler.is_compiling() or not plain:
         return None
     return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x, axes in (
-        ("q", q, "[B, Hq, dst, D]"),
-        ("k", k, "[B, Hkv, src, D]"),
-        ("v", v, "[B, Hkv, src, Dv]"),
-    ):
+    axes_of = {"q": "[B, Hq, dst, D]", "k": "[B, Hkv, src, D]", "v": "[B, Hkv, src, Dv]"}
+    for (name, axes), x in zip(axes_of.items(), (q, k, v), strict=True):
         _check_float(name, x, axes)
         if x.dim() != 4:
             raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
@@ -221,9 +196,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
-        )
+        got = f"{q.shape[1]} and {k.shape[1]}"
+        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {got}")
 
 
 def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
@@ -244,8 +218,8 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
         return float(q.shape[-1] ** -0.5)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
-            f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose its gradient: "
-            "multiply q by it and give scale=1.0"
+            f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose "
+            "its gradient: multiply q by it and give scale=1.0"
         )
     if not abs(scale) < math.inf:
         raise ValueError(f"scale must be finite, got {quoted(scale)}")
@@ -253,9 +227,7 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
 
 
 def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
-    """q with the sign or the zero of the scale in it: kernels that scale after masking would make +inf or NaN
-    of -inf.
-    """
+    # kernels that scale after masking would make +inf or NaN of -inf
     return -q if scale < 0 else q * 0.0
 
 
@@ -267,7 +239,8 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
     sizes = zip(changed.shape[::-1], score.shape[::-1], strict=False)
     if changed.dim() > score.dim() or any(got not in (1, want) for got, want in sizes):
         raise ValueError(
-            f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, got {list(changed.shape)}"
+            f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, "
+            f"got {list(changed.shape)}"
         )
     return changed.to(score.dtype).expand(score.shape)
 
@@ -276,7 +249,8 @@ def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     """``bias`` as ``[B or 1, Hq or 1, E]``."""
     _check_float("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
-    graph.edges_on(torch.device("cpu"))  # refused by name where there is no single list of edges
+    # refused by name where there is no single list of edges
+    graph.edges_on(torch.device("cpu"))
     count = graph.num_edges
     wanted = (q.shape[0], q.shape[1], count)
     shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
@@ -301,6 +275,5 @@ def _check_float(name: str, x: object, form: str) -> None:
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:
     if x.device != q.device:
-        raise ValueError(
-            f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)"
-        )
+        wanted = f"the device of q, {q.device}"
+        raise ValueError(f"{name} must be on {wanted}, got {x.device}; use {name}.to(q.device)")

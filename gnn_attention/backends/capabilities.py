@@ -1,6 +1,4 @@
-"""What each backend supports, as data: one function makes the reason of a refusal from it, another the
-support matrix.
-"""
+"""What each backend supports, as data, from which come the reason of a refusal and the support matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +10,20 @@ from gnn_attention.backends.call import AttentionCall
 
 Support = bool | str  # everywhere, nowhere, or on this type of device alone
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
+NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
+REMEDIES = {
+    "score_mod": "leave score_mod out",
+    "bias": "leave bias out",
+    "dropout": "give dropout=0.0",
+    "sink_logits": "leave sink_logits out",
+    "lse": "give return_info=False",
+    "backward": "call it under torch.no_grad()",
+}
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Which calls a backend computes; each option is True, False, or the type of device that alone supports
-    it.
+    """Which calls a backend computes; an option is True, False, or the only type of device that supports it.
 
     ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
     sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
@@ -44,15 +50,12 @@ class Capabilities:
         >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
         ('every option', 'on cuda; no bias; lse on cuda only')
         """
+        support = {NAMES.get(option, option): getattr(self, option) for option in OPTIONS}
         found = [f"on {_devices(self)}"] if self.devices else []
         found += [f"in {_dtypes(self)}"] if self.dtypes else []
-        missing = [_spoken(option) for option in OPTIONS if getattr(self, option) is False]
+        missing = [name for name, where in support.items() if where is False]
         found += [f"no {', '.join(missing)}"] if missing else []
-        found += [
-            f"{_spoken(option)} on {getattr(self, option)} only"
-            for option in OPTIONS
-            if _is_partial(self, option)
-        ]
+        found += [f"{name} on {where} only" for name, where in support.items() if isinstance(where, str)]
         return "; ".join(found) or "every option"
 
 
@@ -66,23 +69,14 @@ def unsupported_reason(supported: Capabilities, call: AttentionCall) -> str | No
     if supported.devices and q.device.type not in supported.devices:
         return f"it runs on {_devices(supported)}, q is on {q.device}; move q, k and v, or use {instead}"
     if supported.dtypes and q.dtype not in supported.dtypes:
-        return f"it computes in {_dtypes(supported)}, q is {_dtype(q.dtype)}; convert q, k and v, or use {instead}"
+        dtype = str(q.dtype).removeprefix("torch.")
+        return f"it computes in {_dtypes(supported)}, q is {dtype}; convert q, k and v, or use {instead}"
     for option in _options(call):
         support = getattr(supported, option)
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             where = f" on {q.device.type}" if support else ""
-            return f"it has no {_spoken(option)}{where}; {REMEDIES[option]}, or use {instead}"
+            return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
     return None
-
-
-REMEDIES = {
-    "score_mod": "leave score_mod out",
-    "bias": "leave bias out",
-    "dropout": "give dropout=0.0",
-    "sink_logits": "leave sink_logits out",
-    "lse": "give return_info=False",
-    "backward": "call it under torch.no_grad()",
-}
 
 
 def _options(call: AttentionCall) -> list[str]:
@@ -98,22 +92,10 @@ def _options(call: AttentionCall) -> list[str]:
     return [option for option, wanted in used.items() if wanted]
 
 
-def _is_partial(supported: Capabilities, option: str) -> bool:
-    return isinstance(getattr(supported, option), str)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _devices(supported: Capabilities) -> str:
-    return " and ".join(device for device in supported.devices if device != "meta")  # which has shapes alone
+    # a tensor on "meta" has a shape alone
+    return " and ".join(device for device in supported.devices if device != "meta")
 
 
 def _dtypes(supported: Capabilities) -> str:
-    return ", ".join(map(_dtype, supported.dtypes))
-
-
-def _spoken(option: str) -> str:
-    """An option as a sentence names it."""
-    return {"backward": "backward pass", "double_backward": "second derivative"}.get(option, option)
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in supported.dtypes)

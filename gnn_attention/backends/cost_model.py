@@ -1,9 +1,8 @@
-"""What attention costs on this machine: a few constants, and the estimate by which ``backend="auto"``
-chooses.
+"""What attention costs on this machine: a few constants, by which ``backend="auto"`` estimates times.
 
-The time of a pass is taken to be a sum over what a backend visits: calls of a kernel, rectangles, cells
-(pairs inside them), edges, nodes. The constants below were measured on two cores of a current server CPU;
-``gnn-attention bench calibrate`` measures those of another machine and keeps them in a file.
+The time of a pass is a sum over what a backend visits: calls of a kernel, rectangles, cells (pairs inside
+them), edges, nodes. The constants below were measured on two cores of a current server CPU;
+``gnn-attention bench calibrate`` measures those of another machine and saves them in a file.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not th
 class Work:
     """What one head of one sample visits in one pass over a graph.
 
-    ``weighted_cells`` counts a cell of a high rectangle for less than one, as it costs less than one of a low
-    rectangle.
+    ``weighted_cells`` counts a cell of a high rectangle, which costs less, for less than one.
     """
 
     calls: int = 0
@@ -40,14 +38,12 @@ class Work:
     plain_pairs: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Both, one after the other."""
         return Work(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Work)))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds for a head of 64 channels in float32, in the forward pass (a training step takes about 3.5
-    times as long).
+    """Nanoseconds of a forward pass for a head of 64 channels in float32; a training step takes 3.5 times it.
 
     ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair
     inside a rectangle. ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of
@@ -65,21 +61,14 @@ class Costs:
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
         """The estimate for a forward pass with this many heads (times samples), of ``dim`` channels."""
         wide = dim / 64.0
-        part = (
-            work.weighted_cells * self.cell
-            + work.masked_pairs * self.masked_pair
-            + work.plain_pairs * self.plain_pair
-        )
-        sparse = work.edges * self.edge * (0.5 + 0.5 * wide) + work.nodes * self.node * (0.5 + 0.5 * wide)
-        return (
-            work.calls * self.call + heads * (work.rectangles * self.rectangle + part * wide + sparse)
-        ) * 1e-9
+        pairs = work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
+        dense = (work.weighted_cells * self.cell + pairs) * wide + work.rectangles * self.rectangle
+        sparse = (work.edges * self.edge + work.nodes * self.node) * (0.5 + 0.5 * wide)
+        return (work.calls * self.call + heads * (dense + sparse)) * 1e-9
 
 
 def path_of_costs() -> Path:
-    """Where the constants of this machine are kept: ``$GNN_ATTENTION_COSTS``, else in the user's cache
-    folder.
-    """
+    """The file of this machine's constants: ``$GNN_ATTENTION_COSTS``, else in the user's cache folder."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     cache_home = os.environ.get("XDG_CACHE_HOME")
@@ -88,24 +77,21 @@ def path_of_costs() -> Path:
 
 @cache
 def costs() -> Costs:
-    """The constants of this machine if they were measured, else those of the docstring; read once in a
-    process.
+    """The constants of this machine if they were measured, else the defaults; read once in a process.
 
-    ValueError if the file is there but does not hold them.
+    ValueError if the file is there without them.
 
     >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.03
     True
     """
     try:
         return read(path_of_costs())
-    except (OSError, RuntimeError):  # no such file, or nobody's home
+    except (OSError, RuntimeError):  # no such file, or no home folder
         return Costs()
 
 
 def read(path: Path) -> Costs:
-    """The constants in a file. ValueError that names it if it does not hold them, OSError where it cannot be
-    read.
-    """
+    """The constants in a file; ValueError that names it if they are missing, OSError if it cannot be read."""
     names = [part.name for part in fields(Costs)]
     try:
         found: Any = json_files.read(path).get("costs")
@@ -128,7 +114,7 @@ def is_positive(value: object) -> bool:
 
 
 def save(measured: Costs, path: Path | None = None) -> Path:
-    """Keep the constants for the next processes, the file written whole or not at all."""
+    """Write the constants for the next processes, whole or not at all."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, json.dumps({"costs": asdict(measured)}, indent=1) + "\n")

@@ -1,10 +1,9 @@
-"""Which backend ``backend="auto"`` takes: the one with the least estimated time among those that hold the
-call, and why.
+"""Which backend ``backend="auto"`` takes, and why: the least estimated time of those that support the call.
 
 A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles,
-edges, nodes) is counted without building anything, and weighed with the constants of
-:mod:`gnn_attention.backends.cost_model`; once a graph. On CUDA the weights are those of ``gpu.roofline``, by
-bytes and products. ``flex``, which compiles before it runs, is taken only when it is asked for by name.
+edges, nodes) is counted once, without building anything, and weighed with the constants of
+:mod:`gnn_attention.backends.cost_model`; on CUDA with those of ``gpu.roofline``, by bytes and products.
+``flex``, which compiles before it runs, is taken only by name.
 """
 
 from __future__ import annotations
@@ -25,16 +24,26 @@ from gnn_attention.backends.gpu.workload import counted
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL = 128 * 128  # pairs up to which nobody beats one dense call
+SMALL = 128 * 128  # pairs up to which one dense call is fastest
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 WORTH_A_SPLIT = (
-    0.9  # of the time of the next best must a split take: its parts are worked out by going through the graph
+    0.9  # share of the time of the next best below which a split, whose parts take time to find, pays
 )
-UNMEASURED = 1.25  # times its estimate is a kernel of ours taken for until the constants were measured: at par torch's are taken
+UNMEASURED = (
+    1.25  # factor on the estimates of our kernels until the constants are measured: at par torch's are taken
+)
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
     "rows": {WRITTEN_OUT: 2.0},
+}
+FEW_PAIRS = "so few pairs are quickest in one dense call"
+UNSUPPORTED = "the others do not support it"
+VISITED = {
+    "dense": "most pairs are edges",
+    "tiles": "its edges lie in few, well filled tiles",
+    "rows": "its edges are few and far between",
+    "mixed": "some of its tiles are well filled, the other edges are few",
 }
 
 
@@ -42,8 +51,8 @@ SLOWER = {
 class Explanation:
     """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it.
 
-    ``rows`` holds for each backend its name, floating point operations, extra bytes, and estimated seconds
-    (None: no estimate).
+    ``rows``: for each backend its name, floating point operations, extra bytes, and estimated seconds or
+    None.
     """
 
     graph: str
@@ -52,7 +61,6 @@ class Explanation:
     rows: tuple[tuple[str, int, int, float | None], ...]
 
     def __str__(self) -> str:
-        """A small table."""
         wide = max(12, *(len(name) + 2 for name, *_ in self.rows))
         head = f"{'backend':<{wide}}{'GFLOP':>12}{'extra MB':>12}{'estimated ms':>16}"
         lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", head]
@@ -64,12 +72,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class DeviceExplanation(Explanation):
-    """The same for a GPU, at hand or not; the bytes of ``rows`` are those that move, its forms of "triton"
-    stand apart.
+    """The same for a GPU, at hand or not, with a row for each form of "triton" and the bytes that move.
 
-    ``shares`` holds for each row which share of the device's own bound for this work is expected, and what
-    limits it. Everything is predicted; ``measured`` says when the constants behind it were measured on the
-    device ("": they were not).
+    ``shares``: for each row the expected share of the device's own bound for this work, and what limits it.
+    Everything is predicted; ``measured`` is when the constants were measured on the device ("": not yet).
     """
 
     device: str = ""
@@ -77,22 +83,18 @@ class DeviceExplanation(Explanation):
     shares: tuple[tuple[float, str], ...] = ()
 
     def __str__(self) -> str:
-        """A table, with how far it may be trusted."""
-        trust = (
-            f"constants measured {self.measured}"
-            if self.measured
-            else "not measured: `python -m benchmarks.gpu --calibrate` does"
-        )
-        head = f"{'backend':<16}{'GFLOP':>12}{'moved MB':>12}{'predicted ms':>14}{'of the bound':>14}  limited by"
+        trust = "not measured: `python -m benchmarks.gpu --calibrate` does"
+        trust = f"constants measured {self.measured}" if self.measured else trust
+        titles = f"{'GFLOP':>12}{'moved MB':>12}{'predicted ms':>14}{'of the bound':>14}"
         lines = [
             f"{self.graph}",
             f"auto takes {self.choice}: {self.reason}",
             f"predicted for {self.device} ({trust})",
-            head,
+            f"{'backend':<16}{titles}  limited by",
         ]
         for (name, flops, moved, seconds), (share, limit) in zip(self.rows, self.shares, strict=True):
-            figures = f"{flops / 1e9:>12.3f}{moved / 2**20:>12.1f}{(seconds or 0.0) * 1e3:>14.3f}{100 * share:>12.0f} %"
-            lines.append(f"{name:<16}{figures}  {limit}")
+            time = f"{(seconds or 0.0) * 1e3:>14.3f}{100 * share:>12.0f} %"
+            lines.append(f"{name:<16}{flops / 1e9:>12.3f}{moved / 2**20:>12.1f}{time}  {limit}")
         return "\n".join(lines)
 
 
@@ -111,8 +113,8 @@ def explain(
     differs by them. ValueError for an unknown device, TypeError for no graph or dtype.
 
     >>> from gnn_attention import patterns
-    >>> explain(patterns.window(512, 64), heads=8, dim=64).choice, explain(patterns.window(64, 16), heads=8, dim=64).choice
-    ('tiles', 'dense')
+    >>> [explain(patterns.window(n, 64), heads=8, dim=64).choice for n in (128, 512)]
+    ['dense', 'tiles']
     >>> explain(patterns.causal(4096), heads=8, dim=64, device="H200").choice
     'dense'
     """
@@ -135,16 +137,15 @@ def explain(
 
 
 def choose(call: AttentionCall) -> Backend:
-    """The backend for a call; NotImplementedError if none holds it."""
+    """The backend for a call; NotImplementedError if none supports it."""
     refusals = []
     for name in _by_time(call):
         reason = _too_large(call) if name == "dense" else BACKENDS[name].unsupported_reason(call)
         if reason is None:
             return BACKENDS[name]
         refusals.append(f"{name}: {reason}")
-    raise NotImplementedError(
-        f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {'; '.join(refusals)}"
-    )
+    what = f"{call.graph!r} with {call.q.shape[1]} heads"
+    raise NotImplementedError(f"no backend holds {what}: {'; '.join(refusals)}")
 
 
 def _by_time(call: AttentionCall) -> tuple[str, ...]:
@@ -160,14 +161,10 @@ def _by_time(call: AttentionCall) -> tuple[str, ...]:
 
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
-    """The backends from the fastest on, by estimate; of equals the simpler one."""
-    names = [
-        name for name in ("dense", "tiles", "rows", "mixed") if not (name == "mixed" and kind == WRITTEN_OUT)
-    ]
-    times = {
-        name: (_seconds(graph, name, heads, dim) or 0.0) * SLOWER.get(name, {}).get(kind, 1.0)
-        for name in names
-    }
+    # the fastest first, by estimate; of equals the simpler one
+    names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
+    factors = {name: SLOWER.get(name, {}).get(kind, 1.0) for name in names}
+    times = {name: (_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
     return (*sorted(names, key=lambda name: times[name]), "reference")
 
 
@@ -181,11 +178,12 @@ def _too_large(call: AttentionCall) -> str | None:
     needed = dense.bytes_needed(call)
     if needed <= dense.COMFORTABLE:
         return dense.unsupported_reason(call)
-    return f"it would need {needed / 2**30:.1f} GiB of mask and logits, more than {dense.COMFORTABLE / 2**30:.0f}"
+    limit = f"more than {dense.COMFORTABLE / 2**30:.0f}"
+    return f"it would need {needed / 2**30:.1f} GiB of mask and logits, {limit}"
 
 
 def _device(device: torch.device | str | None) -> Device | None:
-    """The constants that are meant; None for a CPU."""
+    """The constants of a device; None for a CPU."""
     name = str(device or "cpu")
     if name.startswith("cpu"):
         return None
@@ -199,7 +197,7 @@ def _device(device: torch.device | str | None) -> Device | None:
 
 
 def _ordered_on_device(graph: TokenGraph, sizes: Sizes, kind: str, device: torch.device) -> tuple[str, ...]:
-    """The backends from the fastest on, by estimate; those of a CPU, which run there too, after them."""
+    # those of a CPU, which run there too, come last
     if graph.num_dst * graph.num_src <= SMALL:
         return ("dense", "triton", "rows", "reference")
     constants = devices.device_of(device)
@@ -210,7 +208,7 @@ def _ordered_on_device(graph: TokenGraph, sizes: Sizes, kind: str, device: torch
 
 
 def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -> list[str]:
-    """The backends that auto may take on CUDA; ``flex`` is none of them."""
+    """The backends that "auto" may take on CUDA."""
     plain = one_of(graph, 0, 0)
     found = estimates(plain, sizes, device)
     written_out = kind == WRITTEN_OUT or (kind == WITH_LSE and not counted(plain).whole)
@@ -227,15 +225,11 @@ def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -
 def _explain_on(
     device: Device, graph: TokenGraph, heads: int, dim: int, dtype: torch.dtype
 ) -> DeviceExplanation:
-    """What auto would take there, were every backend at hand."""
     sizes, plain = Sizes((graph.batch or 1) * heads, dim, dim, dtype), one_of(graph, 0, 0)
     found, small = estimates(plain, sizes, device), graph.num_dst * graph.num_src <= SMALL
     choice = "dense" if small else _fastest_first(device, graph, sizes, PLAIN)[0]
-    rows = [
-        (f"triton {name}" if name in FORMS else name, estimate)
-        for name, estimate in found.items()
-        if name != "written out"
-    ]
+    found = {name: estimate for name, estimate in found.items() if name != "written out"}
+    rows = [(f"triton {name}" if name in FORMS else name, estimate) for name, estimate in found.items()]
     return DeviceExplanation(
         *(repr(graph), choice, _reason_on(choice, small, plain, sizes, device)),
         rows=tuple((name, round(e.flops), round(e.misses), e.seconds) for name, e in rows),
@@ -250,27 +244,18 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
         form = form_of(graph, sizes, device)
         return f"its form {form.name}; {form.reason}"
     if choice == "dense":
-        return "so few pairs are quickest in one dense call" if small else f"one SDPA call; {_least(device)}"
-    said = {
-        "varlen": "packed documents, or one window",
-        "split": "some of its tiles are well filled, the other edges are few",
-    }
-    return f"{said[choice]}; {_least(device)}"
+        return FEW_PAIRS if small else f"one SDPA call; {_least(device)}"
+    visited = "packed documents, or one window" if choice == "varlen" else VISITED["mixed"]
+    return f"{visited}; {_least(device)}"
 
 
 def _least(device: Device) -> str:
-    doubt = (
-        ""
-        if device.measured
-        else f", kernels of our own counted {UNMEASURED:g} times while nobody has measured them there"
-    )
-    return f"the least predicted time{doubt}"
+    doubt = f", kernels of our own counted {UNMEASURED:g} times as long until they are measured there"
+    return f"the least predicted time{'' if device.measured else doubt}"
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
-    """What one head visits; of a graph that differs by head or sample, its first stands for all but the
-    mask.
-    """
+    # of a graph that differs by head or sample, its first stands for all but the mask
     if name == "dense":
         return _dense_work(graph)
     graph = one_of(graph, 0, 0)
@@ -292,7 +277,7 @@ def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None
 
 
 def _flops(graph: TokenGraph, name: str, heads: int, dim: int) -> int:
-    """Multiplications and additions of logits and weighted sums over all that is visited."""
+    """Multiplications and additions of logits and weighted sums over all pairs visited."""
     work = _work(graph, name)
     if work is None:
         return 4 * heads * dim * one_of(graph, 0, 0).num_edges
@@ -306,17 +291,7 @@ def _extra(backend: Backend, call: AttentionCall) -> int:
 def _reason(choice: str, call: AttentionCall) -> str:
     graph = call.graph
     if graph.num_dst * graph.num_src <= SMALL:
-        return (
-            "so few pairs are quickest in one dense call"
-            if choice == "dense"
-            else "the others do not hold it"
-        )
+        return FEW_PAIRS if choice == "dense" else UNSUPPORTED
     if choice == "dense" and dense.bytes_needed(call) == 0:
         return "one SDPA call without a mask"
-    visited = {
-        "dense": "most pairs are edges",
-        "tiles": "its edges lie in few, well filled tiles",
-        "rows": "its edges are few and far between",
-        "mixed": "some of its tiles are well filled, the other edges are few",
-    }
-    return f"{visited.get(choice, 'the others do not hold it')}; the least estimated time"
+    return f"{VISITED.get(choice, UNSUPPORTED)}; the least estimated time"

@@ -1,14 +1,13 @@
-"""Dropout keyed by the edge: whether a weight is dropped depends on seed, sample, head, receiver and sender
-alone.
+"""Dropout keyed by the edge: seed, sample, head, receiver and sender alone decide what is dropped.
 
-Not on the order of anything: the same edges are dropped by every backend, in the transposed pass, and on
-whichever rank holds the receiver. The numbers are those of SplitMix64, one generator for each sample and
-head, entered at the number of the pair:
+So the same edges are dropped by every backend, in the transposed pass, and on whichever rank has the
+receiver. The numbers are those of SplitMix64, one generator for each sample and head, entered at the number
+of the pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
     (mod 2^64)
 
-and a weight is kept iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
+and a weight stays iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
 
 Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with its
     published constants.
@@ -25,12 +24,12 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def draw_seed(device: torch.device) -> Int[Tensor, ""]:
-    """A seed from torch's generator, where it is needed: nothing waits for it."""
+    """A seed from torch's generator, on the device where it is needed."""
     return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
 
 
 def threshold(probability: float) -> int:
-    """The least 24-bit number that is kept.
+    """The least 24-bit number with which a weight stays.
 
     >>> threshold(0.5) == 2**23
     True
@@ -38,7 +37,7 @@ def threshold(probability: float) -> int:
     return round(probability * 2**24)
 
 
-def kept(
+def mask(
     seed: Int[Tensor, ""],
     sample: Int[Tensor, "..."],
     head: Int[Tensor, "..."],
@@ -49,13 +48,24 @@ def kept(
     """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31.
 
     >>> ends = torch.arange(1000)
-    >>> some = kept(torch.tensor(7), *torch.zeros(2, 1, dtype=torch.int64), ends.view(-1, 1), ends, probability=0.25)
+    >>> ends, zero = torch.arange(1000), torch.tensor([0])
+    >>> some = mask(torch.tensor(7), zero, zero, ends.view(-1, 1), ends, probability=0.25)
     >>> some.shape, round(some.double().mean().item(), 2)
     (torch.Size([1000, 1000]), 0.75)
     """
     stream = _mixed(seed + ((sample.long() << 32) + head.long() + 1) * _signed(GOLDEN))
     bits = _mixed(stream + ((dst.long() << 32) + src.long() + 1) * _signed(GOLDEN))
     return _shifted(bits, 40) >= threshold(probability)
+
+
+def sample_and_head(
+    x: Float[Tensor, "batch heads ..."], first_sample: int, first_head: int
+) -> tuple[Int[Tensor, "batch one ..."], Int[Tensor, "one heads ..."]]:
+    """The numbers of the samples and heads of ``x``, with as many axes as it has."""
+    lead = (1,) * (x.dim() - 2)
+    sample = torch.arange(first_sample, first_sample + x.shape[0], device=x.device).view(-1, 1, *lead)
+    head = torch.arange(first_head, first_head + x.shape[1], device=x.device).view(1, -1, *lead)
+    return sample, head
 
 
 def dropped(
@@ -67,8 +77,7 @@ def dropped(
     first_sample: int = 0,
     first_head: int = 0,
 ) -> Float[Tensor, "batch heads ..."]:
-    """``weights / (1 - p)`` where they are kept, else 0; dst and src (absolute) broadcast to the axes after
-    the heads.
+    """``weights / (1 - p)`` where they stay, else 0; absolute dst and src broadcast to axes after the heads.
 
     >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
     >>> dropped(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
@@ -78,22 +87,17 @@ def dropped(
         return weights
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
-    lead = (1,) * (weights.dim() - 2)
-    sample = torch.arange(first_sample, first_sample + weights.shape[0], device=weights.device).view(
-        -1, 1, *lead
-    )
-    head = torch.arange(first_head, first_head + weights.shape[1], device=weights.device).view(1, -1, *lead)
+    sample, head = sample_and_head(weights, first_sample, first_head)
     one_by_one = weights.numel() > AT_ONCE and weights.shape[1] > 1 and not torch.compiler.is_compiling()
-    heads = (
-        head.unbind(1) if one_by_one else ()
-    )  # 16 bytes for each number, while it is drawn: of one head at a time
-    drawn = [kept(seed, sample, each.unsqueeze(1), dst, src, probability) for each in heads]
-    stays = torch.cat(drawn, dim=1) if drawn else kept(seed, sample, head, dst, src, probability)
+    # a number takes 16 bytes while it is drawn: those of one head at a time, where they are many
+    heads = [each.unsqueeze(1) for each in head.unbind(1)] if one_by_one else [head]
+    drawn = [mask(seed, sample, each, dst, src, probability) for each in heads]
+    stays = torch.cat(drawn, dim=1) if one_by_one else drawn[0]
     return weights * stays.to(weights.dtype).div_(1.0 - probability)
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """SplitMix64's finalizer, whose bits all depend on all bits of z; z itself becomes it."""
+    """SplitMix64's finalizer, whose bits all depend on all bits of z; in place."""
     z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(FIRST))
     z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(SECOND))
     return z.bitwise_xor_(_shifted(z, 31))

@@ -62,7 +62,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _run_finite(call)
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.heard)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.has_in_edges)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(
         bad, torch.nan
     )
@@ -184,7 +184,7 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     if call.sink_logits is None or lse is None:
         return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:

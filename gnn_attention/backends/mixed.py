@@ -1,5 +1,4 @@
-"""Attention over a graph that is dense here and sparse there: rectangles for well filled tiles, a list for
-all other edges.
+"""Attention over a graph of both kinds: rectangles for well filled tiles, a list for all other edges.
 
 Both parts are pieces of one plan, merged by log-sum-exp inside one operator with one backward pass.
 """
@@ -14,7 +13,7 @@ from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.planner import mixed_work
 from gnn_attention.graph import memoized
 
-MOST_EDGES = 2**28  # that a list holds within some GiB
+MOST_EDGES = 2**28  # whose list takes some GiB
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -23,7 +22,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the list of the other edges does not fit, or None."""
+    """Why the list of the other edges does not fit into memory, or None."""
     edges_left: int = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None

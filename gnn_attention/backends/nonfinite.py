@@ -1,8 +1,7 @@
 """Tokens that hold NaN or inf: dense kernels multiply a hidden value by weight 0, and 0 * NaN is NaN.
 
-A kernel that visits pairs which are no edges is therefore run on cleaned tokens, and the receivers that do
-hear one of the others, or are one, are made NaN afterwards (an edge carries a NaN, a non-edge carries
-nothing).
+A kernel that visits pairs which are no edges is therefore run on cleaned tokens, and the receivers that
+attend to one of the others, or are one, are made NaN afterwards: an edge carries a NaN, a non-edge nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from gnn_attention._support.shapes import Bool, Tensor
 
 
 def surely_finite(*tensors: Tensor) -> bool:
-    """One pass over each: a sum is finite only if everything is. A GPU is asked once for all; where nobody
-    may ask, no.
-    """
+    """One pass over each: a sum is finite only if everything is; False where :func:`may_ask` is."""
     if tensors[0].is_meta:
         return True
     if not may_ask(tensors[0]):
         return False
     try:
+        # a GPU waits once for all
         if tensors[0].is_cuda:
             return math.isfinite(sum(map(_sum, tensors[1:]), _sum(tensors[0])).item())
         return all(math.isfinite(_sum(x).item()) for x in tensors)
@@ -32,9 +30,7 @@ def surely_finite(*tensors: Tensor) -> bool:
 
 
 def may_ask(x: Tensor) -> bool:
-    """False where the program must not depend on numbers: while it is compiled, or recorded as a CUDA
-    graph.
-    """
+    """False where a program must not depend on numbers: while it is compiled, or recorded as a CUDA graph."""
     return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -43,32 +39,26 @@ def _sum(x: Tensor) -> Tensor:
     return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
 
 
-def not_finite(x: Tensor) -> Bool[Tensor, "batch heads tokens"]:
-    """The tokens with a channel that is NaN or inf."""
-    return ~torch.isfinite(x).all(-1)
-
-
 def cleaned(*tensors: Tensor) -> tuple[Tensor, ...]:
     """With 0 for what is not finite."""
     return tuple(torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in tensors)
 
 
 def poisoned(
-    q: Tensor, k: Tensor, v: Tensor, hears: Callable[[Tensor], Tensor], hears_anyone: Tensor
+    q: Tensor, k: Tensor, v: Tensor, reached: Callable[[Tensor], Tensor], has_in_edges: Tensor
 ) -> Bool[Tensor, "batch heads dst"]:
-    """The receivers that hear a token which is not finite, or are one and hear anyone at all.
+    """The receivers that attend to a token which is not finite, or are one and have in-edges.
 
-    ``hears(marked)`` tells which receivers ``[B, Hq, dst]`` have an edge from a marked sender
-    ``[B, Hkv, src]``.
+    ``reached(marked)``: which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``.
     """
-    return hears(not_finite(k) | not_finite(v)) | (not_finite(q) & hears_anyone)
+    of_q, of_k, of_v = (~torch.isfinite(x).all(-1) for x in (q, k, v))
+    return reached(of_k | of_v) | (of_q & has_in_edges)
 
 
 def spoiled(lse: Tensor) -> Bool[Tensor, "batch heads dst"]:
     """The receivers whose softmax is not one: a logit was NaN, or +infinity, of which all weights are NaN.
 
-    They take no part in a backward pass over pairs that are no edges: 0 times their NaN would reach senders
-    they do not hear.
+    They take no part in a backward pass over non-edges, by which 0 times their NaN would reach senders.
 
     >>> spoiled(torch.tensor([0.0, torch.nan, torch.inf, -torch.inf])).tolist()
     [False, True, True, False]

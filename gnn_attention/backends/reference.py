@@ -1,14 +1,15 @@
-"""Attention edge by edge: the oracle. Gather the two ends of every edge, score, softmax over in-edges, weigh,
-sum.
+"""Attention edge by edge: gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
 
 Inputs are upcast to float64 (float32 where the device has no better) before they are gathered. Edges are
-taken receiver by receiver in chunks, and each chunk is computed again for its gradient, so that a causal
-graph of 2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
+taken receiver by receiver in chunks, and each chunk is recomputed for its gradient, so that a causal graph of
+2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -47,17 +48,14 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
         return None
-    return f"the reference would need about {needed / 2**30:.1f} GiB, its limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+    limit = f"its limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+    return f"the reference would need about {needed / 2**30:.1f} GiB, {limit}"
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory: the edge lists and the larger of a chunk and the in-edges of one
-    receiver.
-    """
-    gathered = _bytes_per_edge(call) * min(
-        call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call))
-    )
-    return call.graph.num_edges * 64 + 4 * gathered
+    """The extra memory, estimated: edge lists, and a chunk or the in-edges of one receiver."""
+    at_once = min(call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call)))
+    return call.graph.num_edges * 64 + 4 * _bytes_per_edge(call) * at_once
 
 
 def _bytes_per_edge(call: AttentionCall) -> int:
@@ -66,7 +64,7 @@ def _bytes_per_edge(call: AttentionCall) -> int:
 
 
 def _working_dtype(q: Tensor) -> torch.dtype:
-    """The best there is: the errors of an oracle should be those of its inputs and its output alone."""
+    # its errors should be those of its inputs and its output alone
     return torch.float32 if q.device.type == "mps" else torch.float64
 
 
@@ -75,12 +73,10 @@ def _most_edges(call: AttentionCall) -> int:
 
 
 def _chunks(call: AttentionCall) -> list[tuple[int, int, int]]:
-    """Runs of rows as in :func:`_chunks_of_rows`. A program compiled for any number of samples compares it,
-    and no more.
-    """
     graph, room = call.graph, _most_edges(call)
     if graph.num_edges <= room:
         return [(0, graph.num_dst, graph.num_edges)]
+    # a program that is compiled for any number of samples may only compare it
     most = 1
     while 2 * most <= room:
         most *= 2
@@ -90,19 +86,17 @@ def _chunks(call: AttentionCall) -> list[tuple[int, int, int]]:
 
 def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
-    order = torch.argsort(
-        dst * call.graph.num_src + src
-    )  # by receiver, then sender: the same sums however edges are listed
+    # by receiver, then sender: the same sums however edges are listed
+    order = torch.argsort(dst * call.graph.num_src + src)
     rows = _chunks(call)
-    needs_grad = torch.is_grad_enabled() and len(rows) > 1
+    attend: Callable[..., tuple[Tensor, Tensor]] = _some_rows
+    if torch.is_grad_enabled() and len(rows) > 1:
+        attend = partial(checkpoint, _some_rows, use_reentrant=False)
     parts, first = [], 0
     for start, stop, count in rows:
         chosen = order[first : first + count]
         first += count
-        arguments = (call, start, stop, src[chosen], dst[chosen], chosen)
-        parts.append(
-            checkpoint(_some_rows, *arguments, use_reentrant=False) if needs_grad else _some_rows(*arguments)
-        )
+        parts.append(attend(call, start, stop, src[chosen], dst[chosen], chosen))
     return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
 
 
@@ -117,16 +111,12 @@ def _some_rows(
     weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)
     weights = call.dropped(weights, dst, src)
     messages = weights.unsqueeze(-1) * call.v[:, :, src]
-    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1]).index_add(
-        2, dst - start, messages
-    )
-    return out, lse
+    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1])
+    return out.index_add(2, dst - start, messages), lse
 
 
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
-    """(first row, end row, edges) of successive runs of rows with at most ``most`` edges; a fuller row stands
-    alone.
-    """
+    """(first row, end row, edges) of runs of rows with at most ``most`` edges, or of one fuller row."""
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > most:

@@ -1,23 +1,20 @@
 """Attention along a list of edges: for irregular graphs, whose cost is that of their edges.
 
-A plain call runs in one fused operator, which keeps nothing of the size of the edges. One with a score_mod, a
+A plain call runs in one fused operator, which saves nothing of the size of the edges. One with a score_mod, a
 bias or dropout is written out on the logits of the edges, all heads of a small graph at once, else head by
-head, each computed again for its gradient. Only edges are ever read, so that a non-edge carries nothing.
+head, each recomputed for its gradient. Only edges are ever read, so that a non-edge carries nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
 
 from gnn_attention import edges
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
@@ -27,7 +24,7 @@ MOST_EDGES = 2**31 - 1  # that int32 can number
 MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 
-def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
@@ -35,17 +32,16 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the list of edges does not fit, or None."""
     if call.graph.num_edges > MOST_EDGES:
-        return f"it has {call.graph.num_edges} edges, the list holds at most {MOST_EDGES}"
+        return f"it has {call.graph.num_edges} edges, the limit is {MOST_EDGES}"
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
         return None if call.q.device.type == "cuda" else memory.shortage(needed)
-    return f"its list of edges would need about {needed / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+    limit = f"the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+    return f"its list of edges would need about {needed / 2**30:.1f} GiB, {limit}"
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory beyond outputs and gradients: the list, two numbers for each edge, and
-    rows of one head.
-    """
+    """The extra memory, estimated: the list, two numbers for each edge, and rows of one head."""
     wide = edges.accumulation_dtype(call.q.dtype).itemsize
     count, heads = call.graph.num_edges, call.q.shape[0] * call.q.shape[1]
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
@@ -53,32 +49,14 @@ def bytes_needed(call: AttentionCall) -> int:
     return count * (40 + 2 * wide * at_once) + 2 * rows
 
 
-def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     listed = edges_of(call.graph, call.q.device)
-    arguments = (csr_ops.tensors_of(listed), order_of(call.graph, call.q.device))
+    arguments = (listed.tensors, order_of(call.graph, call.q.device))
     batch, heads = call.q.shape[:2]
     if batch * heads * listed.src.numel() <= AT_ONCE:
         return _formula(call, *arguments)
-    rows = [[recomputed(_formula, _part(call, b, h), *arguments) for h in range(heads)] for b in range(batch)]
-    out, lse = (torch.cat([torch.cat([part[i] for part in row], 1) for row in rows], 0) for i in (0, 1))
-    return out, lse
-
-
-def _part(call: AttentionCall, sample: int, head: int) -> AttentionCall:
-    """One sample and head of a call on a plain graph, with the key/value head that serves it."""
-    kv_head = head * call.k.shape[1] // call.q.shape[1]
-    bias = None
-    if call.bias is not None:
-        bias = call.bias.expand(call.q.shape[0], call.q.shape[1], -1)[sample : sample + 1, head : head + 1]
-    return replace(
-        call,
-        q=call.q[sample : sample + 1, head : head + 1],
-        k=call.k[sample : sample + 1, kv_head : kv_head + 1],
-        v=call.v[sample : sample + 1, kv_head : kv_head + 1],
-        bias=bias,
-        sink_logits=None if call.sink_logits is None else call.sink_logits[head : head + 1],
-        first_sample=call.first_sample + sample,
-        first_head=call.first_head + head,
+    return joined(
+        [[recomputed(_formula, call.part(b, h), *arguments) for h in range(heads)] for b in range(batch)]
     )
 
 
@@ -86,12 +64,13 @@ def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tu
     """``sum over in-edges of dropout(softmax(score_mod(scale q . k) + bias)) v``, and lse."""
     wide = edges.accumulation_dtype(call.q.dtype)
     q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
-    logits = call.modified(csr_ops.products(q, k, listed) * call.scale, listed[2].long(), listed[1].long())
+    src, dst = listed[1].long(), listed[2].long()
+    logits = call.modified(csr_ops.products(q, k, listed) * call.scale, dst, src)
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
-    weights, lse = csr_ops.softmax(logits, listed, call.sink_logits)
-    weights = call.dropped(weights, listed[2].long(), listed[1].long())
-    return csr_ops.incoming(weights, v, listed).to(call.q.dtype), lse
+    sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
+    weights, lse = edges.softmax(logits, dst, call.graph.num_dst, sinks)
+    return csr_ops.incoming(call.dropped(weights, dst, src), v, listed).to(call.q.dtype), lse
 
 
 BACKEND = Backend(

@@ -1,9 +1,8 @@
-"""A graph divided into disjoint parts, each on the kernel that does it best, joined by log-sum-exp.
+"""Attention over a graph in disjoint parts, each on the kernel that does it best, joined by log-sum-exp.
 
-It is made of the other backends, and stands below them. Parts (``_parts``) are plain calls over ranges of
-receivers and senders; positions stay absolute, so that score_mods and dropout see the same edges; a bias is
-cut along its edges; sinks are added once, after the merge. Which kernel takes a part is a matter of
-estimates: those of ``_gpu_costs``, or of the cost model on a CPU.
+It is made of the other backends. Parts (``plan.decompose``) are plain calls over ranges of receivers and
+senders; positions stay absolute, so that score_mods and dropout see the same edges; a bias is cut along its
+edges; sinks are added once, after the merge. The kernel of a part is the one with the least estimated time.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.backends.gpu.devices import device_of
 from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates
 from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
@@ -28,15 +28,13 @@ from gnn_attention.graph import TokenGraph, memoized
 KERNELS: dict[str, Backend] = {
     module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)
 }
-JOINED = {"tiles", "rows", "flex", "triton"}  # which take many parts in one call as well as one by one
+JOINED = {"tiles", "rows", "flex", "triton"}  # take many parts in one call as well as one by one
 DENSE_BYTES = 2**30  # of logits that are written out for a part
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a graph is split: for each part what it is, its receivers and senders, its edges and its backend.
-    Print it.
-    """
+    """How a graph is split: what each part is, its receivers, senders, edges and backend; print it."""
 
     graph: str
     rows: tuple[tuple[str, tuple[int, int], tuple[int, int], int, str], ...]
@@ -68,12 +66,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory: the results of the parts and their sum in float32 or better, and what
-    a kernel takes.
-
-    That of ``tiles`` stands for the kernels: a score_mod, a bias and dropout are written out, a few
-    rectangles at a time.
-    """
+    """The extra memory, estimated: results of the parts, their sum, and what a kernel of ``tiles`` takes."""
     size = call.q.shape[0] * call.q.shape[1] * call.graph.num_dst * call.v.shape[3]
     return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + tiles.bytes_needed(call)
 
@@ -92,14 +85,15 @@ def _first(call: AttentionCall) -> AttentionCall:
 def _run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     found = _assigned(call)
     if not found:
-        return _nothing_heard(call)
+        out, lse = isolated(call, call.graph.num_dst)
+        return out.to(call.q.dtype), lse
     if len(found) == 1:
         return _with_lse(found[0][1], call)
     wide = _in_dtype_of_parts(call)
     results = [_with_lse(name, _cut(wide, part)) for part, name in found]
     out, lse = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     if call.sink_logits is not None:
-        out, lse = edges.add_sinks(out, lse, call.sink_logits, call.heard)
+        out, lse = edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
     return out.to(call.q.dtype), lse
 
 
@@ -110,11 +104,8 @@ def _with_lse(name: str, call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _in_dtype_of_parts(call: AttentionCall) -> AttentionCall:
-    """Float32 for halves on a CPU, where kernels compute in it anyway: what is to be merged is not rounded
-    before.
-
-    On CUDA halves stay halves, for the sake of its matrix units, and each part is rounded to them.
-    """
+    """Float32 for halves on a CPU, where kernels compute in it anyway, so that a part is not rounded."""
+    # on CUDA halves stay halves, for the sake of its matrix units
     if call.q.device.type != "cpu":
         return call
     wide = edges.accumulation_dtype(call.q.dtype)
@@ -133,17 +124,8 @@ def _cut(call: AttentionCall, part: Part) -> AttentionCall:
     return replace(call, q=q, k=k, v=v, graph=part.graph, bias=bias, sink_logits=None)
 
 
-def _nothing_heard(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """0 for everyone, with gradients."""
-    shape, wide = (*call.q.shape[:3], call.v.shape[3]), edges.accumulation_dtype(call.q.dtype)
-    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    return call.q.new_zeros(shape) + nothing, call.q.new_full(shape[:3], -torch.inf, dtype=wide) + nothing
-
-
 def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
-    """The parts, each with its backend; all as one where the same backend would take each, but for calls
-    without a mask.
-    """
+    """The parts, each with its backend; all as one where the same backend, taking masks, takes each."""
     found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
     names = {name for _, name in found}
     if len(names) == 1 and names <= JOINED:
@@ -153,19 +135,18 @@ def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
 
 
 def _backend_of(call: AttentionCall, part: Part) -> str:
-    """The first backend that holds the part; NotImplementedError if there is none."""
+    """The first backend that supports the part; NotImplementedError if there is none."""
     inner, reasons = _cut(replace(call, bias=None), part), []
-    inner = (
-        inner if call.bias is None else replace(inner, bias=call.bias[..., : part.graph.num_edges])
-    )  # as long, to be asked
+    if call.bias is not None:
+        # as long as that of the part
+        inner = replace(inner, bias=call.bias[..., : part.graph.num_edges])
     for name in _order(inner):
         reason = KERNELS[name].unsupported_reason(inner)
         if reason is None:
             return name
         reasons.append(f"{name}: {reason}")
-    raise NotImplementedError(
-        f"no backend holds its part {part.what!r} of {part.graph.name}: {'; '.join(reasons)}"
-    )
+    of_part = f"its part {part.what!r} of {part.graph.name}"
+    raise NotImplementedError(f"no backend holds {of_part}: {'; '.join(reasons)}")
 
 
 def _order(call: AttentionCall) -> tuple[str, ...]:
@@ -177,13 +158,9 @@ def _order(call: AttentionCall) -> tuple[str, ...]:
 
 
 def _order_on_cuda(call: AttentionCall) -> tuple[str, ...]:
-    """By the estimates for the device. FlexAttention, which compiles before it runs, only where they do not
-    hold the call.
-    """
-    graph, device = call.graph, call.q.device
     needed = dense.bytes_needed(call)
     sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-    order: tuple[str, ...] = memoized(_by_time_on_cuda, graph, sizes, device, needed > 0)
+    order: tuple[str, ...] = memoized(_by_time_on_cuda, call.graph, sizes, call.q.device, needed > 0)
     return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
 
 
@@ -193,21 +170,18 @@ def _by_time_on_cuda(
     found = estimates(graph, sizes, device_of(device))
     times = {
         "dense": found["written out" if written_out else "dense"].seconds,
-        "triton": min(found[x].seconds for x in FORMS),
+        "triton": min(found[form].seconds for form in FORMS),
     }
     if "varlen" in found:
         times["varlen"] = found["varlen"].seconds
+    # FlexAttention, which compiles before it runs, only for what these do not support
     return (*sorted(times, key=lambda name: times[name]), "flex", "tiles", "rows")
 
 
 def _by_time(graph: TokenGraph) -> tuple[str, ...]:
-    """Of a CPU: by the cost model, for 8 heads."""
-    pairs = graph.num_dst * graph.num_src
-    work = {
-        "dense": Work(masked_pairs=4 * pairs),
-        "tiles": WORK["tiles"](graph),
-        "rows": WORK["rows"](graph),
-    }  # logits written out
+    # logits are written out in "dense"
+    pairs = Work(masked_pairs=4 * graph.num_dst * graph.num_src)
+    work = {"dense": pairs, "tiles": WORK["tiles"](graph), "rows": WORK["rows"](graph)}
     return tuple(sorted(work, key=lambda name: costs().seconds(work[name], heads=8)))
 
 

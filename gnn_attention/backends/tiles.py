@@ -1,7 +1,6 @@
-"""Attention along the tiles of a graph: dense kernels on the rectangles that hold edges, and nothing
-elsewhere.
+"""Attention along the tiles of a graph: dense kernels on the rectangles with edges, and nothing elsewhere.
 
-The plan is worked out once for each graph (``_lowering``). A plain call runs in one fused operator on views
+The plan is computed once for each graph (``plan.planner``). A plain call runs in one fused operator on views
 of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time. Time goes
 with the cells of the rectangles.
 """
@@ -9,6 +8,7 @@ with the cells of the rectangles.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -33,7 +33,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the graph's masks cannot be kept, or None."""
+    """Why the graph's masks are too large, or None."""
     needed: int = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
         return None if call.q.device.type == "cuda" else memory.shortage(needed)
@@ -44,9 +44,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory: what one call of the kernel takes, or one part of the written-out
-    logits.
-    """
+    """An estimate of the extra memory: what one call of the kernel takes, or one part of the logits."""
     return 2**26 if call.is_plain else 2**28
 
 
@@ -56,17 +54,16 @@ def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor]:
         return formula(call, unpacked(*plan))
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = formula(replace(call, q=q, k=k, v=v), unpacked(*plan))
-    bad = nonfinite.poisoned(call.q, call.k, call.v, lambda marked: _hears(call, marked, plan), call.heard)
+    reached = partial(_reached, call, plan)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, reached, call.has_in_edges)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 
-def _hears(call: AttentionCall, marked: Tensor, plan: Packed) -> Tensor:
-    """Which receivers hear a marked sender: attention with equal weights to the marks."""
+def _reached(call: AttentionCall, plan: Packed, marked: Tensor) -> Tensor:
+    """Which receivers attend to a marked sender: attention with equal weights to the marks."""
     marks = marked.to(torch.float32).unsqueeze(-1)
-    mean, _ = attention_op.attention(
-        marks.new_zeros(*call.q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0
-    )
-    return mean.squeeze(-1) > 0
+    q = marks.new_zeros(*call.q.shape[:3], 1)
+    return attention_op.attention(q, torch.zeros_like(marks), marks, plan, 1.0)[0].squeeze(-1) > 0
 
 
 BACKEND = Backend(

@@ -24,7 +24,11 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     out, lse = flash_varlen.attention(
         call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale
     )
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return (
+        (out, lse)
+        if call.sink_logits is None
+        else edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
+    )
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

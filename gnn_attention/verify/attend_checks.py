@@ -110,7 +110,7 @@ def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) ->
     with torch.random.fork_rng([]):
         torch.manual_seed(settings.seed)
         seed = dropout.draw_seed(torch.device("cpu"))
-    stays = dropout.kept(seed, sample, head, dst, src, PROBABILITY)
+    stays = dropout.mask(seed, sample, head, dst, src, PROBABILITY)
     factors = (stays.double() / (1 - PROBABILITY)).expand(case.mask.shape)
     inputs, direction = _drawn(settings.seed + 4, dtype, case, FEATURES["plain"])
     more = {"factors": factors, "arguments": {"dropout": PROBABILITY}, "seed": settings.seed}

@@ -7,10 +7,9 @@ import torch
 from support.bounds import assert_exact
 
 import gnn_attention as ga
-from gnn_attention import patterns
+from gnn_attention import edges, patterns
 from gnn_attention.backends import dense, nonfinite
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.cpu.dense_blocks_eager import row_softmax
 from gnn_attention.backends.gpu import flash_varlen
 
 GRAPHS = {
@@ -198,7 +197,7 @@ def test_when_the_kernel_of_cuda_is_asked_for_its_lse(dtype, value_dim, availabl
     monkeypatch.setattr(flash_varlen, "available", lambda: available)
     q = torch.zeros(1, 2, 7, 8, dtype=dtype)
     assert (
-        dense._tells_lse(
+        dense._has_flash_lse(
             AttentionCall.checked(q, q, q.new_zeros(1, 2, 7, value_dim), patterns.causal(7), with_lse=True)
         )
         == told
@@ -208,9 +207,9 @@ def test_when_the_kernel_of_cuda_is_asked_for_its_lse(dtype, value_dim, availabl
 def test_softmax_of_a_row_of_minus_infinity():
     """Weights 0 and lse -inf; with a sink, which takes all, lse is the sink."""
     logits = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]]).view(1, 1, 2, 2)
-    weights, lse = row_softmax(logits, None)
+    weights, lse = edges.row_softmax(logits, None)
     assert weights.tolist() == [[[[0, 0], [1, 0]]]]
     assert lse.tolist() == [[[-torch.inf, 0]]]
-    weights, lse = row_softmax(logits[:, :, :1], torch.tensor([0.5]).view(1, 1, 1, 1))
+    weights, lse = edges.row_softmax(logits[:, :, :1], torch.tensor([0.5]).view(1, 1, 1, 1))
     assert weights.tolist() == [[[[0, 0]]]]
     assert lse.tolist() == [[[0.5]]]

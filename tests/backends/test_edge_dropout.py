@@ -9,7 +9,7 @@ from support.bounds import assert_exact
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dropout
-from gnn_attention.backends.dropout import FIRST, GOLDEN, SECOND, kept
+from gnn_attention.backends.dropout import FIRST, GOLDEN, SECOND, mask
 
 CPU = torch.device("cpu")
 WAYS = ["reference", "dense", "tiles", "rows"]
@@ -49,14 +49,14 @@ def test_kept_is_the_formula(seed, probability):
         (b, h, i, j) for b in (0, 3) for h in (0, 7) for i in (0, 5, 2**31 - 1) for j in (0, 6, 2**31 - 1)
     ]
     expected = [(bits(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
-    assert kept(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
+    assert mask(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probability):
     ends = torch.arange(600)
     b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(2).view(-1, 1, 1)
-    stays = kept(torch.tensor(3), b, h, ends.view(-1, 1), ends, probability).double()
+    stays = mask(torch.tensor(3), b, h, ends.view(-1, 1), ends, probability).double()
     sigma = (probability * (1 - probability) / 600**2) ** 0.5
     assert ((stays.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
     assert ((stays.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()

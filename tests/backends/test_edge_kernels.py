@@ -11,7 +11,7 @@ from support.kernel_cases import lse_bound
 
 from gnn_attention import edges
 from gnn_attention.backends import BACKENDS
-from gnn_attention.backends.cpu import head_batching
+from gnn_attention.backends.cpu import csr_primitives
 from gnn_attention.backends.cpu.csr import backward, forward
 from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.verify.measure import EXACT
@@ -23,7 +23,7 @@ WAYS = {"folded": 10**9, "head by head": 0}
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request, monkeypatch):
     """Every test runs with heads folded and one at a time."""
-    monkeypatch.setattr(head_batching, "MOST_EDGES", WAYS[request.param])
+    monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
     return request.param
 
 
@@ -74,7 +74,7 @@ def run(mask, q, k, v, grad, grad_lse, add=False):
     forward(q, k, v, listed(mask), SCALE, out, lse)
     delta = (out.to(wide) * grad.to(wide)).sum(-1) - grad_lse.to(wide)
     grads = empty_like(q, k, v)
-    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *grads, add=False)
+    backward(grad, delta, (q, k, v), lse, listed(mask), SCALE, grads, add=False)
     return out, lse, *grads
 
 
@@ -137,7 +137,7 @@ def test_no_edges_write_zeros_and_merge_nothing():
     assert (out == 1).all()
     assert (lse == 1).all()
     grads = [torch.ones_like(x) for x in (q, k, v)]
-    backward(grad, grad_lse, q, k, v, lse, listed(mask), SCALE, *grads)
+    backward(grad, grad_lse, (q, k, v), lse, listed(mask), SCALE, grads)
     assert all((x == 1).all() for x in grads)
 
 
@@ -159,7 +159,7 @@ def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
         forward(q, k, v, part, SCALE, out, lse)
     grads = [torch.zeros_like(x) for x in (q, k, v)]
     for part in parts:
-        backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, part, SCALE, *grads)
+        backward(grad, (out * grad).sum(-1) - grad_lse, (q, k, v), lse, part, SCALE, grads)
     assert_same((out, lse, *grads), dense(mask, *given))
 
 
@@ -235,10 +235,10 @@ def test_receivers_of_infinite_lse_contribute_nothing(value, size):
     wanted, found = empty_like(q, k, v), empty_like(q, k, v)
     rest = mask.clone()
     rest[3] = False
-    backward(grad, delta, q, k, v, lse, listed(rest), SCALE, *wanted, add=False)
+    backward(grad, delta, (q, k, v), lse, listed(rest), SCALE, wanted, add=False)
     q[:, :, 3], grad[:, :, 3], delta[:, :, 3] = torch.inf, torch.nan, torch.nan
     k[:, :, 29], v[:, :, 29] = torch.inf, torch.nan
-    backward(grad, delta, q, k, v, lse, listed(mask), SCALE, *found, add=False)
+    backward(grad, delta, (q, k, v), lse, listed(mask), SCALE, found, add=False)
     assert_exact(found, wanted)
 
 
@@ -259,7 +259,7 @@ def test_results_of_any_strides_are_written_or_added_to():
     q, k, v, grad, grad_lse = given = inputs(mask)
     out, lse, *wanted = run(mask, *given)
     results = [torch.ones(*x.shape[:3], 2 * x.shape[3], dtype=torch.float64)[..., ::2] for x in (q, k, v)]
-    backward(grad, (out * grad).sum(-1) - grad_lse, q, k, v, lse, listed(mask), SCALE, *results)
+    backward(grad, (out * grad).sum(-1) - grad_lse, (q, k, v), lse, listed(mask), SCALE, results)
     assert_exact(results, [true + 1 for true in wanted])
 
 
@@ -283,5 +283,5 @@ def test_memory_holds_one_head_at_a_time(way):
     out, lse = torch.empty_like(grad), torch.empty_like(grad_lse)
     with Watch():
         forward(q, k, v, edge_list, SCALE, out, lse)
-        backward(grad, grad_lse, q, k, v, lse, edge_list, SCALE, *empty_like(q, k, v), add=False)
+        backward(grad, grad_lse, (q, k, v), lse, edge_list, SCALE, empty_like(q, k, v), add=False)
     assert 0 < max(largest) <= max(32 * 32, q.numel())

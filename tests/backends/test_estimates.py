@@ -141,7 +141,7 @@ def test_rows_refuse_more_edges_than_int32_numbers(monkeypatch):
     monkeypatch.setattr(rows, "MOST_EDGES", call.graph.num_edges)
     assert rows.unsupported_reason(call) is None
     monkeypatch.setattr(rows, "MOST_EDGES", call.graph.num_edges - 1)
-    told(r"it has 122 edges, the list holds at most 121", rows.unsupported_reason(call))
+    told(r"it has 122 edges, the limit is 121", rows.unsupported_reason(call))
 
 
 def test_rows_refuse_by_their_limit(monkeypatch):

@@ -33,7 +33,9 @@ def edge_list(fresh):
 
 PIECES = {
     "strided": Rectangles(Strided(3, 4, 5, 4), Strided(0, 4, 5, 9)),
-    "strided, masked": Rectangles(Strided(0, 4, 5, 4), Strided(1, 0, 5, 6), masks(5, 4, 6), silent=True),
+    "strided, masked": Rectangles(
+        Strided(0, 4, 5, 4), Strided(1, 0, 5, 6), masks(5, 4, 6), has_empty_rows=True
+    ),
     "strided, gathered": Rectangles(
         Strided(0, 2, 7, 2), Gathered(numbers(7, 3)), masks(7, 2, 3), fresh=False
     ),
@@ -83,7 +85,11 @@ def test_parts_hold_every_group_once(name, count):
     assert torch.equal(visits(parts, 30, 30), visits([whole], 30, 30))
     for part in parts:
         assert part.src.count == part.dst.count
-        assert (part.causal, part.fresh, part.silent) == (whole.causal, whole.fresh, whole.silent)
+        assert (part.causal, part.fresh, part.has_empty_rows) == (
+            whole.causal,
+            whole.fresh,
+            whole.has_empty_rows,
+        )
         if whole.masks is not None:
             assert part.masks.table is whole.masks.table
             assert len(part.masks.which) == part.dst.count

@@ -153,17 +153,22 @@ ANY = Gathered(
 )
 PIECES = {
     "strided": Rectangles(EIGHT, Strided(0, 5, GROUPS, 9)),
-    "overlapping, one mask": Rectangles(EIGHT, Strided(0, 6, GROUPS, 9), masks(1), silent=True),
-    "the same senders, masks": Rectangles(EIGHT, Strided(11, 0, GROUPS, 9), masks(3), silent=True),
-    "gathered senders, masks": Rectangles(EIGHT, ANY, masks(3), silent=True),
+    "overlapping, one mask": Rectangles(EIGHT, Strided(0, 6, GROUPS, 9), masks(1), has_empty_rows=True),
+    "the same senders, masks": Rectangles(EIGHT, Strided(11, 0, GROUPS, 9), masks(3), has_empty_rows=True),
+    "gathered senders, masks": Rectangles(EIGHT, ANY, masks(3), has_empty_rows=True),
     "gathered": Rectangles(MIXED_UP, ANY),
-    "gathered receivers, masks": Rectangles(MIXED_UP, Strided(0, 7, GROUPS, 9), masks(2), silent=True),
+    "gathered receivers, masks": Rectangles(
+        MIXED_UP, Strided(0, 7, GROUPS, 9), masks(2), has_empty_rows=True
+    ),
     "causal": Rectangles(EIGHT, EIGHT, causal=True),
     "one": Rectangles(Strided(3, 1, 1, 30), Strided(1, 1, 1, 39)),
     "one, causal": Rectangles(Strided(0, 1, 1, T), Strided(0, 1, 1, T), causal=True),
     "one, gathered": Rectangles(Gathered(MIXED_UP.index.view(1, -1)), Gathered(MIXED_UP.index[2:3])),
     "two, masked": Rectangles(
-        EIGHT.part(1, 3), EIGHT.part(0, 2), Masks(allowed_mask(2, 8, 8), torch.tensor([1, 0])), silent=True
+        EIGHT.part(1, 3),
+        EIGHT.part(0, 2),
+        Masks(allowed_mask(2, 8, 8), torch.tensor([1, 0])),
+        has_empty_rows=True,
     ),
 }
 
@@ -252,13 +257,13 @@ def test_a_few_rectangles_at_a_time(room, way, monkeypatch):
 
 ALL_THE_SAME = torch.zeros(GROUPS, dtype=torch.int64)
 MERGED = [
-    Rectangles(EIGHT, Strided(0, 2, GROUPS, 9), masks(2, seed=3), silent=True),
+    Rectangles(EIGHT, Strided(0, 2, GROUPS, 9), masks(2, seed=3), has_empty_rows=True),
     Rectangles(
         EIGHT,
         Strided(17, 0, GROUPS, 5),
         Masks(allowed_mask(1, 8, 5, seed=1).flip(1), torch.zeros(GROUPS).long()),
         fresh=False,
-        silent=True,
+        has_empty_rows=True,
     ),
     Rectangles(Strided(16, 8, 3, 8), Strided(22, 6, 3, 6), fresh=False),
 ]
@@ -277,7 +282,7 @@ def test_merging_without_the_silent_flag_is_wrong():
     NaN.
     """
     given = inputs()
-    planted = [Rectangles(p.dst, p.src, p.masks, fresh=p.fresh, silent=False) for p in MERGED]
+    planted = [Rectangles(p.dst, p.src, p.masks, fresh=p.fresh, has_empty_rows=False) for p in MERGED]
     found, expected = run(planted, *given)[0], expected_of(MERGED, *given)[0]
     assert bool(torch.isfinite(found).all())
     assert float((found - expected).abs().max()) > 1e-2

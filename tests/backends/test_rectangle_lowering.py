@@ -35,13 +35,13 @@ def check_flags(piece, graph):
         groups.stride >= 0 for groups in (piece.dst, piece.src) if isinstance(groups, Strided)
     )  # no view goes back
     if piece.masks is None:
-        assert not piece.silent
+        assert not piece.has_empty_rows
         return
     table = piece.masks.table
     assert table.shape[1:] == (piece.dst.size, piece.src.size)
     assert len(piece.masks.which) == piece.dst.count
     assert sorted(set(piece.masks.which.tolist())) == list(range(len(table)))  # none is there in vain
-    assert piece.silent == bool((~table.any(-1)).any())
+    assert piece.has_empty_rows == bool((~table.any(-1)).any())
     heard = table.any(0).any(0)
     assert bool(heard[0])  # senders whom nobody hears are cut off at both ends
     assert bool(heard[-1])

@@ -11,7 +11,7 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.cpu import head_batching
+from gnn_attention.backends.cpu import csr_primitives
 
 ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
@@ -61,7 +61,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
-        monkeypatch.setattr(head_batching, "MOST_EDGES", 0)
+        monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
     check_graph((ROWS,), graph, every=3)
 
 

@@ -252,7 +252,7 @@ def test_a_part_that_no_backend_holds_is_named(monkeypatch):
     graph = SHAPES["window and sinks"]
     with pytest.raises(
         RefusalError,
-        match=r"'split' cannot hold .*no backend holds its part 'senders that many hear'.*float64",
+        match=r"'split' cannot hold .*no backend holds its part 'senders of many'.*float64",
     ):
         ga.attend(*qkv(graph), graph, backend="split")
 

@@ -73,7 +73,7 @@ def test_a_process_that_dies_or_leaves_files_is_reported(monkeypatch, program, e
 def test_every_memo_of_the_package_is_counted_and_bounded():
     found = dict(memos.memos())
     assert {
-        "gnn_attention.backends.cpu.head_batching._kept",
+        "gnn_attention.backends.cpu.csr_primitives._cache",
         "gnn_attention.graph.intervals.edge_list_bounds._grids",
         "gnn_attention.backends.cost_model.costs",
     } <= set(found)

@@ -44,7 +44,7 @@ def _from_the_left(call):
 
 def _isolated_receive_one(call):
     out, lse = dense.run(call)
-    return torch.where(call.heard.unsqueeze(-1), out, out + 1), lse
+    return torch.where(call.has_in_edges.unsqueeze(-1), out, out + 1), lse
 
 
 def _all_pairs(call):

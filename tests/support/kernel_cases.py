@@ -167,7 +167,7 @@ def formula(case, given, seed=7):
     weights = weights.masked_fill(dead.unsqueeze(-1) | (logits == -torch.inf), 0.0)
     lse = joined.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -torch.inf)
     if drawn is not None:
-        stays = backends_dropout.kept(drawn, b, h, i, j, case.dropout)
+        stays = backends_dropout.mask(drawn, b, h, i, j, case.dropout)
         weights = weights * stays / (1 - case.dropout)
     return weights @ v, lse
 

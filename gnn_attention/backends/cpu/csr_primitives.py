@@ -1,33 +1,37 @@
-"""The two operations over a list of edges that everything else is made of, in plain torch functions, for one
-head.
+"""Products and weighted sums over a list of edges, for one head, in plain torch functions.
 
 Products (one number for each edge, of its two ends) are ``torch.sparse.sampled_addmm``; weighted sums (one
-row for each token, of the rows it gathers) are ``embedding_bag``. Both read the rows of edges only. A bag
-adds its rows one after the other, so that its error grows with their number: the rows of a hub are summed in
-pieces, and then the pieces.
+row for each token) are ``embedding_bag``. Both read the rows of edges only. A bag adds its rows one after the
+other, so that its error grows with their number: the rows of a hub are summed in pieces, and then the pieces.
+
+Every operation has a price of its own, so that many heads of few edges cost less together: as one head of a
+larger graph, the graph repeated along the diagonal. Grouped heads stay grouped: the query heads of a group
+attend to the same senders.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
+from types import EllipsisType
 
 import torch
 from torch.nn import functional
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.backends.plan.plan import Edges
 
 LONGEST = 64  # rows that are added one after the other
+MOST_EDGES = 10**5  # of all heads taken together; above, one head at a time is as fast and takes less memory
+MOST_CACHED = 4  # folded lists for each list of edges
 
+Rows = Float[Tensor, "*heads tokens dim"]
+Index = tuple[int, int] | EllipsisType
 Pieces = tuple[Int[Tensor, " pieces_and_one"], Int[Tensor, " rows_and_one"]]
-
-
-def matrix_of(edges: Edges, values: Float[Tensor, " edges"]) -> Tensor:
-    """The sparse matrix ``[dst, src]`` with these numbers at the edges; writing to ``values`` changes it."""
-    accept_sparse_matrices()
-    size = (edges.ptr.numel() - 1, edges.out_ptr.numel() - 1)
-    return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 
 
 def sampled_products(
@@ -37,9 +41,7 @@ def sampled_products(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> None:
-    """At every edge of the matrix, in place: ``alpha * left_dst . right_src + beta * what was there`` (which
-    must be finite).
-    """
+    """At every edge of the matrix, in place: ``alpha * left_dst . right_src + beta * value`` (finite)."""
     torch.sparse.sampled_addmm(matrix, left, right.t(), beta=beta, alpha=alpha, out=matrix)
 
 
@@ -50,11 +52,7 @@ def weighted_sums(
     table: Float[Tensor, "n dim"],
     pieces: Pieces | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``; 0 over
-    none.
-
-    ``pieces`` are those of :func:`pieces_of` ``(ptr)``.
-    """
+    """Row i is the sum of ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1``, or 0."""
     if not table.numel():
         return table.new_zeros(ptr.numel() - 1, table.shape[1])
     bounds, rows = (ptr, None) if pieces is None else pieces
@@ -68,8 +66,7 @@ def weighted_sums(
 
 
 def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
-    """Rows cut into pieces of at most ``LONGEST`` edges: the bounds of the pieces, and of each row among
-    them.
+    """Pieces of rows of at most ``LONGEST`` edges: their bounds, and the bounds of each row among the pieces.
 
     None where no row is longer.
 
@@ -87,7 +84,6 @@ def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
 
 
 def row_sums(matrix: Tensor) -> Float[Tensor, " dst"]:
-    """The sum of each row of a sparse matrix."""
     values = matrix.values()
     if values.device.type == "cpu" and not torch._C.has_mkl:
         return torch.segment_reduce(values, "sum", offsets=matrix.crow_indices(), initial=0.0, unsafe=True)
@@ -100,12 +96,14 @@ def row_maxima(ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"
     return torch.segment_reduce(values, "max", offsets=ptr, initial=-torch.inf, unsafe=True)
 
 
-class Head:
-    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens by name, and numbers
-    of edges.
+# by the list's own tensor
+_cache: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictionary()
 
-    A fresh page of memory costs more than the arithmetic on it, so every head writes where the one before
-    wrote.
+
+class Head:
+    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens, numbers of edges.
+
+    A fresh page of memory costs more than the arithmetic on it: every head writes where the one before wrote.
     """
 
     def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
@@ -114,17 +112,14 @@ class Head:
 
     @functools.cached_property
     def first(self) -> Tensor:
-        """A sparse matrix over the edges."""
         return self._matrix()
 
     @functools.cached_property
     def second(self) -> Tensor:
-        """Another."""
         return self._matrix()
 
     @functools.cached_property
-    def heard(self) -> Tensor:
-        """Which receivers have in-edges."""
+    def has_in_edges(self) -> Tensor:
         return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
     @functools.cached_property
@@ -135,41 +130,76 @@ class Head:
     def _out_pieces(self) -> Pieces | None:
         return pieces_of(self.edges.out_ptr)
 
-    def buffer(
-        self, name: str, like: Float[Tensor, "*heads tokens dim"]
-    ) -> Float[Tensor, "*heads tokens dim"]:
-        """The rows of this name, of the shape of ``like``, as the last head left them."""
+    def buffer(self, name: str, like: Rows) -> Rows:
         if name not in self._rows:
             self._rows[name] = torch.empty(like.shape, dtype=self.dtype, device=like.device)
         return self._rows[name]
 
-    def staged(self, name: str, x: Float[Tensor, "*heads tokens dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows of ``x``, head after head, in the dtype of sums: ``x`` itself if it is that already, else
-        a copy.
-        """
+    def staged(self, name: str, x: Rows) -> Float[Tensor, "rows dim"]:
+        """The rows of ``x``, head after head, in the dtype of sums: a view if it can be."""
         if x.dtype == self.dtype and x.is_contiguous():
             return x.flatten(0, -2)
         return self.buffer(name, x).copy_(x).flatten(0, -2)
 
     def by_edge(self, x: Float[Tensor, " dst"], out: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:
-        """``x[dst]`` for every edge."""
         return torch.index_select(x, 0, self.edges.dst, out=out)
 
     def incoming(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "src dim"]
     ) -> Float[Tensor, "dst dim"]:
-        """What each receiver hears: the weighted sum over its in-edges of the senders' rows."""
         return weighted_sums(self.edges.src, self.edges.ptr, weights, table, self._in_pieces)
 
     def outgoing(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "dst dim"], spare: Tensor
     ) -> Float[Tensor, "src dim"]:
-        """The reverse: the weighted sum over each sender's out-edges of the receivers' rows. ``spare`` is
-        written to.
-        """
+        # spare is written to
         ordered = torch.index_select(weights, 0, self.edges.out_position, out=spare)
         return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
 
     def _matrix(self) -> Tensor:
-        values = torch.zeros(self.edges.src.numel(), dtype=self.dtype, device=self.edges.src.device)
-        return matrix_of(self.edges, values)
+        accept_sparse_matrices()
+        edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
+        values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
+        return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
+
+
+def batches(
+    edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype
+) -> tuple[Head, list[tuple[Index, list[Index]]]]:
+    """Buffers for one of ``shape = samples, heads`` at a time, or for all where cheaper, and the indices.
+
+    An index is that of a key/value head with those of its query heads, or ``...`` for all of both.
+    """
+    samples, heads = shape
+    if not edges.src.numel():
+        return Head(edges, dtype), []
+    if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
+        return Head(folded(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
+    group = heads // kv_heads
+    found: list[tuple[Index, list[Index]]] = [
+        ((sample, kv_head), [(sample, kv_head * group + i) for i in range(group)])
+        for sample in range(samples)
+        for kv_head in range(kv_heads)
+    ]
+    return Head(edges, dtype), found
+
+
+def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
+    """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
+    known = _cache.setdefault(edges.ptr, {})
+    found = known.get((slices, kv_slices))
+    if found is None:
+        found = _fold(edges, slices, kv_slices)
+        # other threads may come and go meanwhile
+        if len(known) >= MOST_CACHED:
+            known.pop(next(iter(list(known)), (0, 0)), None)
+        known[slices, kv_slices] = found
+    return replace(found, fresh=edges.fresh)
+
+
+def _fold(edges: Edges, slices: int, kv_slices: int) -> Edges:
+    num_dst, num_src = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
+    slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
+    dst = edges.dst + slice_ * num_dst
+    src = edges.src + slice_ // (slices // kv_slices) * num_src
+    return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)[0]

@@ -1,8 +1,7 @@
-"""Attention over rectangles: a few calls of one dense kernel that tells its log-sum-exp, on views of the
-tokens.
+"""Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
 On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it);
-elsewhere, and should it ever be missing, it is the formula written out. The backward pass keeps no weights:
+elsewhere, and should it ever be missing, it is the formula written out. The backward pass saves no weights:
 it computes them again, ``w = exp(logit - lse)``, from the log-sum-exp of all pieces together, so that the
 gradients of the pieces add up exactly.
 
@@ -21,27 +20,26 @@ from gnn_attention import edges
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-BYTES_AT_ONCE = (
-    2**25
-)  # of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
+# bytes of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
+BYTES_AT_ONCE = 2**25
 LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
 FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+InGroups = Float[Tensor, "groups heads size dim"]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Attend inside the rectangles and write ``out`` and ``lse``, or merge with what they hold where the
-    piece is not fresh.
-    """
+    """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, q.dtype)
     for sample, part in _parts(piece, q, k):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         additive = mask.of(part.masks)
         result, result_lse = _attention(*ends, additive, part.causal, scale)
-        result_lse = _silence_told(result_lse, ends[0], ends[1], part, additive, scale)
+        result_lse = _lse_of_empty_rows(result_lse, ends[0], ends[1], part, additive, scale)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
             result, result_lse = edges.merge(*before, result[..., : out.shape[-1]].to(out.dtype), result_lse)
@@ -57,20 +55,17 @@ def backward(
     ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is
     +inf takes no part.
     """
-    grad_out, q, k, v, out = tensors
     lse = lse.unsqueeze(-1)
-    mask = _Additive(piece.masks, q.dtype)
-    for sample, part in _parts(piece, q, k):
-        dst, src = part.dst, part.src
-        ends = take(q, sample, dst), take(k, sample, src), take(v, sample, src)
-        results = take(out, sample, dst), take(lse, sample, dst).squeeze(-1)
-        found = _attention_backward(
-            take(grad_out, sample, dst), *ends, *results, mask.of(part.masks), part.causal, scale
-        )
+    mask = _Additive(piece.masks, tensors[1].dtype)
+    for sample, part in _parts(piece, tensors[1], tensors[2]):
+        sides = part.dst, part.dst, part.src, part.src, part.dst
+        inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
+        lse_here = take(lse, sample, part.dst).squeeze(-1)
+        found = _attention_backward(inputs, lse_here, mask.of(part.masks), part.causal, scale)
         dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
-        (put if part.fresh else add)(grads[0], sample, dst, dq)
-        add(grads[1], sample, src, dk)
-        add(grads[2], sample, src, dv)
+        (put if part.fresh else add)(grads[0], sample, part.dst, dq)
+        add(grads[1], sample, part.src, dk)
+        add(grads[2], sample, part.src, dv)
 
 
 class _Additive:
@@ -96,23 +91,19 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def _silence_told(
+def _lse_of_empty_rows(
     lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float
 ) -> Tensor:
     """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
-    if part.silent:
-        hidden = _silent(part.masks) & ~lse.isnan()  # a NaN is to be seen: out holds it too
-        lse = lse.masked_fill(hidden, -torch.inf)
+    if part.has_empty_rows:
+        assert part.masks is not None
+        empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
+        # a NaN stays, as it does in out
+        lse = lse.masked_fill(empty & ~lse.isnan(), -torch.inf)
     if lse.device.type != "cpu" or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
         return lse
     sums, _ = _attention(q, k, torch.ones_like(k), mask, part.causal, scale)  # of the weights
     return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
-
-
-def _silent(masks: Masks | None) -> Tensor:
-    """``[groups, 1, M]``: who hears nobody in a rectangle."""
-    assert masks is not None
-    return ~masks.table.any(-1).index_select(0, masks.which).unsqueeze(1)
 
 
 def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
@@ -122,9 +113,7 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 
 def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:
-    """Calls of the kernel: some groups of one sample at a time, or one group of all samples, whichever takes
-    fewer calls.
-    """
+    """Calls of the kernel: some groups of one sample, or one of all samples, whichever takes fewer calls."""
     samples: Iterable[int | None]
     batch, row = q.shape[0], q.shape[3] * q.element_size()
     size = row * (piece.dst.size * q.shape[1] + 2 * piece.src.size * k.shape[1])
@@ -136,31 +125,22 @@ def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Float[Tensor, "groups heads size dim"], Float[Tensor, "groups heads size"]]:
+    q: InGroups, k: InGroups, v: InGroups, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[InGroups, Float[Tensor, "groups heads size"]]:
     if FLASH is not None and q.device.type == "cpu":
         out, lse = FLASH(q, k, v, is_causal=causal, attn_mask=mask, scale=scale)
         return out, lse
-    wide = edges.accumulation_dtype(q.dtype)
-    logits = _logits(q, k, mask, causal, scale)
-    lse = logits.logsumexp(-1)
-    weights = (logits - lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)).exp()
-    return (weights @ edges.per_query_head(v, q.shape[1]).to(wide)).to(q.dtype), lse
+    weights, lse = edges.row_softmax(_logits(q, k, mask, causal, scale))
+    return (weights @ edges.per_query_head(v, q.shape[1]).to(weights.dtype)).to(q.dtype), lse
 
 
 def _attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
+    tensors: Sequence[InGroups], lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v from grad_out, q, k, v and out."""
+    grad, q, k, v, out = tensors
     if FLASH_BACKWARD is not None and q.device.type == "cpu":
-        found = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        found = FLASH_BACKWARD(*tensors, lse, 0.0, causal, attn_mask=mask, scale=scale)
         return found[0], found[1], found[2]
     wide, heads = edges.accumulation_dtype(q.dtype), k.shape[1]
     weights = (_logits(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
@@ -168,9 +148,8 @@ def _attention_backward(
     slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - (grad * out).sum(-1, keepdim=True)
     slope = weights * slope * scale
     dq = slope @ edges.per_query_head(k, q.shape[1]).to(wide)
-    dk, dv = (
-        x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in (slope.mT @ q.to(wide), weights.mT @ grad)
-    )
+    products = slope.mT @ q.to(wide), weights.mT @ grad
+    dk, dv = (x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in products)
     return dq, dk, dv
 
 
@@ -178,25 +157,27 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
     wide = edges.accumulation_dtype(q.dtype)
     logits = q.to(wide) @ edges.per_query_head(k, q.shape[1]).to(wide).mT * scale
     if causal:
-        logits = logits.masked_fill(
-            ~torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(), -torch.inf
-        )
+        below = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        logits = logits.masked_fill(~below, -torch.inf)
     return logits if mask is None else logits + mask.to(wide)
 
 
-def take(x: Tensor, sample: int | None, groups: Groups) -> Float[Tensor, "groups heads size dim"]:
-    """The tokens of each group of one sample; with ``sample=None`` those of the only group, in every
-    sample.
-    """
+def take(x: Tensor, sample: int | None, groups: Groups) -> InGroups:
+    """The tokens of each group of one sample; with ``sample=None`` those of the only group, everywhere."""
+    if isinstance(groups, Gathered):
+        if sample is None:
+            return x.index_select(2, groups.index[0])
+        rows = x[sample].transpose(0, 1).index_select(0, groups.index.flatten())
+        return rows.view(*groups.index.shape, *rows.shape[1:]).transpose(1, 2)
     if sample is None:
-        return _of_all(x, groups)
-    if isinstance(groups, Strided):
-        return _strided(x[sample], groups)
-    rows = x[sample].transpose(0, 1).index_select(0, groups.index.flatten())
-    return rows.view(*groups.index.shape, *rows.shape[1:]).transpose(1, 2)
+        return x[:, :, groups.start : groups.start + groups.size]
+    head, token, channel = x[sample].stride()
+    shape = (groups.count, x.shape[1], groups.size, x.shape[3])
+    first = x[sample].storage_offset() + groups.start * token
+    return x.as_strided(shape, (groups.stride * token, head, token, channel), first)
 
 
-def put(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "groups heads size dim"]) -> None:
+def put(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
     """Write the groups' tokens, which must not overlap."""
     if isinstance(groups, Strided):
         take(x, sample, groups).copy_(value)
@@ -206,7 +187,7 @@ def put(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "gro
         x[sample].transpose(0, 1).index_copy_(0, groups.index.flatten(), _as_rows(value).to(x.dtype))
 
 
-def add(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "groups heads size dim"]) -> None:
+def add(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
     """Add to the groups' tokens, which may overlap."""
     if isinstance(groups, Gathered):
         index, rows = groups.index.flatten(), value.to(x.dtype)
@@ -222,28 +203,12 @@ def add(x: Tensor, sample: int | None, groups: Groups, value: Float[Tensor, "gro
         _add_in_strips(x, sample, groups, value)
 
 
-def _of_all(x: Tensor, groups: Groups) -> Tensor:
-    if isinstance(groups, Gathered):
-        return x.index_select(2, groups.index[0])
-    return x[:, :, groups.start : groups.start + groups.size]
-
-
-def _strided(x: Float[Tensor, "heads tokens dim"], groups: Strided) -> Tensor:
-    head, token, channel = x.stride()
-    shape = (groups.count, x.shape[0], groups.size, x.shape[2])
-    return x.as_strided(
-        shape, (groups.stride * token, head, token, channel), x.storage_offset() + groups.start * token
-    )
-
-
-def _as_rows(value: Float[Tensor, "groups heads size dim"]) -> Float[Tensor, "tokens heads dim"]:
+def _as_rows(value: InGroups) -> Float[Tensor, "tokens heads dim"]:
     return value.transpose(1, 2).flatten(0, 1)
 
 
 def _add_in_strips(x: Tensor, sample: int | None, groups: Strided, value: Tensor) -> None:
-    """Overlapping groups, a strip of ``stride`` tokens of each at a time: strips of one turn do not
-    overlap.
-    """
+    """Overlapping groups, a strip of ``stride`` tokens of each at a time: these do not overlap."""
     for offset in range(0, groups.size, groups.stride):
         size = min(groups.stride, groups.size - offset)
         strip = Strided(groups.start + offset, groups.stride, groups.count, size)

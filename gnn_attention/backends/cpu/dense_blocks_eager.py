@@ -1,15 +1,12 @@
-"""Attention over rectangles written out in differentiable torch, for what the dense kernel cannot hold.
+"""Attention over rectangles written out in differentiable torch: score_mods (which may learn), bias, dropout.
 
-That is score_mods (which may learn), a bias for each edge, dropout.
-
-Some rectangles of all samples and heads are taken at a time, and are computed again for their gradients, so
-that no more than a small part of the logits is ever in memory.
+Some rectangles of all samples and heads are taken at a time, and are recomputed for their gradients, so that
+no more than a small part of the logits is ever in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -27,42 +24,23 @@ MOST_PARTS = 32  # the gradient of each part is as long as its input, so that th
 def formula(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
     """``(out, lse)`` over a plan of rectangles in which every receiver has one; lse in float32 or float64."""
     parts = list(_parts(plan, call))
-    attend = recomputed if len(parts) > 1 else _at_once
-    results = [attend(_attend, call, part) for part in parts]
-    heard = [_tokens(part.dst, call.q.device).flatten() for part in parts]
-    order = _places(
-        torch.cat(heard) if heard else torch.zeros(0, dtype=torch.int64, device=call.q.device),
-        call.graph.num_dst,
-    )
-    out, lse = _nothing_heard(call)
-    out = torch.cat([*(result for result, _ in results), out], 2).index_select(2, order)
-    lse = torch.cat([*(result for _, result in results), lse], 2).index_select(2, order)
+    results = [recomputed(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
+    # where each receiver's result stands among those of the parts; after them all if it is in none
+    found = [_tokens(part.dst, call.q.device).flatten() for part in parts]
+    dst = torch.cat([*found, torch.zeros(0, dtype=torch.int64, device=call.q.device)])
+    order = torch.full((call.graph.num_dst,), len(dst), dtype=torch.int64, device=call.q.device)
+    order = order.index_copy(0, dst, torch.arange(len(dst), device=call.q.device))
+    each = zip(*results, isolated(call, 1), strict=True)
+    out, lse = (torch.cat(some, 2).index_select(2, order) for some in each)
     return out.to(call.q.dtype), lse
 
 
-def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-def _nothing_heard(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The result of one receiver without in-edges."""
-    batch, heads = call.q.shape[:2]
-    wide = edges.accumulation_dtype(call.q.dtype)
-    out, lse = (
-        call.q.new_zeros(batch, heads, 1, call.v.shape[3], dtype=wide),
-        call.q.new_full((batch, heads, 1), -torch.inf, dtype=wide),
-    )
-    for x in (call.q, call.k, call.v):
-        out, lse = (
-            result + x[..., :0].sum() for result in (out, lse)
-        )  # 0, with a gradient, also for a graph without edges
-    return out, lse
-
-
-def _places(heard: Int[Tensor, " some"], num_dst: int) -> Int[Tensor, " dst"]:
-    """Where each receiver's result stands among those of the parts; after them all if it is in none."""
-    places = torch.full((num_dst,), len(heard), dtype=torch.int64, device=heard.device)
-    return places.index_copy(0, heard, torch.arange(len(heard), device=heard.device))
+def isolated(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
+    """The result of receivers without in-edges, in float32 or better, with gradients that are 0."""
+    wide, shape = edges.accumulation_dtype(call.q.dtype), (*call.q.shape[:2], num_dst)
+    zero = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
+    out = call.q.new_zeros(*shape, call.v.shape[3], dtype=wide)
+    return out + zero, call.q.new_full(shape, -torch.inf, dtype=wide) + zero
 
 
 def _parts(plan: Plan, call: AttentionCall) -> Iterator[Rectangles]:
@@ -86,33 +64,17 @@ def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     if call.bias is not None:
         position = _positions(call.graph, dst, mask)
         logits = logits + call.bias.to(wide)[..., position]
-    weights, lse = row_softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
+    weights, lse = edges.row_softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
     out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
 def _sinks(call: AttentionCall, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
-    """The sinks as one more column of logits, -inf for who hears nobody; None without sinks."""
+    """The sinks as one more column of logits, -inf without in-edges; None without sinks."""
     if call.sink_logits is None:
         return None
     sinks = call.sink_logits.to(edges.accumulation_dtype(call.q.dtype)).view(-1, 1, 1, 1)
     return torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
-
-
-def row_softmax(logits: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights and lse over the last axis; a row that is -inf throughout has weights 0 and lse -inf.
-
-    The column of sinks has no weight of its own.
-    """
-    if sinks is not None:
-        logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
-    lse = logits.logsumexp(-1)
-    nothing = (lse == -torch.inf).unsqueeze(-1)
-    weights = logits.masked_fill(nothing, 0.0).softmax(
-        -1
-    )  # not exp(logit - lse), which has the rounding of a large lse
-    weights = weights.masked_fill(nothing, 0.0)
-    return (weights if sinks is None else weights[..., :-1]), lse
 
 
 def _rows(x: Tensor, tokens: Int[Tensor, "groups size"]) -> Tensor:
@@ -135,32 +97,29 @@ def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receiv
 
 
 def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of every pair as a score_mod is told them; a non-edge is given those of an edge (as in the
-    dense backend).
+    """The ends of every pair for a score_mod; a non-edge gets those of an edge (as in the dense backend).
 
-    Of its own rectangle, or of another if that has none, as a part of a rectangle may.
+    That edge is of its own rectangle, or of another if that has none, as a part of a rectangle may.
     """
     cell = mask.flatten(1).to(torch.uint8).argmax(1)
     row, column = (cell // mask.shape[2]).unsqueeze(1), (cell % mask.shape[2]).unsqueeze(1)
-    own = mask.flatten(1).any(1)
-    lender = torch.where(own, torch.arange(len(own), device=own.device), own.to(torch.uint8).argmax())
+    has_edge = mask.flatten(1).any(1)
+    every = torch.arange(len(has_edge), device=mask.device)
+    lender = torch.where(has_edge, every, has_edge.to(torch.uint8).argmax())
     some_dst, some_src = (ends[lender].unsqueeze(2) for ends in (dst.gather(1, row), src.gather(1, column)))
     return torch.where(mask, dst.unsqueeze(2), some_dst), torch.where(mask, src.unsqueeze(1), some_src)
 
 
 def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:
-    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge): a rectangle holds all in-edges of
-    its receivers.
-    """
+    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge)."""
+    # a rectangle has all in-edges of its receivers
     first, order = memoized(_by_receiver, graph, dst.device)
     position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
     return position if order is None else torch.take(order, position)
 
 
 def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Where each receiver's in-edges begin, by receiver, then sender; and where each of them stands if listed
-    otherwise.
-    """
+    """Where each receiver's in-edges begin, by receiver, then sender; and their order if listed otherwise."""
     ends = graph.in_degree().cumsum(0)
     first = (ends - graph.in_degree()).to(device)
     if graph._listed is None:

@@ -1,7 +1,6 @@
 """A graph as a list of edges receiver by receiver, with its transpose: what the kernels over edges read.
 
-Positions are int32, which halves what the kernels read; a graph of 2^31 edges or more must be refused before
-it comes here.
+Positions are int32, which halves what the kernels read: a graph of 2^31 edges or more is refused earlier.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from gnn_attention.graph import TokenGraph, memoized
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
-    """The edges of a plain graph on a device, by receiver, then sender; worked out once.
+    """The edges of a plain graph on a device, by receiver, then sender; cached.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
     >>> found = edges_of(graph, torch.device("cpu"))
     >>> found.ptr.tolist(), found.src.tolist()
     ([0, 1, 3, 3], [0, 1, 2])
     """
-    tensors = memoized(_lowered, graph, device)
-    return Edges(*tensors[:-1])
+    return Edges.of(memoized(_lowered, graph, device)[:-1])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
@@ -59,7 +57,6 @@ def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
 
 
 def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors of the edges, and their order."""
     src, dst = graph.edges_on(device)
     found, order = sorted_edges(src, dst, graph.num_src, graph.num_dst)
-    return found.ptr, found.src, found.dst, found.out_ptr, found.out_dst, found.out_position, order
+    return *found.tensors, order

@@ -1,20 +1,20 @@
-"""A graph divided into disjoint parts that different kernels do best: boxes that are nearly full, known
-shapes, the rest.
+"""A graph divided into disjoint parts that different kernels do best: full boxes, known shapes, the rest.
 
-A part is a graph over a range of receivers and a range of senders. First the few tokens that many hear, or
-that hear many (sinks, prefixes, global tokens), become boxes of their own; what remains is cut down to the
-tokens that it concerns, and is often a plain window, causal or packed again. A union ``a | b`` is taken term
-by term, each without the edges of those before it. A list of edges is divided into well filled tiles and the
-others.
+A part is a graph over a range of receivers and a range of senders. First the few tokens that many attend to,
+or that attend to many (sinks, prefixes, global tokens), become boxes; what remains is cut down to the tokens
+that have edges, and is often a plain window, causal or packed again. A union ``a | b`` is taken term by term,
+each without the edges of those before it. A list of edges is divided into well filled tiles and the others.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.tile_density import divided, left_over
@@ -23,10 +23,7 @@ from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.rules import Rule
 
 BLOCK = 64  # tokens on the side of a tile of a list of edges
-LEAST_FILL = {
-    "list": 0.25,
-    "rule": 1 / 32,
-}  # of a tile that is not left to a list of edges; corners of windows are no strays
+LEAST_FILL = {"list": 0.25, "rule": 1 / 32}  # of a tile that is not left to a list of edges
 LEAST_SHARE = 1 / 64  # of the edges: what must be on either side, for two kernels to be better than one
 MOST_PARTS = 8
 MOST_HUBS = 4  # ranges of tokens, on either side
@@ -39,9 +36,7 @@ Range = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """Some edges of a graph: those of ``graph``, whose tokens are the receivers ``dst`` and the senders
-    ``src`` of the whole.
-    """
+    """Some edges of a graph: ``graph`` over the receivers ``dst`` and the senders ``src`` of the whole."""
 
     graph: TokenGraph
     dst: Range
@@ -55,16 +50,15 @@ class Part(NamedTuple):
 
 
 def parts(graph: TokenGraph) -> tuple[Part, ...]:
-    """Disjoint parts whose union is the graph, none of them empty; worked out once. For a graph that is the
-    same for all heads.
+    """Disjoint parts whose union is a plain graph, none of them empty; cached.
 
     >>> from gnn_attention import patterns
     >>> for part in parts(patterns.window(1000, 50) | patterns.sinks(1000, 4)):
     ...     print(part.dst, part.src, part.what, part.graph.num_edges)
-    (0, 1000) (0, 4) senders that many hear 3994
+    (0, 1000) (0, 4) senders of many 3994
     (4, 1000) (4, 1000) the rest 48575
     """
-    numbers = memoized(_keep, graph)  # with the graphs where a compiled program reads them
+    numbers = memoized(_ranges, graph)
     if [what for _, _, what in numbers] == [WHOLE]:
         return (Part(graph, *numbers[0]),)
     return tuple(Part(part, *number) for part, number in zip(graph._parts[0], numbers, strict=True))
@@ -77,18 +71,15 @@ def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """The graph as packed documents with one window, as variable-length kernels hold them, or None; worked
-    out once.
-    """
+    """The graph as packed documents with one window, for variable-length kernels, or None; cached."""
     found: Varlen | None = memoized(_packing, graph)
     return found
 
 
-def _keep(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
-    """A part that is the whole is not kept with it: a graph that held itself would stay in memory with all
-    that it keeps.
-    """
+def _ranges(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
+    """The ranges of the parts; their graphs are put where a compiled program reads them."""
     found = _divided(graph)
+    # a graph that refers to itself would stay in memory with all that it caches
     graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
     return tuple((part.dst, part.src, part.what) for part in found)
 
@@ -98,12 +89,8 @@ def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: 
 
 
 def _packing(graph: TokenGraph) -> Varlen | None:
-    if (
-        graph._listed is not None
-        or graph.num_dst != graph.num_src
-        or not graph.num_dst
-        or graph.has_empty_rows
-    ):
+    square = graph.num_dst == graph.num_src > 0
+    if graph._listed is not None or not square or graph.has_empty_rows:
         return None
     try:
         return to_varlen(graph)
@@ -118,8 +105,7 @@ def _divided(graph: TokenGraph) -> list[Part]:
     if _has_kernel(graph):
         return [whole]
     boxes, rest = _boxes(whole)
-    terms = [] if rest is None else _terms_apart(rest)
-    found = [*boxes, *terms]
+    found = boxes + ([] if rest is None else _by_term(rest))
     return found if len(found) > 1 else [whole]
 
 
@@ -133,16 +119,12 @@ def _cut(part: Part, dst: Range, src: Range, what: str) -> Part:
     graph = part.graph
     if (dst, src) != ((0, graph.num_dst), (0, graph.num_src)):
         graph = replace(graph.rows(*dst).T.rows(*src).T, name=part.graph.name)
-    return Part(
-        graph,
-        (part.dst[0] + dst[0], part.dst[0] + dst[1]),
-        (part.src[0] + src[0], part.src[0] + src[1]),
-        what,
-    )
+    (top, _), (left, _) = part.dst, part.src
+    return Part(graph, (top + dst[0], top + dst[1]), (left + src[0], left + src[1]), what)
 
 
 def _trimmed(part: Part) -> Part | None:
-    """Without the tokens at both ends that it does not concern; None if it has no edges."""
+    """Without the tokens at both ends that have no edges; None if none has."""
     ranges = []
     for degree in (part.graph.in_degree(), part.graph.T.in_degree()):
         busy = degree.nonzero()
@@ -164,10 +146,10 @@ def _in_box(rows: Range, columns: Range, b: Tensor, h: Tensor, dst: Tensor, src:
 
 
 def _boxes(whole: Part) -> tuple[list[Part], Part | None]:
-    """Boxes around senders that many hear, then around receivers that hear many; and what is left."""
+    """Boxes around senders of many receivers, then around receivers of many senders; and what is left."""
     found: list[Part] = []
     rest: Part | None = whole
-    for what in ("senders that many hear", "receivers that hear many"):
+    for what in ("senders of many", "receivers of many"):
         if rest is not None and not _has_kernel(rest.graph):
             new, rest = _boxes_of(rest, what)
             found += new
@@ -175,7 +157,6 @@ def _boxes(whole: Part) -> tuple[list[Part], Part | None]:
 
 
 def _boxes_of(part: Part, what: str) -> tuple[list[Part], Part | None]:
-    """Boxes around such senders, or receivers, and what is left."""
     graph, found, rest = part.graph, [], part
     senders = what.startswith("senders")
     for hub in _hubs(graph.T if senders else graph):
@@ -188,11 +169,9 @@ def _boxes_of(part: Part, what: str) -> tuple[list[Part], Part | None]:
 
 
 def _hubs(graph: TokenGraph) -> list[Range]:
-    """The few short ranges of receivers that hear far more than is usual, or neighbours that hear
-    everyone.
-    """
+    """The few short ranges of receivers of far more senders than usual, or neighbours that attend to all."""
     degree = graph.in_degree()
-    many = (degree > HUB * degree[degree > 0].median()) | (_with_neighbour(degree == graph.num_src))
+    many = (degree > HUB * degree[degree > 0].median()) | _with_neighbour(degree == graph.num_src)
     values, lengths = torch.unique_consecutive(many, return_counts=True)
     if int(values.sum()) > MOST_HUBS:
         return []
@@ -204,31 +183,29 @@ def _hubs(graph: TokenGraph) -> list[Range]:
 def _with_neighbour(chosen: Bool[Tensor, " tokens"]) -> Bool[Tensor, " tokens"]:
     """Those of which the next or the last is chosen too: the last row of a causal graph is no hub."""
     both = chosen[1:] & chosen[:-1]
-    return torch.cat([both, both[:0].new_zeros(1)]) | torch.cat([both[:0].new_zeros(1), both])
+    return functional.pad(both, (0, 1)) | functional.pad(both, (1, 0))
 
 
-def _terms_apart(part: Part) -> list[Part]:
-    """The terms of a union, those first that a kernel does whole, each without the edges of the others before
-    it.
-    """
-    if part.graph._listed is not None or _has_kernel(part.graph):
-        return _by_fill(part)
-    terms = _terms(part.graph.rule)
-    if len(terms) == 1:
+def _by_term(part: Part) -> list[Part]:
+    """The terms of a union, those first that a kernel does whole, each without the edges before it."""
+    terms = [] if part.graph._listed is not None or _has_kernel(part.graph) else _terms(part.graph.rule)
+    if len(terms) <= 1:
         return _by_fill(part)
     graphs = sorted(
-        (_of_term(part.graph, term) for term in terms), key=lambda graph: not _may_be_whole(part, graph)
+        (_of_term(part.graph, term) for term in terms), key=lambda graph: not _is_whole(part, graph)
     )
+    if len(graphs) > MOST_PARTS:
+        graphs[MOST_PARTS - 1 :] = [reduce(operator.or_, graphs[MOST_PARTS - 1 :])]
     found: list[Part] = []
-    heard: TokenGraph | None = None
-    for graph in graphs[: MOST_PARTS - 1] + _joined(graphs[MOST_PARTS - 1 :]):
-        new = _trimmed(part._replace(graph=graph if heard is None else graph - heard, what=graph.name))
-        heard = graph if heard is None else heard | graph
+    before: TokenGraph | None = None
+    for graph in graphs:
+        new = _trimmed(part._replace(graph=graph if before is None else graph - before, what=graph.name))
+        before = graph if before is None else before | graph
         found += [] if new is None else _by_fill(new)
     return found
 
 
-def _may_be_whole(part: Part, graph: TokenGraph) -> bool:
+def _is_whole(part: Part, graph: TokenGraph) -> bool:
     trimmed = _trimmed(part._replace(graph=graph))
     return trimmed is not None and trimmed.graph._listed is None and _has_kernel(trimmed.graph)
 
@@ -250,10 +227,14 @@ def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
     """The graph of one term; of a list of edges as a list."""
     if isinstance(term, partial) and term.func is rules.is_listed:
         keys, num_src = term.args[0][:-1], term.args[1]
-        edges = torch.stack([keys % num_src, keys // num_src])
-        listed = TokenGraph.from_distinct_edges(edges, graph.num_dst, graph.num_src, "edges")
-        return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+        return _listed(graph, torch.stack([keys % num_src, keys // num_src]), "edges")
     return replace(graph, rule=term, name=_name_of(term), _listed=None)
+
+
+def _listed(graph: TokenGraph, edges: Int[Tensor, "2 edges"], name: str) -> TokenGraph:
+    """These edges over the tokens of the graph."""
+    listed = TokenGraph.from_distinct_edges(edges, graph.num_dst, graph.num_src, name)
+    return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
 def _name_of(term: Rule) -> str:
@@ -264,29 +245,16 @@ def _name_of(term: Rule) -> str:
     return str(getattr(term, "__name__", "rule")).strip("_")
 
 
-def _joined(graphs: list[TokenGraph]) -> list[TokenGraph]:
-    """All as one graph."""
-    together = graphs[:1]
-    for graph in graphs[1:]:
-        together = [together[0] | graph]
-    return together
-
-
 def _by_fill(part: Part) -> list[Part]:
-    """Well filled tiles apart from the edges of all others, where there are enough of both."""
+    """Well filled tiles and the edges of all others, where there are enough of both."""
     if part.graph._listed is None and _has_kernel(part.graph):
         return [part]
     _, sparse = divided(part.graph, BLOCK, LEAST_FILL["rule" if part.graph._listed is None else "list"])
     few, total = int(sparse.edges.sum()), part.graph.num_edges
     if few > MOST_EDGES or not LEAST_SHARE * total <= few <= (1 - LEAST_SHARE) * total:
         return [part]
-    rest = part.graph.from_distinct_edges(
-        left_over(part.graph, sparse), part.graph.num_dst, part.graph.num_src, part.graph.name
-    )
-    rest = replace(rest, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
+    rest = _listed(part.graph, left_over(part.graph, sparse), part.graph.name)
     filled = replace(part.graph - rest, name=part.graph.name)
-    halves = (
-        part._replace(graph=filled, what="well filled tiles"),
-        part._replace(graph=rest, what="edges between them"),
-    )
-    return [half for half in map(_trimmed, halves) if half is not None]
+    halves = (filled, "well filled tiles"), (rest, "edges between them")
+    found = (_trimmed(part._replace(graph=graph, what=what)) for graph, what in halves)
+    return [half for half in found if half is not None]

@@ -1,9 +1,8 @@
 """From runs of tiles to rectangles: few pieces, each of many equal rectangles.
 
-Rows of tiles without a mask that hear the same senders become one tall rectangle. Rectangles of one size
-whose receivers and senders move on in equal steps are strided views of the tokens; others of one size are
-gathered together; a large one on consecutive senders stands alone. Every receiver is in one rectangle at
-most.
+Rows of tiles without a mask over the same senders become one tall rectangle. Rectangles of one size whose
+receivers and senders move on in equal steps are strided views of the tokens; others of one size are gathered
+together; a large one on consecutive senders is a piece. Every receiver is in one rectangle at most.
 """
 
 from __future__ import annotations
@@ -21,18 +20,15 @@ from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
-ALONE = (
-    2**15
-)  # pairs from which a rectangle is worth a call of the kernel of its own, more than a copy of its senders
+LARGE = 2**15  # pairs from which a rectangle is worth a call of the kernel, more than a copy of its senders
 
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Rectangles one below the other: receivers from ``top`` on, ``height`` of them, over all runs of one row
-    of tiles.
+    """Rectangles one below the other: ``height`` receivers from ``top`` on, over the runs of a row of tiles.
 
-    ``width`` counts senders, ``left`` is the first of them, ``joined`` says that they stand in a row,
-    ``begin`` and ``end`` where the runs stand in the list.
+    ``width`` counts senders, ``left`` is the first of them, ``joined``: they are consecutive; ``begin`` and
+    ``end``: where the runs are in the list.
     """
 
     top: Int[Tensor, " rectangles"]
@@ -45,7 +41,6 @@ class _Stack:
     end: Int[Tensor, " rectangles"]
 
     def at(self, chosen: Tensor) -> _Stack:
-        """The chosen ones."""
         return _Stack(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
@@ -53,7 +48,7 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     """Rectangles that hold the given tiles of a plain graph."""
     tokens = _Tokens(graph, runs)
     pieces = []
-    for part in _alike(graph, runs, tokens):
+    for part in _by_piece(graph, runs, tokens):
         strided = len(part.top) == 1 or (bool(part.joined.all()) and _in_steps(part))
         if strided and bool(part.joined[0]):
             pieces.append(_piece(part, tokens, _steps(part.top, part.height), _steps(part.left, part.width)))
@@ -64,16 +59,16 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
 
 def number_of_rectangles(graph: TokenGraph, runs: Runs) -> int:
     """How many pieces :func:`rectangles` makes of them."""
-    return len(_alike(graph, runs, _Tokens(graph, runs)))
+    return len(_by_piece(graph, runs, _Tokens(graph, runs)))
 
 
-def _alike(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
-    """The rectangles by pieces: those in equal steps, large ones alone, all others of one size together."""
+def _by_piece(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
+    """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
     if not len(runs.row):
         return []
     stack = _stacked(graph, runs, tokens)
     kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
-    large = (stack.joined & (stack.height * stack.width >= ALONE)).tolist()
+    large = (stack.joined & (stack.height * stack.width >= LARGE)).tolist()
     parts, rest = [], []
     for start, stop in _progressions(stack, kind):
         if stop - start > 1 or large[start]:
@@ -85,7 +80,7 @@ def _alike(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
 
 
 def _in_steps(part: _Stack) -> bool:
-    """Whether receivers and senders move on in equal steps, and not backwards."""
+    """Whether receivers and senders move on in equal steps, senders not backwards."""
     down, right = part.top.diff(), part.left.diff()
     return bool((down == down[0]).all()) and bool((right == right[0]).all()) and int(right[0]) >= 0
 
@@ -104,15 +99,14 @@ class _Tokens:
     def masks(self) -> tuple[Tensor, Tensor]:
         """For each run which mask of the table it has, -1 for a full one; and the table."""
         runs, mask = self._runs, torch.full_like(self.left, -1)
-        which, table = masks_of_tiles(
-            self._graph, runs.block, runs.row[self.partial], runs.first[self.partial]
-        )
+        tiles = runs.at(self.partial)
+        which, table = masks_of_tiles(self._graph, runs.block, tiles.row, tiles.first)
         mask[self.partial] = which
         return mask, table
 
 
 def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
-    """One rectangle for each row of tiles, or for several that hear the same senders without a mask."""
+    """One rectangle for each row of tiles, or for several with the same senders and no mask."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count
@@ -121,7 +115,7 @@ def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
     width = torch.zeros_like(rows).index_add_(0, row_of, tokens.width)
-    starts = ~_like_above(runs, rows, count, begin, masked)
+    starts = ~_same_as_above(runs, rows, count, begin, masked)
     bottom = ((rows + 1) * runs.block).clamp(max=graph.num_dst)
     last = torch.cat([starts[1:], starts.new_ones(1)])
     top, left, joined = rows * runs.block, tokens.left[begin], ~_some(gap, row_of, len(rows))
@@ -133,26 +127,24 @@ def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor
     return torch.zeros(rows, dtype=torch.int64, device="cpu").index_add_(0, row_of, flag.to(torch.int64)) > 0
 
 
-def _like_above(
+def _same_as_above(
     runs: Runs, rows: Tensor, count: Tensor, begin: Tensor, masked: Tensor
 ) -> Bool[Tensor, " rows"]:
-    """Whether a row of tiles hears, without a mask, exactly what the row above it hears."""
-    alike = torch.zeros_like(masked)
-    alike[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
-    row, number = ragged(count * alike)
+    """Whether a row of tiles has, without a mask, exactly the senders of the row above it."""
+    same = torch.zeros_like(masked)
+    same[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
+    row, number = ragged(count * same)
     here = begin[row] + number
     above = here - count[row]
     differs = (runs.first[here] != runs.first[above]) | (runs.stop[here] != runs.stop[above])
-    return alike & ~_some(differs, row, len(rows))
+    return same & ~_some(differs, row, len(rows))
 
 
-def _progressions(stack: _Stack, alike: Tensor) -> list[tuple[int, int]]:
-    """Runs of alike rectangles on consecutive senders whose tops and left ends move on in equal steps; all
-    others alone.
-    """
+def _progressions(stack: _Stack, kind: Tensor) -> list[tuple[int, int]]:
+    """Runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one."""
     size = len(stack.top)
-    same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # alike the one above
-    same[1:size] = (alike[1:] == alike[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
+    same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # of the kind of the one above
+    same[1:size] = (kind[1:] == kind[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
     step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")
     step[1:size, 0], step[1:size, 1] = stack.top.diff(), stack.left.diff()
     starts = ~same
@@ -182,17 +174,12 @@ def _piece(stack: _Stack, tokens: _Tokens, dst: Groups, src: Groups) -> Rectangl
     if not bool(stack.masked[0]):
         return Rectangles(dst, src)
     masks = _masks(stack, tokens)
-    heard = masks.table.any(1).any(0).nonzero().flatten()
-    first, stop = int(heard[0]), int(heard[-1]) + 1
-    trimmed = Masks(masks.table[:, :, first:stop].contiguous(), masks.which)
-    return Rectangles(dst, _trimmed(src, first, stop), trimmed, silent=bool((~trimmed.table.any(-1)).any()))
-
-
-def _trimmed(groups: Groups, first: int, stop: int) -> Groups:
-    """Without the senders at either end whom nobody hears."""
-    if isinstance(groups, Gathered):
-        return Gathered(groups.index[:, first:stop].contiguous())
-    return Strided(groups.start + first, groups.stride, groups.count, stop - first)
+    # without the senders at either end that have no edges
+    used = masks.table.any(1).any(0).nonzero().flatten()
+    first, stop = int(used[0]), int(used[-1]) + 1
+    table, src = masks.table[:, :, first:stop].contiguous(), src.band(first, stop)
+    src = Gathered(src.index.contiguous()) if isinstance(src, Gathered) else src
+    return Rectangles(dst, src, Masks(table, masks.which), has_empty_rows=bool((~table.any(-1)).any()))
 
 
 def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
@@ -205,22 +192,17 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
     some = masks[run] >= 0
     rectangle, place, mask = rectangle[some], place[some], masks[run][some]
     which, example = _distinct(rectangle, place, mask, len(stack.top))
-    table = torch.ones(
-        len(example), int(stack.height[0]), int(stack.width[0]), dtype=torch.bool, device="cpu"
-    )
+    shape = len(example), int(stack.height[0]), int(stack.width[0])
+    table = torch.ones(shape, dtype=torch.bool, device="cpu")
     wanted = torch.isin(rectangle, example)
-    for r, left, m in zip(
-        which[rectangle[wanted]].tolist(), place[wanted].tolist(), mask[wanted].tolist(), strict=True
-    ):
+    for r, left, m in torch.stack([which[rectangle], place, mask])[:, wanted].T.tolist():
         inside = table[r, :, left : left + tokens.block]
         inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
     return Masks(table, which)
 
 
 def _distinct(rectangle: Tensor, place: Tensor, mask: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Which rectangles have the same masks at the same places: a class for each, and a rectangle of every
-    class.
-    """
+    """Classes of rectangles with the same masks at the same places: the class of each, and examples."""
     count = torch.bincount(rectangle, minlength=number)
     _, position = ragged(count)
     rows = torch.full((number, 2 * int(count.max())), -1, dtype=torch.int64, device="cpu")

@@ -1,19 +1,20 @@
-"""Pieces: a graph cut into parts that a kernel takes whole, as values.
+"""A plan: a graph cut into pieces that a kernel takes whole, as values.
 
-A *rectangle* is a set of receivers that all may hear the same set of senders, with a mask where not all pairs
-are edges; equal rectangles are taken together, ``count`` at a time. *Edges* are a list, receiver by receiver
-(CSR), with its transpose. Pieces of one plan share no edge; their results over the same receivers are merged
-by log-sum-exp.
+A *rectangle* is a set of receivers that may all attend to the same set of senders, with a mask where not all
+pairs are edges; equal rectangles are taken together, ``count`` at a time. *Edges* are a list, receiver by
+receiver (CSR), with its transpose. Pieces of one plan share no edge; their results over the same receivers
+are merged by log-sum-exp.
 
 A plan crosses into a custom operator as tensors and integers (:func:`packed`, :func:`unpacked`), so that
-compilers and exported programs hold the graph itself and never an object that could grow stale.
+compilers and exported programs have the graph itself and never an object that could grow stale.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,9 +23,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 
 @dataclass(frozen=True)
 class Strided:
-    """``count`` groups of ``size`` tokens in a row, group g from token ``start + g * stride`` on; they may
-    overlap.
-    """
+    """``count`` groups of ``size`` tokens, group g from ``start + g * stride`` on; they may overlap."""
 
     start: int
     stride: int
@@ -48,20 +47,16 @@ class Gathered:
 
     @property
     def count(self) -> int:
-        """Number of groups."""
         return self.index.shape[0]
 
     @property
     def size(self) -> int:
-        """Tokens in each."""
         return self.index.shape[1]
 
     def part(self, first: int, stop: int) -> Gathered:
-        """Groups ``first .. stop - 1``."""
         return Gathered(self.index[first:stop])
 
     def band(self, first: int, stop: int) -> Gathered:
-        """Of every group the tokens ``first .. stop - 1``."""
         return Gathered(self.index[:, first:stop])
 
 
@@ -70,25 +65,22 @@ Groups = Strided | Gathered
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """Which pairs of a rectangle are edges: one of the ``table``'s masks for each,
-    ``table[which[group]]``.
-    """
+    """Which pairs of a rectangle are edges: ``table[which[group]]``."""
 
     table: Bool[Tensor, "masks receivers senders"]
     which: Int[Tensor, " count"]
 
     def part(self, first: int, stop: int) -> Masks:
-        """Those of the groups ``first .. stop - 1``."""
         return Masks(self.table, self.which[first:stop])
 
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
-    """``count`` rectangles: the receivers of group g hear the senders of group g.
+    """``count`` rectangles: the receivers of group g attend to the senders of group g.
 
-    ``masks`` says which pairs are edges (None: all), ``causal`` that sender j is heard by receivers i >= j of
-    its group. ``fresh``: no piece before this one has these receivers. ``silent``: some receiver of a mask
-    hears nobody in it.
+    ``masks`` says which pairs are edges (None: all), ``causal`` that receivers i >= j of a group attend to
+    its sender j. ``fresh``: no piece before this one has these receivers. ``has_empty_rows``: a row of some
+    mask is empty.
     """
 
     dst: Groups
@@ -96,7 +88,7 @@ class Rectangles:
     masks: Masks | None = None
     causal: bool = False
     fresh: bool = True
-    silent: bool = False
+    has_empty_rows: bool = False
 
     @property
     def cells(self) -> int:
@@ -104,22 +96,14 @@ class Rectangles:
         return self.dst.count * self.dst.size * self.src.size
 
     def bands(self, size: int) -> Iterator[Rectangles]:
-        """The same rectangles, at most ``size`` receivers of each at a time; senders stay, but for those
-        after a causal band.
-        """
+        """The same rectangles, at most ``size`` receivers at a time; senders after a causal band go."""
         if self.dst.size <= size:
             yield self
             return
         for first in range(0, self.dst.size, size):
             stop = min(first + size, self.dst.size)
-            src = self.src.band(0, stop) if self.causal else self.src
-            yield Rectangles(
-                self.dst.band(first, stop),
-                src,
-                self._masks_of_band(first, stop),
-                fresh=self.fresh,
-                silent=self.silent,
-            )
+            dst, src = self.dst.band(first, stop), self.src.band(0, stop) if self.causal else self.src
+            yield replace(self, dst=dst, src=src, masks=self._masks_of_band(first, stop), causal=False)
 
     def _masks_of_band(self, first: int, stop: int) -> Masks | None:
         if self.masks is not None:
@@ -130,17 +114,15 @@ class Rectangles:
         return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
 
     def parts(self, count: int) -> Iterator[Rectangles]:
-        """At most ``count`` rectangles at a time. Of a symbolic count a program then knows only that it is
-        large enough.
-        """
+        """At most ``count`` rectangles at a time."""
+        # so a compiled program knows of a symbolic count only that it is large enough
         if self.dst.count <= count:
             yield self
             return
         for first in range(0, self.dst.count, count):
             stop = min(first + count, self.dst.count)
             masks = None if self.masks is None else self.masks.part(first, stop)
-            dst, src = self.dst.part(first, stop), self.src.part(first, stop)
-            yield Rectangles(dst, src, masks, self.causal, self.fresh, self.silent)
+            yield replace(self, dst=self.dst.part(first, stop), src=self.src.part(first, stop), masks=masks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,41 +142,48 @@ class Edges:
     out_position: Int[Tensor, " edges"]
     fresh: bool = True
 
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor], fresh: bool = True) -> Edges:
+        """The list with these :attr:`tensors`."""
+        ptr, src, dst, out_ptr, out_dst, out_position = tensors
+        return cls(ptr, src, dst, out_ptr, out_dst, out_position, fresh)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """As operators take it."""
+        return [self.ptr, self.src, self.dst, self.out_ptr, self.out_dst, self.out_position]
+
 
 Piece = Rectangles | Edges
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The pieces of a graph, in the order in which they are taken. ``complete``: every receiver is in a fresh
-    one of them.
-    """
+    """The pieces of a graph in their order; ``complete``: every receiver is in a fresh one."""
 
     pieces: tuple[Piece, ...]
     complete: bool
 
     @functools.cached_property
     def all_fresh(self) -> bool:
-        """No receiver is in two pieces: nothing is to be merged."""
+        # no receiver is in two pieces: nothing is to be merged
         return all(piece.fresh for piece in self.pieces)
 
     @functools.cached_property
+    def rectangles(self) -> tuple[Rectangles, ...]:
+        return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
+
+    @functools.cached_property
     def has_blocks(self) -> bool:
-        """Not all pieces are lists of edges."""
-        return any(isinstance(piece, Rectangles) for piece in self.pieces)
+        return bool(self.rectangles)
 
     @functools.cached_property
     def visits_non_edges(self) -> bool:
-        """Some piece has a mask."""
-        return any(
-            isinstance(piece, Rectangles) and (piece.causal or piece.masks is not None)
-            for piece in self.pieces
-        )
+        return any(piece.causal or piece.masks is not None for piece in self.rectangles)
 
     @functools.cached_property
     def narrowest(self) -> int:
-        """The fewest senders of a rectangle."""
-        return min(piece.src.size for piece in self.pieces if isinstance(piece, Rectangles))
+        return min(piece.src.size for piece in self.rectangles)
 
 
 STRIDED, GATHERED, EDGES = 0, 1, 2
@@ -212,17 +201,19 @@ def packed(plan: Plan) -> Packed:
 
 def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     """The plan that was :func:`packed`."""
-    held, said = iter(tensors), iter(numbers)
-    complete, pieces = bool(next(said)), []
-    for kind in said:
-        pieces.append(_unpack_edges(held, said) if kind == EDGES else _unpack_rectangles(kind, held, said))
+    parts, words = iter(tensors), iter(numbers)
+    complete, pieces = bool(next(words)), []
+    for kind in words:
+        pieces.append(
+            _unpack_edges(parts, words) if kind == EDGES else _unpack_rectangles(kind, parts, words)
+        )
     return Plan(tuple(pieces), complete)
 
 
 def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None:
     if isinstance(piece, Edges):
         numbers += [EDGES, int(piece.fresh)]
-        tensors += [piece.ptr, piece.src, piece.dst, piece.out_ptr, piece.out_dst, piece.out_position]
+        tensors += piece.tensors
         return
     for groups in (piece.dst, piece.src):
         if isinstance(groups, Strided):
@@ -230,23 +221,23 @@ def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None
         else:
             numbers.append(GATHERED)
             tensors.append(groups.index)
-    numbers += [int(flag) for flag in (piece.causal, piece.fresh, piece.silent, piece.masks is not None)]
+    flags = piece.causal, piece.fresh, piece.has_empty_rows, piece.masks is not None
+    numbers += map(int, flags)
     if piece.masks is not None:
         tensors += [piece.masks.table, piece.masks.which]
 
 
-def _unpack_edges(held: Iterator[Tensor], said: Iterator[int]) -> Edges:
-    return Edges(next(held), next(held), next(held), next(held), next(held), next(held), bool(next(said)))
+def _unpack_edges(parts: Iterator[Tensor], words: Iterator[int]) -> Edges:
+    return Edges.of(itertools.islice(parts, 6), fresh=bool(next(words)))
 
 
-def _unpack_rectangles(kind: int, held: Iterator[Tensor], said: Iterator[int]) -> Rectangles:
-    dst = _unpack_groups(kind, held, said)
-    src = _unpack_groups(next(said), held, said)
-    causal, fresh, silent, masked = (bool(next(said)) for _ in range(4))
-    return Rectangles(dst, src, Masks(next(held), next(held)) if masked else None, causal, fresh, silent)
+def _unpack_rectangles(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Rectangles:
+    dst = _unpack_groups(kind, parts, words)
+    src = _unpack_groups(next(words), parts, words)
+    causal, fresh, has_empty_rows, masked = (bool(next(words)) for _ in range(4))
+    masks = Masks(next(parts), next(parts)) if masked else None
+    return Rectangles(dst, src, masks, causal, fresh, has_empty_rows)
 
 
-def _unpack_groups(kind: int, held: Iterator[Tensor], said: Iterator[int]) -> Groups:
-    if kind == GATHERED:
-        return Gathered(next(held))
-    return Strided(next(said), next(said), next(said), next(said))
+def _unpack_groups(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Groups:
+    return Gathered(next(parts)) if kind == GATHERED else Strided(*itertools.islice(words, 4))

@@ -1,5 +1,4 @@
-"""From a graph to a plan of pieces: what the backends ``tiles`` and ``mixed`` run, worked out once for each
-graph.
+"""From a graph to a plan of pieces: what the backends ``tiles``, ``rows`` and ``mixed`` run.
 
 A full or causal graph is one rectangle; packed documents are one causal (or full) rectangle each, those of
 one length together; any other graph is cut along its tiles, as high as is cheapest, or into well filled tiles
@@ -35,26 +34,55 @@ from gnn_attention.graph.kernel_formats import to_varlen
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
-HEIGHTS = {
-    1: 1.0,
-    2: 0.95,
-    4: 0.74,
-    8: 0.65,
-}  # rows of tiles taken together: what a cell costs then, measured
-LONG = 512  # tokens of full tiles in a row that are worth a rectangle of their own, to be merged with the rest of the row
+# rows of tiles taken together: what a cell costs then, measured
+HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
+LONG = 512  # tokens of full tiles in a row from which they are a rectangle, merged with the rest of the row
 LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
+
+
+def mask_bytes(graph: TokenGraph) -> int:
+    """What the masks of :func:`tiles_plan` take at most while they are made."""
+    runs, _ = divided(graph, BLOCK, 0.0)
+    partial = runs.at(~runs.full)
+    if graph._listed is not None:
+        return len(partial.row) * BLOCK**2
+    # those of a rule that need not be visited pair by pair repeat a few
+    pieces = decompose(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
+    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
     """All edges of a plain graph in rectangles."""
-    found: Plan = memoized(_tiles_plan, graph)
-    return found
+    if not graph.num_dst or not graph.num_src:
+        return Plan((), complete=False)
+    if graph.is_full() or graph.is_causal():
+        whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
+        return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
+    documents = memoized(_documents, graph)
+    if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
+        lengths = torch.unique(documents.length).tolist()
+        return _plan([_of_length(documents, size) for size in lengths if size], graph)
+    return _plan(_with_long_runs(graph, _cheapest(graph)[0]), graph)
+
+
+def whole_rows_plan(graph: TokenGraph) -> Plan:
+    """As :func:`tiles_plan`, with all in-edges of a receiver in one rectangle: all its logits at once."""
+    if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
+        return tiles_plan(graph)
+    return _plan(list(rectangles(graph, _cheapest(graph)[0])), graph)
 
 
 def mixed_plan(graph: TokenGraph) -> Plan:
     """The well filled tiles of a plain graph in rectangles, the edges of all others as a list."""
-    found: Plan = memoized(_mixed_plan, graph)
-    return found
+    if not graph.num_dst or not graph.num_src:
+        return Plan((), complete=False)
+    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
+    pieces = _with_long_runs(graph, dense)
+    rest = left_over(graph, sparse)
+    if rest.shape[1]:
+        listed, _ = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
+        pieces.append(replace(listed, fresh=not pieces))
+    return _plan(pieces, graph)
 
 
 def rows_plan(graph: TokenGraph) -> Plan:
@@ -62,34 +90,13 @@ def rows_plan(graph: TokenGraph) -> Plan:
     return Plan((edges_of(graph, torch.device("cpu")),), complete=True)
 
 
-def whole_rows_plan(graph: TokenGraph) -> Plan:
-    """All edges of a plain graph in rectangles, those of a receiver in one: for what must see all its logits
-    at once.
-    """
-    found: Plan = memoized(_whole_rows_plan, graph)
-    return found
-
-
 PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
 def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
-    """One of ``PLANS`` as tensors on a device and integers."""
+    """One of ``PLANS`` as tensors on a device and integers; cached."""
     found: Packed = memoized(_packed_plan, graph, kind, device)
     return found
-
-
-def mask_bytes(graph: TokenGraph) -> int:
-    """What the masks of :func:`tiles_plan` take at most while they are made.
-
-    Of a rule those count that must be visited pair by pair; the others repeat a few.
-    """
-    runs, _ = divided(graph, BLOCK, 0.0)
-    partial = runs.at(~runs.full)
-    if graph._listed is not None:
-        return len(partial.row) * BLOCK**2
-    pieces = decompose(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
-    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
@@ -103,63 +110,23 @@ def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
-    held = sum(
-        piece.dst.count * piece.dst.size for piece in pieces if isinstance(piece, Rectangles) and piece.fresh
-    )
-    return Plan(
-        tuple(pieces), complete=held == graph.num_dst or any(isinstance(p, Edges) and p.fresh for p in pieces)
-    )
+    fresh = [piece for piece in pieces if piece.fresh]
+    covered = sum(piece.dst.count * piece.dst.size for piece in fresh if isinstance(piece, Rectangles))
+    has_list = any(isinstance(piece, Edges) for piece in fresh)
+    return Plan(tuple(pieces), complete=covered == graph.num_dst or has_list)
 
 
-def _tiles_plan(graph: TokenGraph) -> Plan:
-    if not graph.num_dst or not graph.num_src:
-        return Plan((), complete=False)
-    if graph.is_full() or graph.is_causal():
-        whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
-        return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
-    documents = memoized(_documents, graph)
-    if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
-        return _plan(
-            [_of_length(documents, size) for size in torch.unique(documents.length).tolist() if size], graph
-        )
-    apart, beside, alone = _long_runs(_cheapest(graph)[0])
-    pieces = [*rectangles(graph, alone), *rectangles(graph, apart)]
-    return _plan([*pieces, *(replace(piece, fresh=False) for piece in rectangles(graph, beside))], graph)
-
-
-def _whole_rows_plan(graph: TokenGraph) -> Plan:
-    """As :func:`tiles_plan`, with all in-edges of a receiver in one rectangle."""
-    if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
-        return tiles_plan(graph)
-    return _plan(list(rectangles(graph, _cheapest(graph)[0])), graph)
-
-
-def _long_runs(runs: Runs) -> tuple[Runs, Runs, Runs]:
-    """Long full runs beside partial tiles, what else their rows hold, and all other rows.
+def _with_long_runs(graph: TokenGraph, runs: Runs) -> list[Piece]:
+    """Rectangles, with long full runs in one of their own where a row also has partial tiles.
 
     So no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens together.
     """
-    long = (
-        runs.full
-        & ((runs.stop - runs.first) * runs.block >= LONG)
-        & torch.isin(runs.row, runs.row[~runs.full])
-    )
-    theirs = torch.isin(runs.row, runs.row[long])
-    return runs.at(long), runs.at(theirs & ~long), runs.at(~theirs)
-
-
-def _mixed_plan(graph: TokenGraph) -> Plan:
-    if not graph.num_dst or not graph.num_src:
-        return Plan((), complete=False)
-    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
-    apart, beside, alone = _long_runs(dense)
-    pieces: list[Piece] = [*rectangles(graph, alone), *rectangles(graph, apart)]
-    pieces += [replace(piece, fresh=False) for piece in rectangles(graph, beside)]
-    rest = left_over(graph, sparse)
-    if rest.shape[1]:
-        listed, _ = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
-        pieces.append(replace(listed, fresh=not pieces))
-    return _plan(pieces, graph)
+    of_masks = torch.isin(runs.row, runs.row[~runs.full])
+    long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & of_masks
+    same_rows = torch.isin(runs.row, runs.row[long])
+    pieces: list[Piece] = [*rectangles(graph, runs.at(~same_rows)), *rectangles(graph, runs.at(long))]
+    others = rectangles(graph, runs.at(same_rows & ~long))
+    return [*pieces, *(replace(piece, fresh=False) for piece in others)]
 
 
 class Documents(NamedTuple):
@@ -171,12 +138,9 @@ class Documents(NamedTuple):
 
 
 def _documents(graph: TokenGraph) -> Documents | None:
-    """None for another graph. A list of edges is not asked: its tiles are as good."""
-    if (
-        graph._listed is not None
-        or graph.num_dst != graph.num_src
-        or not _could_be_documents(graph.in_degree())
-    ):
+    """None for another graph, or a list of edges, whose tiles are as good."""
+    square = graph.num_dst == graph.num_src
+    if graph._listed is not None or not square or not _could_be_documents(graph.in_degree()):
         return None
     try:
         found = to_varlen(graph)
@@ -189,9 +153,7 @@ def _documents(graph: TokenGraph) -> Documents | None:
 
 
 def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
-    """Whether degrees count 1, 2, 3, ... up to the end of each document, or are its length for all of its
-    tokens.
-    """
+    """Whether degrees count 1, 2, 3, ... through each document, or are its length for all of its tokens."""
     causal = (degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)
     value, times = torch.unique_consecutive(degree, return_counts=True)
     return bool(causal.all()) or (bool((value > 0).all()) and bool((times % value.clamp(min=1) == 0).all()))
@@ -244,9 +206,8 @@ def runs_work(graph: TokenGraph) -> Work:
 
 
 def documents_work(documents: Documents) -> Work:
-    """By documents. The kernel takes receivers 32 at a time, and of a long causal document half of the
-    pairs.
-    """
+    """By documents."""
+    # the kernel takes receivers 32 at a time, and of a long causal document about half of the pairs
     high = -(-documents.length // 32) * 32
     cells = (high * documents.length).double()
     if documents.causal:
@@ -257,9 +218,7 @@ def documents_work(documents: Documents) -> Work:
 
 
 def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:
-    """The runs of tiles of the height that is cheapest, that height in tiles, and the pairs that they
-    visit.
-    """
+    """The runs of tiles at the cheapest height, that height in tiles, and the pairs that they visit."""
     runs, _ = divided(graph, BLOCK, 0.0)
     cells = {times: cells_at(runs, times) for times in HEIGHTS}
     times = min(HEIGHTS, key=lambda times: cells[times] * HEIGHTS[times])

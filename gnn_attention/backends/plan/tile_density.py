@@ -1,6 +1,4 @@
-"""A graph divided into tiles that are well filled, for dense kernels, and the edges of all others, for sparse
-ones.
-"""
+"""A graph divided into well filled tiles, for dense kernels, and the edges of all others, for sparse ones."""
 
 from __future__ import annotations
 
@@ -18,10 +16,9 @@ from gnn_attention.graph.tiling import tiles
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs of tiles along the rows of tiles of a plain graph, sorted: the columns ``first .. stop - 1`` of
-    ``row``.
+    """Runs of tiles along rows of tiles of a plain graph, sorted: columns ``first .. stop - 1`` of ``row``.
 
-    A full run may be long; a partial tile stands alone, with the number of its ``edges``.
+    A full run may be long; a partial tile is a run, with the number of its ``edges``.
     """
 
     block: int
@@ -32,21 +29,17 @@ class Runs:
     edges: Int[Tensor, " runs"]
 
     def at(self, chosen: Tensor) -> Runs:
-        """The chosen ones."""
-        return Runs(
-            self.block, *(part[chosen] for part in (self.row, self.first, self.stop, self.full, self.edges))
-        )
+        parts = self.row, self.first, self.stop, self.full, self.edges
+        return Runs(self.block, *(part[chosen] for part in parts))
 
 
 def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
     """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
     runs: Runs = memoized(counted_runs, graph, block)
     if not least:
-        nobody = torch.zeros_like(runs.full)
-        return runs, runs.at(nobody)
-    height, width = (
-        n.clamp(max=block) for n in (graph.num_dst - runs.row * block, graph.num_src - runs.first * block)
-    )
+        return runs, runs.at(torch.zeros_like(runs.full))
+    height = (graph.num_dst - runs.row * block).clamp(max=block)
+    width = (graph.num_src - runs.first * block).clamp(max=block)
     dense = runs.full | (runs.edges >= least * height * width)
     return runs.at(dense), runs.at(~dense)
 
@@ -63,9 +56,7 @@ def counted_runs(graph: TokenGraph, block: int) -> Runs:
 
 
 def cells_at(runs: Runs, times: int) -> int:
-    """How many pairs rows of tiles would visit that are ``times`` as high, over all columns that one of their
-    rows needs.
-    """
+    """Pairs visited by rows of tiles ``times`` as high, over all columns that one of their rows needs."""
     if not len(runs.row):
         return 0
     row = runs.row // times
@@ -79,9 +70,8 @@ def cells_at(runs: Runs, times: int) -> int:
 def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
     """The edges of partial tiles, by receiver, then sender."""
     if graph._listed is None:
-        return counting.edges_in(
-            graph.rule, tile_boxes(graph, sparse.block, sparse.row, sparse.first), graph.num_src
-        )
+        boxes = tile_boxes(graph, sparse.block, sparse.row, sparse.first)
+        return counting.edges_in(graph.rule, boxes, graph.num_src)
     _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
     order = (dst * graph.num_src + src).argsort()
     return torch.stack([src[order], dst[order]])

@@ -1,8 +1,8 @@
 """What is inside the partial tiles of a graph: a table of distinct masks, and which of them each tile has.
 
 A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the
-sender or their difference alone, the rule is asked about one row or diagonal profile of it, and tiles are
-compared by that.
+sender or their difference alone, the rule is evaluated on one row or diagonal profile, by which tiles are
+compared.
 """
 
 from __future__ import annotations
@@ -13,17 +13,8 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.regions.quadtree import (
-    CELLS,
-    DIFFERENCE,
-    DST,
-    FULL,
-    Boxes,
-    Piece,
-    cells,
-    decompose,
-    profile,
-)
+from gnn_attention.graph.regions import quadtree
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose
 
 Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
@@ -43,30 +34,25 @@ def masks_of_tiles(
     if graph._listed is not None:
         found = [_listed_masks(graph, block, row, column)]
     else:
-        boxes = tile_boxes(graph, block, row, column)
-        found = [
-            part
-            for piece in decompose(graph.rule, boxes, leaf=block)
-            for part in _piece_masks(graph, block, piece)
-        ]
-    which, tables, seen = (
-        torch.zeros_like(row),
-        [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")],
-        0,
-    )
+        pieces = decompose(graph.rule, tile_boxes(graph, block, row, column), leaf=block)
+        found = [part for piece in pieces for part in _piece_masks(graph, block, piece)]
+    which, seen = torch.zeros_like(row), 0
+    tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
     for number, kind, table in found:
         which[number] = kind + seen
         tables.append(table)
         seen += len(table)
-    return _each_once(which, torch.cat(tables)) if len(found) > 1 else (which, tables[-1])
+    if len(found) <= 1:
+        return which, tables[-1]
+    table = torch.cat(tables)
+    number, some = classes(packed_bits(table.flatten(1)))
+    return number[which], table[some]
 
 
 def edges_in_tiles(
     graph: TokenGraph, block: int, row: Tensor, column: Tensor
 ) -> tuple[Int[Tensor, " edges"], Int[Tensor, "2 edges"]]:
-    """The listed edges inside the given tiles (sorted by row, then column): the number of the tile of each,
-    and its ends.
-    """
+    """The listed edges inside the given tiles (sorted by row, then column): the tile and the ends of each."""
     across = max(-(-graph.num_src // block), 1)
     wanted = row * across + column
     src, dst = graph.edge_index
@@ -86,18 +72,11 @@ def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[
     return number, some.scatter_(0, number, torch.arange(len(rows), device="cpu"))
 
 
-def _each_once(which: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Without the masks that were found in several pieces of the graph."""
-    number, some = classes(packed_bits(table.flatten(1)))
-    return number[which], table[some]
-
-
 def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
     """Bits packed 64 to a word, byte by byte: there may be many."""
     padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
-    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << torch.arange(
-        8, dtype=torch.uint8, device="cpu"
-    )
+    place = torch.arange(8, dtype=torch.uint8, device="cpu")
+    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << place
     return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
@@ -116,7 +95,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]
     for one in torch.unique(size).tolist():
         part = Piece(piece.kind, boxes.at(size == one))
         if piece.kind == CELLS:
-            yield from (_of_cells(some, edge, block) for some, edge in cells(graph.rule, part.boxes))
+            yield from (_of_cells(some, edge, block) for some, edge in quadtree.cells(graph.rule, part.boxes))
         else:
             yield _of_profile(graph, part, block)
 
@@ -130,12 +109,9 @@ def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:
     boxes = piece.boxes
     height, width = int(boxes.height[0]), int(boxes.width[0])
     if piece.kind == FULL:
-        return (
-            boxes.owner,
-            torch.zeros_like(boxes.owner),
-            _padded(torch.ones(1, height, width, dtype=torch.bool), block),
-        )
-    edge, _, _ = profile(graph.rule, piece)
+        full = torch.ones(1, height, width, dtype=torch.bool)
+        return boxes.owner, torch.zeros_like(boxes.owner), _padded(full, block)
+    edge, _, _ = quadtree.profile(graph.rule, piece)
     edge = edge.view(len(boxes), -1)
     which, some = classes(packed_bits(edge))
     row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")

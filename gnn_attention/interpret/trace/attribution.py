@@ -53,7 +53,7 @@ def rollout(
     for layer in reversed(mixings):
         edges, order = sorted_edges(layer.pairs[0], layer.pairs[1], tokens, tokens)
         weights = layer.brought.index_select(1, order).unsqueeze(1)
-        brought = csr_ops.outgoing(weights, share, csr_ops.tensors_of(edges), 1)
+        brought = csr_ops.outgoing(weights, share, edges.tensors, 1)
         share = brought + layer.own[:, None, :, None] * share
     return share.squeeze(1).mT
 

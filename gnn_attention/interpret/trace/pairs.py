@@ -123,7 +123,7 @@ def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
 def _overlaps_of_edges(call: AttentionCall) -> Tensor:
     # by the operator over edge lists, which gathers nothing
     wide, device = edges.accumulation_dtype(call.q.dtype), call.q.device
-    tensors = csr_ops.tensors_of(edges_of(call.graph, device))
+    tensors = edges_of(call.graph, device).tensors
     score = csr_ops.products(call.q.to(wide), call.k.to(wide), tensors) * call.scale
     score = call.modified(score, tensors[2].long(), tensors[1].long())
     return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)

@@ -196,7 +196,7 @@ def test_dropped_edges_are_those_of_every_backend(device):
     torch.manual_seed(11)
     call = AttentionCall.checked(q, k, v, graph, dropout=0.5)
     b, h, i, j = torch.meshgrid(*map(torch.arange, (2, 3, 4, 8)), indexing="ij")
-    stays = dropout.kept(call.seed.cpu(), b, h, i + 2, j, 0.5)
+    stays = dropout.mask(call.seed.cpu(), b, h, i + 2, j, 0.5)
     torch.manual_seed(11)
     out = ga.attend(q, k, v, graph, dropout=0.5, backend=FORM)
     # A weight is exp(0 - 0) / 8 / (1 - 0.5): 1/4 with a rounding each of exp, sum, quotient, product and

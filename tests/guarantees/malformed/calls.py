@@ -483,7 +483,7 @@ def _of_edges() -> list[Case]:
         sinks(
             "float heard",
             TypeError,
-            "^heard must",
+            "^has_in_edges must",
             "torch.float32",
             OUT,
             torch.zeros(1, 1, 1),

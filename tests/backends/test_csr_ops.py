@@ -1,0 +1,128 @@
+"""The differentiable operators over edges: against loops, derivatives by finite differences, opcheck, vmap."""
+
+import pytest
+import torch
+from support.bounds import assert_exact
+
+from gnn_attention.backends.cpu import csr_ops, csr_primitives
+from gnn_attention.backends.plan.csr import sorted_edges
+
+HEADS, KV_HEADS, NUM_DST, NUM_SRC = 4, 2, 6, 7
+WAYS = {"folded": 10**9, "head by head": 0}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """With heads folded and one at a time."""
+    monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
+
+
+def edge_list(count=17):
+    """An irregular list; receiver 2 has no in-edges."""
+    cells = torch.randperm(NUM_DST * NUM_SRC, generator=torch.Generator().manual_seed(1))[:count]
+    src, dst = cells % NUM_SRC, cells // NUM_SRC
+    return sorted_edges(src[dst != 2], dst[dst != 2], NUM_SRC, NUM_DST)[0]
+
+
+LISTED = edge_list()
+COUNT = LISTED.src.numel()
+
+
+def drawn(*shape, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(2, *shape, generator=rng, dtype=torch.float64).requires_grad_()
+
+
+Q, K, V = drawn(HEADS, NUM_DST, 3), drawn(KV_HEADS, NUM_SRC, 3, seed=1), drawn(KV_HEADS, NUM_SRC, 5, seed=2)
+W = drawn(HEADS, COUNT, seed=3)
+OPERATORS = {"products": (Q, K), "incoming": (W, V), "outgoing": (W, Q)}
+each_operator = pytest.mark.parametrize("name", OPERATORS)
+
+
+def call(name, *factors, edges=LISTED):
+    rest = [KV_HEADS] if name == "outgoing" else []
+    return getattr(csr_ops, name)(*factors, edges.tensors, *rest)
+
+
+def test_by_loops(way):
+    wanted = {
+        "products": torch.zeros(2, HEADS, COUNT, dtype=torch.float64),
+        "incoming": torch.zeros(2, HEADS, NUM_DST, 5, dtype=torch.float64),
+        "outgoing": torch.zeros(2, KV_HEADS, NUM_SRC, 3, dtype=torch.float64),
+    }
+    q, k, v, w = (x.detach() for x in (Q, K, V, W))
+    for e, (s, d) in enumerate(zip(LISTED.src.tolist(), LISTED.dst.tolist(), strict=True)):
+        for h in range(HEADS):
+            wanted["products"][:, h, e] = (q[:, h, d] * k[:, h // 2, s]).sum(-1)
+            wanted["incoming"][:, h, d] += w[:, h, e, None] * v[:, h // 2, s]
+            wanted["outgoing"][:, h // 2, s] += w[:, h, e, None] * q[:, h, d]
+    for name, factors in OPERATORS.items():
+        assert_exact(call(name, *factors), wanted[name])
+
+
+@each_operator
+def test_first_and_second_derivatives(name, way):
+    """By finite differences in float64, along random directions."""
+    given = OPERATORS[name]
+    assert torch.autograd.gradcheck(lambda *xs: call(name, *xs), given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *xs: call(name, *xs), given, fast_mode=True)
+
+
+@pytest.mark.slow
+@each_operator
+def test_opcheck(name):
+    """Schema, autograd registration, shapes without values, and tracing with dynamic shapes."""
+    rest = [KV_HEADS] if name == "outgoing" else []
+    operator = getattr(torch.ops.gnn_attention, f"edge_{name}")
+    outcomes = torch.library.opcheck(operator, (*OPERATORS[name], LISTED.tensors, *rest))
+    assert set(outcomes.values()) == {"SUCCESS"}
+    assert len(outcomes) == 4
+
+
+@each_operator
+def test_vmap_is_a_loop(name):
+    """Over the first argument alone, as the last axis."""
+    first, *others = OPERATORS[name]
+    many = torch.stack([first, 2 * first, first - 1], dim=-1)
+    found = torch.vmap(lambda x: call(name, x, *others), in_dims=-1)(many)
+    assert_exact(found, torch.stack([call(name, many[..., i], *others) for i in range(3)]))
+
+
+@each_operator
+def test_no_edges(name, way):
+    given = [x[:, :, :0] if x is W else x for x in OPERATORS[name]]
+    assert (call(name, *given, edges=edge_list(0)) == 0).all()
+
+
+SRC, DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
+
+
+@pytest.mark.parametrize(("slices", "kv_slices"), [(1, 1), (4, 4), (4, 2), (6, 1)])
+def test_each_slice_of_a_folded_list_has_the_senders_of_its_group(slices, kv_slices):
+    found = csr_primitives.folded(sorted_edges(SRC, DST, 4, 3)[0], slices, kv_slices)
+    group, pairs = slices // kv_slices, list(zip(SRC.tolist(), DST.tolist(), strict=True))
+    wanted = {(s + i // group * 4, d + i * 3) for i in range(slices) for s, d in pairs}
+    assert set(zip(found.src.tolist(), found.dst.tolist(), strict=True)) == wanted
+    assert len(found.src) == 4 * slices
+    assert (found.ptr.numel(), found.out_ptr.numel()) == (3 * slices + 1, 4 * kv_slices + 1)
+
+
+def test_folded_lists_are_cached_while_their_list_lives_and_are_few():
+    """The same list and sizes give the same tensors; many sizes push the oldest out."""
+    folded, cache, first = csr_primitives.folded, csr_primitives._cache, sorted_edges(SRC, DST, 4, 3)[0]
+    assert folded(first, 2, 2).src is folded(first, 2, 2).src
+    assert folded(first, 2, 1).src is not folded(first, 2, 2).src
+    for slices in range(2, 12):
+        folded(first, slices, slices)
+    assert len(cache[first.ptr]) == csr_primitives.MOST_CACHED
+    before = len(cache)
+    del first
+    assert len(cache) == before - 1
+
+
+def test_only_small_graphs_of_several_heads_are_folded(monkeypatch):
+    """4 edges: 3 slices fit into 12, 4 do not; a single slice has nothing to fold."""
+    monkeypatch.setattr(csr_primitives, "MOST_EDGES", 12)
+    edges = sorted_edges(SRC, DST, 4, 3)[0]
+    groups = [csr_primitives.batches(edges, (1, n), 1, torch.float32)[1] for n in (1, 3, 4)]
+    assert groups == [[((0, 0), [(0, 0)])], [(..., [...])], [((0, 0), [(0, i) for i in range(4)])]]
