@@ -24,7 +24,7 @@ SOME = (
     "tree",
     "cross",
     "one column",
-    "nobody but the last",
+    "the last alone",
     "rows of a window",
     "no ranges",
 )

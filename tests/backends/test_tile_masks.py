@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles, tile_boxes
+from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
 
 
@@ -59,18 +59,18 @@ def test_a_structured_graph_has_few_masks(graph, block, distinct):
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_each_mask_once_over_many_pieces(ranges, monkeypatch):
-    """Tiles are worked out a bounded number at a time; what comes again in a later part is the same mask."""
+    """Tiles are computed a bounded number at a time; what comes again in a later part is the same mask."""
     monkeypatch.setattr(quadtree, "LONGEST", 1000)
     monkeypatch.setattr(enumerate_pairs, "CELLS_AT_ONCE", 2**14)
-    graph = patterns.window(2048, 64) if ranges else TokenGraph.from_rule(unasked, 2048)
+    graph = patterns.window(2048, 64) if ranges else TokenGraph.from_rule(no_ranges, 2048)
     row = torch.arange(1, 32)
     which, table = masks_of_tiles(graph, 64, row, row - 1)
     assert torch.equal(table, torch.ones(1, 64, 64, dtype=torch.bool).triu(1))
     assert which.tolist() == [0] * 31
 
 
-def unasked(b, h, dst, src):
-    """A window that cannot be asked about ranges."""
+def no_ranges(b, h, dst, src):
+    """A window that cannot be evaluated on ranges."""
     return torch.sign((dst - src).double()).ge(0) & (torch.cos((dst - src).double() * 0) * (dst - src) < 64)
 
 
@@ -87,42 +87,25 @@ def test_without_tiles():
 def test_edges_in_tiles(num_dst, num_src, block):
     """Every edge of the chosen tiles, once, with its tile; the others not."""
     mask = torch.rand(num_dst, num_src, generator=torch.Generator().manual_seed(1)) < 0.2
-    pairs = mask.nonzero().flip(1)[
-        torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))
-    ]
+    order = torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))
+    pairs = mask.nonzero().flip(1)[order]
     graph = ga.convert.from_edge_index(pairs.t(), num_dst, num_src)
     every = [(i, j) for i in range(-(-num_dst // block)) for j in range(-(-num_src // block))]
     for chosen in (every, every[::2], every[-1:]):
         row, column = torch.tensor(chosen).t()
         tile, edges = edges_in_tiles(graph, block, row, column)
         found = {(s, d): chosen[t] for t, s, d in zip(tile.tolist(), *edges.tolist(), strict=True)}
-        expected = {
-            (s, d): (d // block, s // block) for s, d in pairs.tolist() if (d // block, s // block) in chosen
-        }
+        tile_of = {(s, d): (d // block, s // block) for s, d in pairs.tolist()}
+        expected = {pair: at for pair, at in tile_of.items() if at in chosen}
         assert found == expected
         assert len(tile) == len(expected)
 
 
-def test_boxes_end_at_the_border():
-    boxes = tile_boxes(patterns.cross(70, 40), 32, torch.tensor([0, 2, 2]), torch.tensor([1, 0, 1]))
-    assert boxes.owner.tolist() == [0, 1, 2]
-    assert [part.tolist() for part in (boxes.dst, boxes.src)] == [[0, 64, 64], [32, 0, 32]]
-    assert [part.tolist() for part in (boxes.height, boxes.width)] == [[32, 6, 6], [8, 32, 8]]
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 4).flatmap(
-        lambda width: st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width))
-    )
-)
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(-2, 2), min_size=n, max_size=n))))
 def test_classes(rows):
     """Two rows have one class exactly if they are equal; classes count from 0, each with a row of it."""
-    table = (
-        torch.tensor(rows, dtype=torch.int64).view(len(rows), -1)
-        if rows
-        else torch.zeros(0, 3, dtype=torch.int64)
-    )
+    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), -1 if rows else 3)
     number, some = classes(table)
     assert sorted(set(number.tolist())) == list(range(len(some)))
     assert len(some) == len({tuple(row) for row in rows})

@@ -21,9 +21,7 @@ def tokens(groups: Groups, number: int) -> Tensor:
 
 
 def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
-    """How often each pair ``[dst, src]`` is taken as an edge, written out from the definitions of
-    ``_pieces``.
-    """
+    """How often each pair ``[dst, src]`` is taken as an edge, by the definitions of the pieces."""
     count = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for piece in pieces:
         if isinstance(piece, Edges):
@@ -46,7 +44,7 @@ def random_mask(num_dst: int, num_src: int, density: float, seed: int = 0) -> Te
 
 
 def _odd(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A rule that cannot be asked about ranges."""
+    """A rule that cannot be evaluated on ranges."""
     return torch.sin((7 * dst + 3 * src).double()) > 0.3
 
 
@@ -78,9 +76,7 @@ def _structured() -> dict[str, TokenGraph]:
         "cross": p.cross(100, 200),
         "one column": TokenGraph.from_rule(lambda b, h, dst, src: src * 0 + dst >= 100, 170, 1),
         "one column, the first": TokenGraph.from_rule(lambda b, h, dst, src: src * 0 + dst < 100, 170, 30),
-        "nobody but the last": TokenGraph.from_rule(
-            lambda b, h, dst, src: (dst == 299) & (src == 0), 300, 70
-        ),
+        "the last alone": TokenGraph.from_rule(lambda b, h, dst, src: (dst == 299) & (src == 0), 300, 70),
         "rows": p.causal(333).rows(100, 333),
         "rows of a window": p.window(333, 100).rows(63, 257),
         "transposed": (p.window(260, 40) | p.sinks(260, 3)).T,
@@ -100,9 +96,8 @@ LISTED = {
 }
 RANDOM = {f"random {d}": ga.convert.from_mask(random_mask(150, 170, d)) for d in (0.01, 0.1, 0.25, 0.5, 0.95)}
 SHUFFLED = torch.randperm(300 * 200, generator=torch.Generator().manual_seed(1))[:2000]
-RANDOM["random, in no order"] = ga.convert.from_edge_index(
-    torch.stack([SHUFFLED % 200, SHUFFLED // 200]), 300, 200
-)
+SHUFFLED = torch.stack([SHUFFLED % 200, SHUFFLED // 200])
+RANDOM["random, in no order"] = ga.convert.from_edge_index(SHUFFLED, 300, 200)
 PLAIN = {**STRUCTURED, **LISTED, **RANDOM}
 SMALL = {
     **{name: case.graph for name, case in GRAPHS.items() if not case.varies},

@@ -1,6 +1,4 @@
-"""The kernels over edges against dense attention in float64: both passes, merging, half types, extreme and
-missing rows.
-"""
+"""The kernels over edges against dense attention in float64, and the lists that they read."""
 
 from dataclasses import replace
 
@@ -9,20 +7,21 @@ import torch
 from support.bounds import assert_exact, assert_rule, attention_truth, error
 from support.kernel_cases import lse_bound
 
-from gnn_attention import edges
+import gnn_attention as ga
+from gnn_attention import edges, patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import csr_primitives
 from gnn_attention.backends.cpu.csr import backward, forward
-from gnn_attention.backends.plan.csr import sorted_edges
+from gnn_attention.backends.plan.csr import edges_of, order_of, sorted_edges
 from gnn_attention.verify.measure import EXACT
 
 SCALE = 0.4
 WAYS = {"folded": 10**9, "head by head": 0}
 
 
-@pytest.fixture(params=WAYS, autouse=True)
+@pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """Every test runs with heads folded and one at a time."""
+    """With heads folded, and one at a time."""
     monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
     return request.param
 
@@ -31,7 +30,7 @@ def masks(name):
     """Named sets of edges ``[dst, src]``."""
     rng = torch.Generator().manual_seed(3)
     mask = torch.rand(20, 30, generator=rng) < 0.3
-    if name == "deaf and lonely":
+    if name == "isolated rows and columns":
         mask[[0, 7]], mask[:, [2, 29]] = False, False
     if name == "hub":
         mask = torch.zeros(40, 40, dtype=torch.bool)
@@ -42,15 +41,9 @@ def masks(name):
 def inputs(mask, heads=4, kv_heads=2, dim=8, value_dim=5, dtype=torch.float64, size=1.0, batch=2):
     """q, k, v, grad_out and grad_lse; token-major in memory, as projections give them."""
     rng, (num_dst, num_src) = torch.Generator().manual_seed(0), mask.shape
-    shapes = (
-        (num_dst, heads, dim),
-        (num_src, kv_heads, dim),
-        (num_src, kv_heads, value_dim),
-        (num_dst, heads, value_dim),
-    )
-    drawn = [
-        torch.randn(batch, *shape, generator=rng, dtype=torch.float64).transpose(1, 2) for shape in shapes
-    ]
+    shapes = (num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim)
+    shapes = (*shapes, (num_dst, heads, value_dim))
+    drawn = [torch.randn(batch, *s, generator=rng, dtype=torch.float64).transpose(1, 2) for s in shapes]
     q, k, v, grad = (x.to(dtype) for x in (drawn[0] * size, drawn[1] * size, *drawn[2:]))
     return q, k, v, grad, torch.randn(batch, heads, num_dst, generator=rng, dtype=torch.float64)
 
@@ -81,13 +74,13 @@ def run(mask, q, k, v, grad, grad_lse, add=False):
 def dense(mask, q, k, v, grad, grad_lse):
     """The same by the plain formula in float64."""
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
-    group, deaf = q.shape[1] // k.shape[1], ~mask.any(1)
+    group, empty = q.shape[1] // k.shape[1], ~mask.any(1)
     logits = q @ k.repeat_interleave(group, 1).mT * SCALE
-    logits = torch.where(mask | deaf.unsqueeze(1), logits, -torch.inf)
-    lse = logits.logsumexp(-1).masked_fill(deaf, 0.0)
+    logits = torch.where(mask | empty.unsqueeze(1), logits, -torch.inf)
+    lse = logits.logsumexp(-1).masked_fill(empty, 0.0)
     out = (logits.softmax(-1) * mask) @ v.repeat_interleave(group, 1)
-    total = (out * grad).sum() + (lse * grad_lse).masked_fill(deaf, 0.0).sum()
-    return out, lse.masked_fill(deaf, -torch.inf), *torch.autograd.grad(total, (q, k, v))
+    total = (out * grad).sum() + (lse * grad_lse).masked_fill(empty, 0.0).sum()
+    return out, lse.masked_fill(empty, -torch.inf), *torch.autograd.grad(total, (q, k, v))
 
 
 def assert_same(found, wanted):
@@ -97,10 +90,10 @@ def assert_same(found, wanted):
     assert_exact(found[2:], wanted[2:])
 
 
-@pytest.mark.parametrize("name", ["irregular", "deaf and lonely", "hub", "one token", "no edges"])
+@pytest.mark.parametrize("name", ["irregular", "isolated rows and columns", "hub", "one token", "no edges"])
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize(("heads", "kv_heads", "value_dim"), [(4, 2, 5), (3, 3, 8), (6, 1, 1)])
-def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value_dim):
+def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value_dim, way):
     """Logits close together (one shift for all) and far apart (a shift for each receiver)."""
     mask = masks(name)
     given = inputs(mask, heads, kv_heads, value_dim=value_dim, size=size)
@@ -108,9 +101,9 @@ def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_other_dtypes(dtype):
+def test_other_dtypes(dtype, way):
     """Half types come in and go out; sums are float32. Within the rule of verify."""
-    mask = masks("deaf and lonely")
+    mask = masks("isolated rows and columns")
     q, k, v, grad, grad_lse = inputs(mask, dtype=dtype)
     out, lse, *grads = found = run(mask, q, k, v, grad, grad_lse * 0)
     assert [x.dtype for x in found] == [dtype, torch.float32, dtype, dtype, dtype]
@@ -120,7 +113,7 @@ def test_other_dtypes(dtype):
     assert error(lse, true_lse) <= lse_bound(q, k, SCALE, true_lse)
 
 
-def test_sums_over_the_group_and_over_many_edges_are_wide():
+def test_sums_over_the_group_and_over_many_edges_are_wide(way):
     """4096 equal fp16 gradients of 1 into one value: half sums would stop at 2048."""
     mask = torch.ones(1024, 1, dtype=torch.bool)
     q, k, v, grad, grad_lse = inputs(mask, heads=4, kv_heads=1, dtype=torch.float16, batch=1)
@@ -128,7 +121,7 @@ def test_sums_over_the_group_and_over_many_edges_are_wide():
     assert dv.flatten().tolist() == [4096.0] * 5
 
 
-def test_no_edges_write_zeros_and_merge_nothing():
+def test_no_edges_write_zeros_and_merge_nothing(way):
     """Fresh: 0 and -inf; not fresh: everything stays."""
     mask = masks("no edges")
     q, k, v, grad, grad_lse = inputs(mask)
@@ -143,17 +136,12 @@ def test_no_edges_write_zeros_and_merge_nothing():
 
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("columns", [0, 11, 30])
-def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
-    """Also where one of them, or both, leave a receiver without in-edges; gradients add up with the lse of
-    both.
-    """
-    mask = masks("deaf and lonely")
+def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size, way):
+    """Also where one, or both, leave a receiver without in-edges; gradients add up with the lse of both."""
+    mask = masks("isolated rows and columns")
     left = mask & (torch.arange(30) < columns)
     q, k, v, grad, grad_lse = given = inputs(mask, size=size)
-    out, lse = (
-        torch.empty(*q.shape[:3], 5, dtype=torch.float64),
-        torch.empty(q.shape[:3], dtype=torch.float64),
-    )
+    out, lse = torch.empty_like(grad), torch.empty_like(grad_lse)
     parts = [listed(left), replace(listed(mask & ~left), fresh=False)]
     for part in parts:
         forward(q, k, v, part, SCALE, out, lse)
@@ -164,7 +152,7 @@ def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size):
 
 
 def test_lists_of_large_logits_merge_without_the_rounding_of_lse():
-    """What all senders say is heard but for some roundings."""
+    """The shares sum to 1 but for some roundings."""
     mask = masks("irregular")
     left = mask & (torch.arange(mask.shape[1]) < 15)
     q, k, v, _, _ = inputs(mask, size=16.0, dtype=torch.float32)
@@ -172,23 +160,20 @@ def test_lists_of_large_logits_merge_without_the_rounding_of_lse():
     for part in (listed(left), replace(listed(mask & ~left), fresh=False)):
         forward(q, k, torch.ones_like(v), part, SCALE, out, lse)
     assert lse[:, :, mask.any(1)].max() > 100
-    # With u = eps / 2 and n in-edges in a list: its out is a quotient of two sums of the same n numbers, 2 (n
-    # - 1) u + u; the shares of the two lists are quotients of masses, each an exp (4 u) and a product, their
-    # sum and the quotient: 12 u; product and sum 2 u.
+    # with u = eps / 2 and n in-edges in a list: its out is a quotient of two sums of the same n numbers,
+    # 2 (n - 1) u + u; the shares of the two lists are quotients of masses, each an exp (4 u) and a product,
+    # their sum and the quotient: 12 u; product and sum 2 u
     most = max(int(part.sum(1).max()) for part in (left, mask & ~left))
     allowed = (2 * most + 13) * torch.finfo(torch.float32).eps / 2
-    assert (
-        allowed < float(lse.max()) * torch.finfo(torch.float32).eps / 4
-    )  # which half an ulp of lse would cost
+    # which half an ulp of lse would cost
+    assert allowed < float(lse.max()) * torch.finfo(torch.float32).eps / 4
     assert (out[:, :, mask.any(1)] - 1).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_nan_reaches_those_who_hear_it_and_nobody_else(where, size):
-    """In token 4 of the second head: as a receiver itself alone, as a sender its hearers in the query heads
-    of its group.
-    """
+def test_nan_reaches_the_receivers_of_its_edges_alone(where, size, way):
+    """In token 4 of the second head: as a receiver itself, as a sender those in the heads of its group."""
     mask = masks("irregular")
     q, k, v, grad, grad_lse = inputs(mask, size=size)
     clean = run(mask, q, k, v, grad, grad_lse)
@@ -222,10 +207,8 @@ def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 @pytest.mark.parametrize("size", [1.0, 8.0])
-def test_receivers_of_infinite_lse_contribute_nothing(value, size):
-    """The gradients are those without their edges, whatever they hold, and a sender that nobody else
-    hears.
-    """
+def test_receivers_of_infinite_lse_contribute_nothing(value, size, way):
+    """The gradients are those without their edges, whatever is in them and in a sender of theirs alone."""
     mask = masks("irregular")
     mask[:, 29] = torch.arange(20) == 3
     q, k, v, grad, grad_lse = inputs(mask, size=size)
@@ -242,7 +225,7 @@ def test_receivers_of_infinite_lse_contribute_nothing(value, size):
     assert_exact(found, wanted)
 
 
-def test_a_row_of_minus_infinite_logits_hears_nothing():
+def test_a_row_of_minus_infinite_logits(way):
     """Q . k overflows to -inf for all of its in-edges: weights 0, lse -inf, gradients finite."""
     mask = masks("irregular")
     q, k, v, grad, grad_lse = inputs(mask)
@@ -253,7 +236,7 @@ def test_a_row_of_minus_infinite_logits_hears_nothing():
     assert all(torch.isfinite(x).all() for x in grads)
 
 
-def test_results_of_any_strides_are_written_or_added_to():
+def test_results_of_any_strides_are_written_or_added_to(way):
     """Token-major, head-major and every second channel."""
     mask = masks("irregular")
     q, k, v, grad, grad_lse = given = inputs(mask)
@@ -263,10 +246,9 @@ def test_results_of_any_strides_are_written_or_added_to():
     assert_exact(results, [true + 1 for true in wanted])
 
 
-def test_memory_holds_one_head_at_a_time(way):
+def test_memory_is_that_of_one_head(monkeypatch):
     """No tensor of the size of all heads' edges is made."""
-    if way == "folded":
-        pytest.skip("small graphs are taken whole")
+    monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
     mask = torch.ones(32, 32, dtype=torch.bool)
     given = inputs(mask, heads=16, kv_heads=16, dim=2, value_dim=2, batch=1)
     largest = []
@@ -285,3 +267,43 @@ def test_memory_holds_one_head_at_a_time(way):
         forward(q, k, v, edge_list, SCALE, out, lse)
         backward(grad, grad_lse, (q, k, v), lse, edge_list, SCALE, empty_like(q, k, v), add=False)
     assert 0 < max(largest) <= max(32 * 32, q.numel())
+
+
+SIZES = {"irregular": (7, 5, 17), "wide": (40, 3, 60), "no edges": (4, 3, 0), "no tokens": (0, 0, 0)}
+
+
+@pytest.mark.parametrize(("num_src", "num_dst", "count"), SIZES.values(), ids=SIZES)
+def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
+    """Read back by loops: in-edges of each receiver, out-edges of each sender, the order of the caller."""
+    cells = torch.randperm(num_src * num_dst, generator=torch.Generator().manual_seed(0))[:count]
+    src, dst = cells % max(num_src, 1), cells // max(num_src, 1)
+    found, order = sorted_edges(src, dst, num_src, num_dst)
+    pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
+    ptr, out_ptr = found.ptr.tolist(), found.out_ptr.tolist()
+    assert (len(ptr), len(out_ptr)) == (num_dst + 1, num_src + 1)
+    for i in range(num_dst):
+        assert found.src[ptr[i] : ptr[i + 1]].tolist() == sorted(s for s, d in pairs if d == i)
+    for j in range(num_src):
+        assert found.out_dst[out_ptr[j] : out_ptr[j + 1]].tolist() == sorted(d for s, d in pairs if s == j)
+    places = found.out_position.long()
+    assert found.dst[places].tolist() == found.out_dst.tolist()
+    assert found.src[places].tolist() == sorted(src.tolist())
+    listed_pairs = list(zip(found.src.tolist(), found.dst.tolist(), strict=True))
+    assert [pairs[place] for place in order.tolist()] == listed_pairs
+
+
+def test_lists_of_graphs():
+    """In the order of edge_index, which is the caller's; cached; int32. Varying graphs have none."""
+    cpu, cells = torch.device("cpu"), torch.randperm(72, generator=torch.Generator().manual_seed(0))[:30]
+    graph, rule = (
+        ga.convert.from_edge_index(torch.stack([cells % 9, cells // 9]), 8, 9),
+        patterns.window(9, 3),
+    )
+    found = edges_of(graph, cpu)
+    assert not torch.equal(order_of(graph, cpu), torch.arange(30))
+    assert torch.equal(graph.edge_index[:, order_of(graph, cpu)], torch.stack([found.src, found.dst]).long())
+    assert torch.equal(order_of(rule, cpu), torch.arange(rule.num_edges))
+    assert edges_of(rule, cpu).src is edges_of(rule, cpu).src
+    assert found.src.dtype == torch.int32
+    with pytest.raises(ValueError, match="differs by head"):
+        edges_of(ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 5, heads=2), cpu)

@@ -1,6 +1,6 @@
-"""Dropout keyed by the edge: SplitMix64 as published, even and independent, and the same edges on every way
-through attention.
-"""
+"""Dropout keyed by the edge: SplitMix64 as published, even and independent, the same in every backend."""
+
+import itertools
 
 import pytest
 import torch
@@ -30,24 +30,16 @@ def bits(seed, sample, head, dst, src):
 
 def test_the_mixing_is_that_of_splitmix64():
     """The first outputs of the published generator started at 1234567."""
-    known = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-    assert [mixed(1234567 + GOLDEN * n) for n in range(1, 6)] == known
-    state = torch.tensor([dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 6)])
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [mixed(1234567 + GOLDEN * n) for n in range(1, 4)] == known
+    state = torch.tensor([dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 4)])
     assert [int(z) % 2**64 for z in dropout._mixed(state)] == known
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("seed", [0, 1, 2**62 - 1])
-def test_kept_is_the_formula(seed, probability):
-    numbers = [
-        (b, h, i, j) for b in (0, 3) for h in (0, 7) for i in (0, 5, 2**31 - 1) for j in (0, 6, 2**31 - 1)
-    ]
+def test_the_mask_is_the_formula(seed, probability):
+    numbers = list(itertools.product((0, 3), (0, 7), (0, 5, 2**31 - 1), (0, 6, 2**31 - 1)))
     expected = [(bits(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
     assert mask(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
 
@@ -61,11 +53,8 @@ def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probabili
     assert ((stays.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
     assert ((stays.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
     flat = (stays.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
-    others = [
-        flat[0].view(600, 600).mT.flatten(),
-        flat[0].roll(1),
-        flat[0].roll(600),
-    ]  # transpose, next sender, next receiver
+    # transpose, next sender, next receiver
+    others = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]
     for other in [*flat[1:], *others]:
         assert abs(float((flat[0] * other).mean())) < 5 / 600
 
@@ -86,6 +75,7 @@ GRAPHS = [
     patterns.strict_causal(30).rows(10, 30),
     patterns.documents([5, 20, 13]),
     ga.TokenGraph.from_edges(torch.tensor([[4, 0, 2, 9, 9], [1, 0, 1, 3, 0]]), 5, 10),
+    ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 12, heads=4, name="by head"),
 ]
 
 
@@ -116,37 +106,18 @@ def test_dropout_is_of_the_weights_of_the_formula(backend):
     torch.manual_seed(4)
     seed = int(dropout.draw_seed(CPU))
     weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
-    index = [(b, h, i, j) for b in range(2) for h in range(2) for i in range(6) for j in range(9)]
+    index = itertools.product(range(2), range(2), range(6), range(9))
     stays = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
     assert_exact(out, weights * stays.view(2, 2, 6, 9) / 0.6 @ v)
 
 
-def test_the_walk_drops_the_same_edges():
+def test_the_layer_drops_the_same_edges():
     torch.manual_seed(0)
-    heads, x, graph = (
-        ga.StandardHeads(16, 4, num_kv_heads=2).double(),
-        torch.randn(2, 12, 16).double(),
-        patterns.window(12, 5),
-    )
+    heads, x = ga.StandardHeads(16, 4, num_kv_heads=2).double(), torch.randn(2, 12, 16).double()
     results = []
     for backend in (None, "reference", "rows"):
         torch.manual_seed(2)
-        results.append(ga.MessagePassingAttention(heads, dropout=0.5, backend=backend).train()(x, graph))
+        layer = ga.MessagePassingAttention(heads, dropout=0.5, backend=backend).train()
+        results.append(layer(x, patterns.window(12, 5)))
     assert_exact(results[0], results[1])
     assert_exact(results[0], results[2])
-
-
-def test_graphs_that_differ_by_head_drop_by_the_number_of_the_head():
-    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 12, heads=2)
-    for found, expected in zip(
-        attended_by_head(graph, "rows"), attended_by_head(graph, "dense"), strict=True
-    ):
-        assert_exact(found, expected)
-
-
-def attended_by_head(graph, backend):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 12, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    torch.manual_seed(1)
-    out = ga.attend(q, k, v, graph, dropout=0.3, backend=backend)
-    return out, *torch.autograd.grad(out.square().sum(), (q, k, v))

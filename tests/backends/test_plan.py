@@ -27,8 +27,7 @@ def masks(count, receivers, senders, table=3):
 
 
 def edge_list(fresh):
-    held = [numbers(n) + 10 * i for i, n in enumerate((5, 6, 6, 4, 6, 6))]
-    return Edges(*held, fresh=fresh)
+    return Edges(*(numbers(n) + 10 * i for i, n in enumerate((5, 6, 6, 4, 6, 6))), fresh=fresh)
 
 
 PIECES = {
@@ -47,49 +46,40 @@ PIECES = {
 RECTANGLES = {name: piece for name, piece in PIECES.items() if isinstance(piece, Rectangles)}
 
 
-def told(value):
-    """A value of ``_pieces`` as nested tuples; tensors by identity, for none may be copied."""
+def nested(value):
+    """A value of a plan as nested tuples; tensors by identity, for none may be copied."""
     if isinstance(value, torch.Tensor):
         return id(value)
     if isinstance(value, tuple):
-        return tuple(told(part) for part in value)
+        return tuple(nested(part) for part in value)
     fields = getattr(value, "__dataclass_fields__", None)
-    return value if fields is None else (type(value), *(told(getattr(value, name)) for name in fields))
+    return value if fields is None else (type(value), *(nested(getattr(value, name)) for name in fields))
 
 
 @pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize(
-    "chosen", [[], *([name] for name in PIECES), list(PIECES), list(PIECES)[::-1]], ids=str
-)
+@pytest.mark.parametrize("chosen", [[], list(PIECES), list(PIECES)[::-1]], ids=["none", "all", "reversed"])
 def test_what_was_packed_comes_back(chosen, complete):
-    """Every field of every piece, in order, the tensors themselves; numbers are integers, as an operator
-    wants them.
-    """
+    """Every field of every piece, in order, the tensors themselves; numbers are integers, for an operator."""
     plan = Plan(tuple(PIECES[name] for name in chosen), complete)
-    tensors, said = packed(plan)
-    assert all(type(n) is int for n in said)
-    assert told(unpacked(tensors, said)) == told(plan)
+    tensors, words = packed(plan)
+    assert all(type(n) is int for n in words)
+    assert nested(unpacked(tensors, words)) == nested(plan)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("count", [1, 3, 7, 100])
 @pytest.mark.parametrize("name", RECTANGLES)
-def test_parts_hold_every_group_once(name, count):
+def test_parts_have_every_group_once(name, count):
     """In order, at most ``count`` at a time, with the flags of the whole and without a copy of its masks."""
     whole = RECTANGLES[name]
     parts = list(whole.parts(count))
     assert [part.dst.count for part in parts[:-1]] == [count] * (len(parts) - 1)
     assert sum(part.dst.count for part in parts) == whole.dst.count
-    assert (
-        sum(part.cells for part in parts) == whole.cells == whole.dst.count * whole.dst.size * whole.src.size
-    )
+    assert sum(part.cells for part in parts) == whole.cells
     assert torch.equal(visits(parts, 30, 30), visits([whole], 30, 30))
     for part in parts:
         assert part.src.count == part.dst.count
-        assert (part.causal, part.fresh, part.has_empty_rows) == (
-            whole.causal,
-            whole.fresh,
-            whole.has_empty_rows,
-        )
+        for flag in ("causal", "fresh", "has_empty_rows"):
+            assert getattr(part, flag) == getattr(whole, flag)
         if whole.masks is not None:
             assert part.masks.table is whole.masks.table
             assert len(part.masks.which) == part.dst.count
