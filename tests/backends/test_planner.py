@@ -145,7 +145,9 @@ OTHERS = {
     "without loops": patterns.documents([20, 30]) & patterns.strict_causal(50),
     "one edge between": patterns.documents([20, 30]) | TokenGraph.from_edges(torch.tensor([[3], [40]]), 50),
     "one edge missing": patterns.documents([20, 30]) - TokenGraph.from_edges(torch.tensor([[3], [9]]), 50),
-    "an isolated token": TokenGraph.from_rule(lambda b, h, dst, src: in_tens(b, h, dst, src) & (dst != 15), 50),
+    "an isolated token": TokenGraph.from_rule(
+        lambda b, h, dst, src: in_tens(b, h, dst, src) & (dst != 15), 50
+    ),
     "turned round": patterns.documents([20, 30]).T,
     "not square": patterns.documents([20, 30]).rows(20, 50),
     "listed": ga.convert.from_mask(patterns.documents([20, 30]).mask()),

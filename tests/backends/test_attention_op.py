@@ -1,6 +1,4 @@
-"""The fused operator: right against the dense formula in float64, and a good citizen of compilers, exports
-and transforms.
-"""
+"""The fused operator: against the dense formula in float64, and under compilers, exports and transforms."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -53,18 +51,20 @@ def gradients(out, inputs, seed=3):
     )
 
 
+def thirds(b, h, dst, src):
+    return (dst % 3 == 1) & (src % 5 == 2)
+
+
 GRAPHS = {
     "full": patterns.full,
     "causal": patterns.causal,
-    "strict causal": patterns.strict_causal,  # receiver 0 hears nobody
+    "strict causal": patterns.strict_causal,  # receiver 0 has no in-edges
     "window": lambda n: patterns.window(n, 20),
     "window and sinks": lambda n: patterns.window(n, 5) | patterns.sinks(n, 2),
     "documents": lambda n: patterns.documents([n - n // 2 - n // 3, n // 3, n // 2]),
     "reversed": lambda n: patterns.window(n, 7).T,
     "none": lambda n: patterns.full(n) - patterns.full(n),
-    "every third": lambda n: ga.TokenGraph.from_rule(
-        lambda b, h, dst, src: (dst % 3 == 1) & (src % 5 == 2), n
-    ),
+    "every third": lambda n: ga.TokenGraph.from_rule(thirds, n),
 }
 
 
@@ -80,14 +80,14 @@ def test_every_length_of_every_graph(graph, name):
         group = inputs[0].shape[1] // inputs[1].shape[1]
         logits = inputs[0] @ inputs[1].repeat_interleave(group, 1).mT * 8**-0.5
         true_lse = logits.masked_fill(~made.mask(), -torch.inf).logsumexp(-1)
-        heard = (made.in_degree() > 0).expand(true_lse.shape)
+        has_edges = (made.in_degree() > 0).expand(true_lse.shape)
         assert_exact(out, wanted)
-        assert torch.equal(info.lse == -torch.inf, ~heard), n
-        assert (out[~heard] == 0).all()
-        assert_exact(info.lse, true_lse.masked_fill(~heard, -torch.inf))
-        found = torch.autograd.grad(out.square().sum() + info.lse[heard].sin().sum(), inputs)
+        assert torch.equal(info.lse == -torch.inf, ~has_edges), n
+        assert (out[~has_edges] == 0).all()
+        assert_exact(info.lse, true_lse.masked_fill(~has_edges, -torch.inf))
+        found = torch.autograd.grad(out.square().sum() + info.lse[has_edges].sin().sum(), inputs)
         true = torch.autograd.grad(
-            wanted.square().sum() + true_lse[heard].sin().sum(), inputs, materialize_grads=True
+            wanted.square().sum() + true_lse[has_edges].sin().sum(), inputs, materialize_grads=True
         )
         assert_exact(found, true)
 
@@ -116,9 +116,9 @@ LAYOUTS = {
     "one head for all": lambda x: x[:, :1].expand_as(x),
     "one token for all": lambda x: x[:, :, :1].expand_as(x),
     "one number for all": lambda x: x[:1, :1, :1, :1].expand_as(x),
-    "overlapping tokens": lambda x: torch.cat([x[..., 0], x[..., 0, : x.shape[3] - 1]], 2).unfold(
-        2, x.shape[3], 1
-    ),
+    "overlapping tokens": lambda x: torch.cat([x[..., 0]] * 2, 2).unfold(2, x.shape[3], 1)[
+        :, :, : x.shape[2]
+    ],
 }
 
 
@@ -132,9 +132,8 @@ def test_every_memory_layout(layout, name):
         laid = [LAYOUTS[layout](x).requires_grad_() for x in plain]
         out, wanted = ga.attend(*laid, graph, backend=name), dense(*laid, graph)
         assert_exact(out, wanted)
-        direction = LAYOUTS[layout](
-            torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        )
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        direction = LAYOUTS[layout](direction)
         assert_exact(torch.autograd.grad(out, laid, direction), torch.autograd.grad(wanted, laid, direction))
 
 
@@ -155,37 +154,32 @@ def test_gradcheck_through_out_and_lse(name):
     """Numerical derivatives; some receivers hear nobody."""
     graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2, 0], [1, 1, 0, 3, 3]]), 5, 3)
     inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(name, graph, CPU)
-    heard = graph.in_degree() > 0
+    has_edges = graph.in_degree() > 0
 
     def both(q, k, v):
         out, lse = attention_op.attention(q, k, v, plan, 0.7)
-        return out, lse[:, :, heard]
+        return out, lse[:, :, has_edges]
 
     assert torch.autograd.gradcheck(both, inputs)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_are_refused_by_name(name):
-    """With what to take instead."""
+    """With what to use instead."""
     q, k, v = qkv()
-    (slope,) = torch.autograd.grad(
-        ga.attend(q, k, v, patterns.window(9, 3), backend=name).sum(), q, create_graph=True
-    )
-    with pytest.raises(
-        NotImplementedError,
-        match=r"second derivatives do not pass .*tiles.*use backend='reference' or 'dense'",
-    ):
+    out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
+    (slope,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    message = r"second derivatives do not pass .*tiles.*use backend='reference' or 'dense'"
+    with pytest.raises(NotImplementedError, match=message):
         torch.autograd.grad(slope.sum(), q)
-    twice = torch.func.grad(
-        lambda q: torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())(q).sum()
-    )
+    once = torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())
     with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-        twice(q.detach())
+        torch.func.grad(lambda q: once(q).sum())(q.detach())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_what_wants_a_gradient_gets_one(name):
-    """And a call without any keeps none."""
+    """And a call without any has none."""
     q, k, v = (x.detach() for x in qkv())
     assert not ga.attend(q, k, v, patterns.window(9, 3), backend=name).requires_grad
     v.requires_grad_()
@@ -195,8 +189,8 @@ def test_only_what_wants_a_gradient_gets_one(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_nan_gradient_of_a_receiver_that_hears_nobody_reaches_nobody(name):
-    """As a loss that divides by the 0 that such a receiver got would send."""
+def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
+    """As a loss that divides by the 0 of such a receiver would send."""
     graph, inputs = patterns.strict_causal(70), qkv(70)
     out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
     directions = torch.ones_like(out), torch.ones_like(info.lse)
@@ -211,10 +205,8 @@ def test_a_nan_gradient_of_a_receiver_that_hears_nobody_reaches_nobody(name):
     ("where", "value", "name"),
     pairwise(where="qkv", value=[torch.nan, torch.inf, -torch.inf, 1e4], name=NAMES),
 )
-def test_what_a_token_holds_reaches_only_who_hears_it(where, value, name):
-    """The others' outputs and gradients are those of the same call without it, to the bit; who hears a NaN is
-    NaN.
-    """
+def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name):
+    """The others' outputs and gradients are those of the same call without it; those of a NaN are NaN."""
     n, token, graph = 150, 70, patterns.window(150, 20) | patterns.sinks(150, 2)
     inputs = qkv(n)
     spoiled = [x.detach().clone().requires_grad_() for x in inputs]
@@ -229,18 +221,13 @@ def test_what_a_token_holds_reaches_only_who_hears_it(where, value, name):
         assert out[:, :, reached].isnan().all()
     elif value == 1e4:
         assert_exact(out, dense(*spoiled, graph))
-    _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, everyone=name != "rows")
-
-
-def _others_have_their_gradients(out, wanted, spoiled, inputs, reached, graph, everyone):
-    """Of a loss over those who were not reached; along an edge from or to one that was, zero times NaN may
-    arrive.
-    """
-    others = ~reached
-    found = torch.autograd.grad(out[:, :, others].square().sum(), spoiled)
-    true = torch.autograd.grad(wanted[:, :, others].square().sum(), inputs)
-    aside = ~graph.mask()[reached].any(0)
-    chosen = [slice(None)] * 3 if everyone else [others, aside, aside]
+    found, true = (
+        torch.autograd.grad(y[:, :, ~reached].square().sum(), x)
+        for y, x in ((out, spoiled), (wanted, inputs))
+    )
+    # along an edge from or to one that was reached, zero times NaN may arrive in "rows"
+    others = ~graph.mask()[reached].any(0)
+    chosen = [~reached, others, others] if name == "rows" else [slice(None)] * 3
     assert_exact(*([x[:, :, i] for x, i in zip(y, chosen, strict=True)] for y in (found, true)))
 
 
@@ -248,7 +235,7 @@ FEW_SENDERS = [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20)
 
 
 @pytest.mark.parametrize(("where", "graph", "name"), pairwise(where="qk", graph=FEW_SENDERS, name=NAMES))
-def test_a_nan_beside_few_senders_is_not_lost(where, graph, name):
+def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
     """The kernel for CPUs makes 0 of a receiver whose few logits are all NaN."""
     q, k, v = (x.detach() for x in qkv(graph.num_dst))
     k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
@@ -262,7 +249,7 @@ def test_a_nan_beside_few_senders_is_not_lost(where, graph, name):
     ("where", "value", "name"),
     pairwise(where=["q", "k", "v", "qkv"], value=[torch.nan, torch.inf], name=NAMES),
 )
-def test_a_nan_that_nobody_hears(where, value, name):
+def test_a_nan_without_edges(where, value, name):
     """A sender without out-edges, a receiver without in-edges."""
     graph, (q, k, v) = patterns.strict_causal(70), qkv(70)
     with torch.no_grad():
@@ -295,14 +282,14 @@ def test_compiled_without_breaks_graphs_of_equal_size_in_turn(name):
         wanted = dense(*inputs, graph)
         assert_exact(found, wanted)
         assert_exact(gradients(found, inputs), gradients(wanted, inputs))
-        assert graph.num_edges  # what is worked out about a graph later must not make its program stale
+        assert graph.num_edges  # what is computed about a graph later must not make its program stale
     assert counters["stats"]["unique_graphs"] == len(graphs)
 
 
 @pytest.mark.slow
 @quiet
 def test_compiled_by_inductor():
-    """With its own ideas about memory."""
+    """Which plans memory itself."""
     torch.compiler.reset()
     inputs = qkv(70, value_dim=8)
     graph = patterns.window(70, 20) | patterns.sinks(70, 1)
@@ -368,42 +355,20 @@ def test_opcheck_of_both_operators(name, dtype, without):
     with torch.no_grad():
         out, lse = attention_op.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
     bare = [x.detach() for x in inputs]
+    plan, operators = (tensors, numbers, 0.3), torch.ops.gnn_attention
+    saved = (*bare, sinks.detach(), out, lse, *plan)
     for operator, arguments in (
-        (torch.ops.gnn_attention.attention_pieces, (*inputs, sinks, tensors, numbers, 0.3)),
-        (
-            torch.ops.gnn_attention.attention_pieces_backward,
-            (
-                torch.ones_like(out),
-                torch.ones_like(lse),
-                *bare,
-                sinks.detach(),
-                out,
-                lse,
-                tensors,
-                numbers,
-                0.3,
-            ),
-        ),
+        (operators.attention_pieces, (*inputs, sinks, *plan)),
+        (operators.attention_pieces_backward, (torch.ones_like(out), torch.ones_like(lse), *saved)),
     ):
         result = torch.library.opcheck(operator, arguments)
         assert set(result.values()) == {"SUCCESS"}
         assert len(result) == 4
 
 
-def test_the_bare_operator_has_its_derivative():
-    """As an exported program calls it."""
-    inputs, graph = qkv(), patterns.window(9, 3)
-    none = torch.zeros(inputs[0].shape[0], 0, dtype=inputs[0].dtype)
-    out, _ = torch.ops.gnn_attention.attention_pieces(
-        *inputs, none, *packed_plan("tiles", graph, CPU), 8**-0.5
-    )
-    assert_exact(gradients(out, inputs), gradients(dense(*inputs, graph), inputs))
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 2), (2, 0, None)])
 def test_vmap_and_vmap_of_grad(name, in_dims):
-    """Over any axis of any input."""
     graph = patterns.window(9, 3)
     plain = [torch.stack([x.detach(), x.detach() + 1, x.detach() - 2]) for x in qkv()]
     given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(plain, in_dims, strict=True)]
@@ -423,8 +388,8 @@ def test_vmap_and_vmap_of_grad(name, in_dims):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_keeps_the_nan_rule(name):
-    """What may not be asked of a mapped tensor is asked inside the operator."""
+def test_a_nan_under_vmap(name):
+    """What a mapped tensor may not decide, the operator does."""
     q, k, v = (torch.stack([x.detach()] * 2) for x in qkv())
     v[1, :, :, 4] = torch.nan
     out = torch.vmap(lambda *x: ga.attend(*x, patterns.window(9, 2), backend=name))(q, k, v)
@@ -436,26 +401,19 @@ TRANSFORMS = {
     "grad": lambda loss: torch.func.grad(loss),
     "vmap in grad": lambda loss: torch.func.grad(lambda q: torch.vmap(loss)(q[None]).sum()),
     "grad in vmap": lambda loss: lambda q: torch.vmap(torch.func.grad(loss))(q[None])[0],
-    "grad in grad": lambda loss: torch.func.grad(
-        lambda x: (x * torch.func.grad(loss)(torch.ones_like(x))).sum()
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("transform", "name"), [*((each, "mixed") for each in TRANSFORMS), ("grad", "rows"), ("grad", "tiles")]
-)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
-    """What was worked out there belongs to no level of ``torch.func``."""
-    graph, inputs = (
-        ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4),
-        qkv(),
-    )
-    q = inputs[0].detach() if transform != "grad in grad" else torch.ones_like(inputs[0])
+    """What was computed there belongs to no level of ``torch.func``."""
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
+    inputs = qkv()
+    q = inputs[0].detach()
     found = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
     leaf = q.clone().requires_grad_()
-    wanted = torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf)
-    assert_exact([found], wanted)
+    assert_exact([found], torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf))
     out, truth = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
     assert_exact(out, truth)
     assert_exact(gradients(out, inputs), gradients(truth, inputs))
@@ -463,7 +421,7 @@ def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_first_met_in_inference_mode_trains(name):
-    """What was worked out there is no inference tensor."""
+    """What was computed there is no inference tensor."""
     graph, inputs = patterns.window(9, 3) | patterns.sinks(9, 1), qkv()
     with torch.inference_mode():
         first = ga.attend(*(x.detach() for x in inputs), graph, backend=name)
@@ -474,7 +432,7 @@ def test_a_graph_first_met_in_inference_mode_trains(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_threads_meet_a_new_graph_at_once(name):
-    """Whoever works out the plan, all are right."""
+    """Whichever of them computes the plan, all are right."""
     inputs = [x.detach() for x in qkv(200)]
     for width in (3, 30):
         graph = patterns.window(200, width) | patterns.sinks(200, 1)
@@ -489,11 +447,11 @@ def test_nothing_is_written_to_what_was_given(name):
     graph, inputs = patterns.window(70, 20) | patterns.sinks(70, 1), qkv(70)
     before = [x.detach().clone() for x in (*inputs, *packed_plan(name, graph, CPU)[0])]
     out = ga.attend(*inputs, graph, backend=name)
-    kept = out.detach().clone()
+    copy = out.detach().clone()
     gradients(ga.attend(*inputs, graph, backend=name), inputs)
     after = (*inputs, *packed_plan(name, graph, CPU)[0])
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert torch.equal(out, kept)
+    assert torch.equal(out, copy)
 
 
 class Largest(TorchDispatchMode):
@@ -504,22 +462,17 @@ class Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        bodies = {
-            "attention_pieces": attention_op._run,
-            "attention_pieces_backward": attention_op._run_backward,
-        }
+        bodies = {"attention_pieces": attention_op._run}
+        bodies["attention_pieces_backward"] = attention_op._run_backward
         body = bodies.get(function.__name__.removesuffix(".default"))
         if body is not None:
             with self, torch.no_grad():
                 return body(*arguments)
         result = function(*arguments, **(options or {}))
-        tensors = [
-            x
-            for x in (result if isinstance(result, (list, tuple)) else [result])
-            if isinstance(x, torch.Tensor)
-        ]
-        own = [x.untyped_storage().nbytes() // x.element_size() for x in tensors if x.layout == torch.strided]
-        self.numbers = max([self.numbers, *own])
+        tensors = result if isinstance(result, (list, tuple)) else [result]
+        strided = [x for x in tensors if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in strided]
+        self.numbers = max([self.numbers, *sizes])
         return result
 
 
