@@ -1,8 +1,7 @@
 """The constants by which backends are chosen: what they add up to, and their file."""
 
 import json
-import threading
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -95,23 +94,3 @@ def test_a_damaged_file_is_named(file, text):
         costs()
     save(MEASURED)
     assert costs() == MEASURED
-
-
-def test_a_reader_never_sees_half_a_file(file):
-    """While others write it, whole files only are read."""
-    kinds, stop = {MEASURED, replace(MEASURED, edge=9.0)}, threading.Event()
-    save(MEASURED)
-
-    def write():
-        while not stop.is_set():
-            for kind in kinds:
-                save(kind)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        seen = {Costs(**json.loads(file.read_text())["costs"]) for _ in range(300)}
-    finally:
-        stop.set()
-        writer.join()
-    assert seen <= kinds

@@ -81,44 +81,6 @@ class TestATen:
         assert bool((lse[:, :, 1] == 0).all())
         assert bool((lse[:, :, 0] != 0).all())
 
-    def test_causal_is_aligned_at_the_first_token(self):
-        q, k, v = (seeded(2, 2, 70, 8, seed=n) for n in range(3))
-        out, lse = self.flash(q, k, v, is_causal=True, scale=SCALE)
-        expected, expected_lse = written_out(q, k, v, torch.ones(70, 70, dtype=torch.bool).tril())
-        assert_exact(out, expected)
-        assert_exact(lse, expected_lse)
-
-    def test_overlapping_strided_inputs(self):
-        """Views whose groups share memory, token-major, forward and backward."""
-        x = seeded(1, 40, 2, 8).transpose(1, 2)[0]
-        view = x.as_strided((6, 2, 10, 8), (5 * x.stride(1), x.stride(0), x.stride(1), 1))
-        apart = view.clone()
-        grad = seeded(6, 2, 10, 8, seed=3)
-        results = []
-        for kv in (view, apart):
-            out, lse = self.flash(apart, kv, kv, scale=SCALE)
-            results.append(
-                [out, lse, *self.flash_backward(grad, apart, kv, kv, out, lse, 0.0, False, scale=SCALE)]
-            )
-        for one, other in zip(*results, strict=True):
-            assert torch.equal(one, other)
-
-    def test_backward_with_the_lse_of_all_pieces(self):
-        """Each half has its part of the gradients, and a receiver with lse = inf none."""
-        q, k, v, grad = (seeded(1, 2, n, 8, seed=i) for i, n in enumerate((6, 10, 10, 6)))
-        out, lse = self.flash(q, k, v, scale=SCALE)
-        lse = lse.index_fill(2, torch.tensor([4]), torch.inf)
-        whole = self.flash_backward(grad, q, k, v, out, lse, 0.0, False, scale=SCALE)
-        halves = [
-            self.flash_backward(grad, q, k[:, :, part], v[:, :, part], out, lse, 0.0, False, scale=SCALE)
-            for part in (slice(0, 3), slice(3, 10))
-        ]
-        assert_exact(whole[0], halves[0][0] + halves[1][0])
-        for i in (1, 2):
-            assert_exact(whole[i], torch.cat([half[i] for half in halves], 2))
-        assert bool((whole[0][:, :, 4] == 0).all())
-        assert all(bool(torch.isfinite(part).all()) for part in whole)
-
 
 T, GROUPS = 40, 5
 
@@ -263,17 +225,6 @@ def test_error_within_that_of_sdpa(name, dtype):
     out, _, *gradients = run(pieces, *given)
     truth = attention_truth(*given[:3], mask_of(pieces), given[3], SCALE).for_backend(BACKENDS["tiles"])
     assert_rule(out, dict(zip("qkv", gradients, strict=True)), truth)
-
-
-def test_isolated_tokens(way):
-    """Exactly 0 and -inf, and no gradient."""
-    piece, given = PIECES["overlapping, one mask"], inputs()
-    mask = mask_of([piece])
-    no_in, no_out = ~mask.any(1), ~mask.any(0)
-    assert bool(no_in.any() & no_out.any())
-    out, lse, dq, dk, dv = run([piece], *given)
-    assert bool((out[:, :, no_in] == 0).all() & (lse[:, :, no_in] == -torch.inf).all())
-    assert all(bool((x == 0).all()) for x in (dq[:, :, no_in], dk[:, :, no_out], dv[:, :, no_out]))
 
 
 def test_no_samples(way):

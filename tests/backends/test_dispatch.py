@@ -302,14 +302,6 @@ def test_what_auto_takes_on_a_gpu(name, h200):
     assert reason in found.reason
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "scattered"])
-def test_the_cpu_never_reads_the_constants_of_a_gpu(name, monkeypatch):
-    """Nor does it take a kernel for CUDA."""
-    monkeypatch.setattr(dispatch, "estimates", lambda *arguments: pytest.fail("read"))
-    order = dispatch._by_time(call_on(ON_H200[name][0]()))
-    assert not {"triton", "varlen", "split", "flex"} & set(order)
-
-
 @pytest.mark.parametrize(("name", "first"), [("dilated", "tiles"), ("scattered", "rows")])
 def test_flex_is_taken_only_by_name_and_an_unsupported_backend_is_passed_over(name, first, h200, monkeypatch):
     """The order has every backend but flex; without Triton those of a CPU serve, by the same structure."""
@@ -376,13 +368,3 @@ def test_a_gpu_need_not_be_there():
     with pytest.raises(ValueError, match=r"device must be one of cpu, cuda, H200, .* got 'H2000'"):
         ga.explain(patterns.causal(64), 8, 64, "H2000")
     assert ga.explain(patterns.causal(512), 8, 64, "cpu") == ga.explain(patterns.causal(512), 8, 64)
-
-
-def test_of_graphs_that_differ_the_first_counts_on_a_gpu_too(h200):
-    both = varying(3000, 99, 8, 2)
-    assert dispatch._by_time(h200(both))[0] in ("triton", "varlen")
-    flops = [
-        dict(row[:2] for row in ga.explain(graph, 8, 64, "H200").rows)["triton tiles"]
-        for graph in (patterns.window(3000, 99), both)
-    ]
-    assert flops[1] == 2 * flops[0]

@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support import memory
-from gnn_attention.backends import BACKENDS, dense, mixed, rows, split, tiles, triton, varlen
+from gnn_attention.backends import dense, mixed, rows, split, tiles, triton, varlen
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph
@@ -102,16 +102,6 @@ def test_triton_needs_rows_and_gives_each_edge_its_numbers(dtype):
     numbers = graph.num_edges * (4 + 2 * WIDE[dtype] * B * H)
     biased = call_of(graph, dtype, bias=torch.zeros(1, 1, graph.num_edges))
     assert triton.bytes_needed(biased) == rows_of + numbers + 64 * 2**20
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, backend in BACKENDS.items() if backend.bytes_needed is not None]
-)
-def test_every_estimate_is_a_whole_number(name):
-    for graph in (patterns.causal(T), patterns.window(0, 4), patterns.window(T, 4).rows(3, 3)):
-        needed = BACKENDS[name].bytes_needed(call_of(graph))
-        assert type(needed) is int
-        assert needed >= 0
 
 
 def assert_matches(pattern, text):

@@ -8,7 +8,6 @@ from support.verify_cases import SMALL, check_features, check_graph
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
-from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import csr_primitives
 
 ROWS = BACKENDS["rows"]
@@ -101,15 +100,6 @@ def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypa
     assert_same(results(ROWS, graph, inputs, **given), results(ORACLE, graph, inputs, **given))
 
 
-def test_a_hub():
-    """One receiver of all, one sender to all; the last token is isolated."""
-    n, ends = 60, torch.arange(59)
-    pairs = torch.cat([torch.stack([ends, ends * 0 + 7]), torch.stack([ends * 0 + 9, ends])], 1)
-    graph = ga.convert.from_edge_index(pairs, n, n, coalesce=True)
-    inputs = qkv(n, n)
-    assert_same(results(ROWS, graph, inputs), results(ORACLE, graph, inputs))
-
-
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
 def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     """It may have parameters; positions, samples and heads are absolute."""
@@ -121,15 +111,6 @@ def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
         out = ga.attend(*inputs, graph, score_mod=mod, backend=backend)
         grads.append(torch.autograd.grad(out.square().sum(), (table, *inputs)))
     assert_exact(*grads)
-
-
-@pytest.mark.parametrize("options", ["plain", "score_mod"])
-def test_a_non_edge_carries_no_nan(options):
-    """A sender of some: exactly these are NaN."""
-    graph, (q, k, v) = irregular(), [x.detach() for x in qkv(12, 15)]
-    v[:, 0, 4], k[:, 1, 4] = torch.nan, torch.nan
-    out = ga.attend(q, k, v, graph, backend=ROWS, **OPTIONS[options](graph.num_edges))
-    assert torch.equal(out.isnan().any(-1), graph.mask()[:, 4].expand(2, 4, -1))
 
 
 @pytest.mark.parametrize(
@@ -169,16 +150,6 @@ def test_transforms_of_torch_func():
     many = torch.stack([q, 2 * q])
     mapped = torch.vmap(lambda q: ga.attend(q, k, v, graph, bias=bias, backend=ROWS))(many)
     assert_exact(list(mapped), [ga.attend(x, k, v, graph, bias=bias, backend=ORACLE) for x in many])
-
-
-def test_what_it_refuses():
-    """Lists that int32 cannot number, or that would not fit, by name."""
-    q = torch.empty(1, 1, 2**16, 4, device="meta")
-    huge = AttentionCall.checked(q, q, q, patterns.full(2**16))
-    assert "4294967296 edges" in rows.unsupported_reason(huge)
-    part = AttentionCall.checked(q[:, :, : 2**14], q, q, patterns.cross(2**14, 2**16))
-    assert "GiB" in rows.unsupported_reason(part)
-    assert rows.unsupported_reason(AttentionCall.checked(*qkv(12, 15), irregular())) is None
 
 
 @pytest.mark.parametrize("turned", [False, True])

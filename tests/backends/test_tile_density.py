@@ -7,7 +7,7 @@ import torch
 from support.plans import PLAIN
 
 from gnn_attention import patterns
-from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
+from gnn_attention.backends.plan.tile_density import cells_at, divided, left_over
 
 each_graph = pytest.mark.parametrize("name", PLAIN)
 
@@ -57,26 +57,6 @@ def test_cells_at(name):
     for times in (1, 3, 8):
         columns = {(row // times, column) for row, column in by_hand(name, 16)}
         assert cells_at(runs, times) == len(columns) * times * 16**2
-
-
-def test_cells_at_with_runs_that_cover_one_another():
-    """Long runs above short ones, nested, overlapping, touching and with gaps."""
-    spans = [
-        (0, 0, 9),
-        (1, 2, 3),
-        (1, 8, 12),
-        (2, 0, 1),
-        (3, 1, 2),
-        (3, 5, 6),
-        (5, 4, 7),
-        (6, 0, 2),
-        (6, 6, 8),
-    ]
-    row, first, stop = torch.tensor(spans).t()
-    runs = Runs(4, row, first, stop, torch.ones_like(row, dtype=torch.bool), torch.zeros_like(row))
-    for times in (1, 2, 3, 4, 7, 100):
-        columns = {(r // times, column) for r, a, b in spans for column in range(a, b)}
-        assert cells_at(runs, times) == len(columns) * times * 16
 
 
 def test_a_long_graph_is_not_visited_and_runs_are_cached():

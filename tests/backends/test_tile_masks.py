@@ -83,24 +83,6 @@ def test_without_tiles():
         assert edges_in_tiles(ga.convert.from_mask(graph.mask()), 16, nothing, nothing)[1].shape == (2, 0)
 
 
-@pytest.mark.parametrize(("num_dst", "num_src", "block"), [(50, 70, 16), (33, 5, 8), (7, 7, 64)])
-def test_edges_in_tiles(num_dst, num_src, block):
-    """Every edge of the chosen tiles, once, with its tile; the others not."""
-    mask = torch.rand(num_dst, num_src, generator=torch.Generator().manual_seed(1)) < 0.2
-    order = torch.randperm(int(mask.sum()), generator=torch.Generator().manual_seed(2))
-    pairs = mask.nonzero().flip(1)[order]
-    graph = ga.convert.from_edge_index(pairs.t(), num_dst, num_src)
-    every = [(i, j) for i in range(-(-num_dst // block)) for j in range(-(-num_src // block))]
-    for chosen in (every, every[::2], every[-1:]):
-        row, column = torch.tensor(chosen).t()
-        tile, edges = edges_in_tiles(graph, block, row, column)
-        found = {(s, d): chosen[t] for t, s, d in zip(tile.tolist(), *edges.tolist(), strict=True)}
-        tile_of = {(s, d): (d // block, s // block) for s, d in pairs.tolist()}
-        expected = {pair: at for pair, at in tile_of.items() if at in chosen}
-        assert found == expected
-        assert len(tile) == len(expected)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(-2, 2), min_size=n, max_size=n))))
 def test_classes(rows):
