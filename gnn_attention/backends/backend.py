@@ -17,7 +17,6 @@ class RefusalError(NotImplementedError):
     """A backend that was given by name does not support the call; ``reason`` says why."""
 
     def __str__(self) -> str:
-        """The whole message."""
         return str(self.args[0])
 
     @property
@@ -32,8 +31,6 @@ def _never(call: AttentionCall) -> str | None:
 
 @dataclass(frozen=True)
 class _Reason:
-    """The reason from the capabilities, or else from the special case of a backend."""
-
     capabilities: Capabilities
     special: UnsupportedReason
 

@@ -111,7 +111,6 @@ class AttentionCall:
 
     @property
     def is_plain(self) -> bool:
-        """No score_mod, bias or dropout."""
         return self.score_mod is None and self.bias is None and not self.dropout
 
     def parts(self) -> list[list[AttentionCall]]:
@@ -246,7 +245,6 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
 
 
 def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
-    """``bias`` as ``[B or 1, Hq or 1, E]``."""
     _check_float("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
     # refused by name where there is no single list of edges

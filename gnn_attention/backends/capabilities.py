@@ -80,7 +80,6 @@ def unsupported_reason(supported: Capabilities, call: AttentionCall) -> str | No
 
 
 def _options(call: AttentionCall) -> list[str]:
-    """The options that a call uses."""
     used = {
         "score_mod": call.score_mod is not None,
         "bias": call.bias is not None,

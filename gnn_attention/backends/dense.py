@@ -55,7 +55,6 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why mask and logits do not fit into memory, or None."""
     short = None if call.q.device.type == "cuda" else memory.shortage(bytes_needed(call))
     return None if short is None else f"{short}, for a mask and logits of all pairs; use backend='auto'"
 
@@ -193,7 +192,6 @@ def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
-    """One sequence, of all tokens."""
     bounds = torch.tensor([[0, graph.num_dst], [0, graph.num_src]], dtype=torch.int32, device=device)
     return bounds[0], bounds[1]
 
@@ -240,7 +238,6 @@ def _ends(call: AttentionCall, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
-    """A per-edge bias as ``[B or 1, Hq or 1, dst, src]``, 0 elsewhere."""
     src, dst = graph.edges_on(bias.device)
     table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
     filled = table.index_copy(2, dst * graph.num_src + src, bias)

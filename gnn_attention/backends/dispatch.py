@@ -183,7 +183,6 @@ def _too_large(call: AttentionCall) -> str | None:
 
 
 def _device(device: torch.device | str | None) -> Device | None:
-    """The constants of a device; None for a CPU."""
     name = str(device or "cpu")
     if name.startswith("cpu"):
         return None
@@ -208,7 +207,6 @@ def _ordered_on_device(graph: TokenGraph, sizes: Sizes, kind: str, device: torch
 
 
 def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -> list[str]:
-    """The backends that "auto" may take on CUDA."""
     plain = one_of(graph, 0, 0)
     found = estimates(plain, sizes, device)
     written_out = kind == WRITTEN_OUT or (kind == WITH_LSE and not counted(plain).whole)
@@ -277,7 +275,6 @@ def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None
 
 
 def _flops(graph: TokenGraph, name: str, heads: int, dim: int) -> int:
-    """Multiplications and additions of logits and weighted sums over all pairs visited."""
     work = _work(graph, name)
     if work is None:
         return 4 * heads * dim * one_of(graph, 0, 0).num_edges

@@ -24,7 +24,6 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def draw_seed(device: torch.device) -> Int[Tensor, ""]:
-    """A seed from torch's generator, on the device where it is needed."""
     return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
 
 
@@ -109,5 +108,4 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The int64 with the same 64 bits."""
     return number - 2**64 if number >= 2**63 else number

@@ -39,8 +39,6 @@ def merged(
 
 
 class _Merged(torch.autograd.Function):
-    """The rule above, for autograd, ``torch.func`` and compilers."""
-
     generate_vmap_rule = True
 
     @staticmethod

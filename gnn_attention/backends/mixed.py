@@ -17,12 +17,10 @@ MOST_EDGES = 2**28  # whose list takes some GiB
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "mixed")
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the list of the other edges does not fit into memory, or None."""
     edges_left: int = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None

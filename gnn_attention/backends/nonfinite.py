@@ -40,7 +40,6 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def cleaned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """With 0 for what is not finite."""
     return tuple(torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in tensors)
 
 

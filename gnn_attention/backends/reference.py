@@ -29,7 +29,6 @@ CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     wide = _working_dtype(call.q)
     heads = call.q.shape[1]
     widened = replace(
@@ -44,7 +43,6 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why this call does not fit, or None."""
     needed = bytes_needed(call)
     if needed <= MEMORY_LIMIT:
         return None
@@ -103,7 +101,6 @@ def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def _some_rows(
     call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The receivers ``start .. stop - 1``, whose in-edges are ``src -> dst``."""
     score = edges.logit(call.q[:, :, dst], call.k[:, :, src], call.scale)
     logits = call.modified(score, dst, src)
     if call.bias is not None:

@@ -25,12 +25,10 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the list of edges does not fit, or None."""
     if call.graph.num_edges > MOST_EDGES:
         return f"it has {call.graph.num_edges} edges, the limit is {MOST_EDGES}"
     needed = bytes_needed(call)

@@ -40,7 +40,6 @@ class Plan:
     rows: tuple[tuple[str, tuple[int, int], tuple[int, int], int, str], ...]
 
     def __str__(self) -> str:
-        """A small table."""
         lines = [
             f"{self.graph} in {len(self.rows)} parts",
             f"{'part':<32}{'receivers':>20}{'senders':>20}{'edges':>14}  backend",
@@ -52,12 +51,10 @@ class Plan:
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return _run(replace(call, with_lse=True))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why a part finds no backend, or None."""
     try:
         _assigned(_first(call))
     except NotImplementedError as error:
@@ -113,7 +110,6 @@ def _in_dtype_of_parts(call: AttentionCall) -> AttentionCall:
 
 
 def _cut(call: AttentionCall, part: Part) -> AttentionCall:
-    """The call of one part, without the sinks."""
     if part.graph is call.graph:
         return call
     bias = call.bias
@@ -135,7 +131,6 @@ def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
 
 
 def _backend_of(call: AttentionCall, part: Part) -> str:
-    """The first backend that supports the part; NotImplementedError if there is none."""
     inner, reasons = _cut(replace(call, bias=None), part), []
     if call.bias is not None:
         # as long as that of the part
@@ -150,7 +145,6 @@ def _backend_of(call: AttentionCall, part: Part) -> str:
 
 
 def _order(call: AttentionCall) -> tuple[str, ...]:
-    """The backends for a part, the best first."""
     if call.q.device.type == "cuda":
         return _order_on_cuda(call)
     order: tuple[str, ...] = memoized(_by_time, call.graph)

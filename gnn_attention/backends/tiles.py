@@ -28,12 +28,10 @@ MASK_LIMIT = 2**32  # bytes
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64."""
     return attention_op.along_plan(call, "tiles") if call.is_plain else _run_written_out(call)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the graph's masks are too large, or None."""
     needed: int = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
         return None if call.q.device.type == "cuda" else memory.shortage(needed)

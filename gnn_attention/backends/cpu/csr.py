@@ -159,7 +159,6 @@ def _excluded(work: Head, lse: Tensor) -> Tensor | None:
 
 
 def _without(excluded: Tensor | None, x: Tensor) -> Tensor:
-    """``x`` with 0 for these receivers."""
     return x if excluded is None else x.masked_fill(excluded if x.dim() == 1 else excluded.unsqueeze(1), 0.0)
 
 

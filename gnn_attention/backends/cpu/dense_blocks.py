@@ -178,7 +178,6 @@ def take(x: Tensor, sample: int | None, groups: Groups) -> InGroups:
 
 
 def put(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
-    """Write the groups' tokens, which must not overlap."""
     if isinstance(groups, Strided):
         take(x, sample, groups).copy_(value)
     elif sample is None:

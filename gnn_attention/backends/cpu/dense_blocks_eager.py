@@ -70,7 +70,6 @@ def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
 
 
 def _sinks(call: AttentionCall, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
-    """The sinks as one more column of logits, -inf without in-edges; None without sinks."""
     if call.sink_logits is None:
         return None
     sinks = call.sink_logits.to(edges.accumulation_dtype(call.q.dtype)).view(-1, 1, 1, 1)

@@ -45,7 +45,6 @@ class Part(NamedTuple):
 
     @property
     def is_box(self) -> bool:
-        """True if so many of its pairs are edges that visiting all of them is cheapest."""
         return 2 * self.graph.num_edges >= self.graph.num_dst * self.graph.num_src
 
 
@@ -65,7 +64,6 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
 
 
 def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
-    """Where the edges of a part stand in ``whole.edge_index``."""
     found: Tensor = memoized(_positions, whole, part.graph, part.dst[0], part.src[0], device)
     return found
 
@@ -135,7 +133,6 @@ def _trimmed(part: Part) -> Part | None:
 
 
 def _without(part: Part, dst: Range, src: Range) -> Part:
-    """The edges of a part outside of a box."""
     inside = TokenGraph.from_rule(partial(_in_box, dst, src), part.graph.num_dst, part.graph.num_src)
     rest = part.graph - replace(inside, dst_offset=part.graph.dst_offset, src_offset=part.graph.src_offset)
     return part._replace(graph=replace(rest, name=part.graph.name))
@@ -232,7 +229,6 @@ def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
 
 
 def _listed(graph: TokenGraph, edges: Int[Tensor, "2 edges"], name: str) -> TokenGraph:
-    """These edges over the tokens of the graph."""
     listed = TokenGraph.from_distinct_edges(edges, graph.num_dst, graph.num_src, name)
     return replace(listed, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
@@ -246,7 +242,6 @@ def _name_of(term: Rule) -> str:
 
 
 def _by_fill(part: Part) -> list[Part]:
-    """Well filled tiles and the edges of all others, where there are enough of both."""
     if part.graph._listed is None and _has_kernel(part.graph):
         return [part]
     _, sparse = divided(part.graph, BLOCK, LEAST_FILL["rule" if part.graph._listed is None else "list"])

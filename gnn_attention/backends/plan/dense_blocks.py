@@ -45,7 +45,6 @@ class _Stack:
 
 
 def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
-    """Rectangles that hold the given tiles of a plain graph."""
     tokens = _Tokens(graph, runs)
     pieces = []
     for part in _by_piece(graph, runs, tokens):
@@ -58,7 +57,6 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
 
 
 def number_of_rectangles(graph: TokenGraph, runs: Runs) -> int:
-    """How many pieces :func:`rectangles` makes of them."""
     return len(_by_piece(graph, runs, _Tokens(graph, runs)))
 
 
@@ -183,7 +181,6 @@ def _piece(stack: _Stack, tokens: _Tokens, dst: Groups, src: Groups) -> Rectangl
 
 
 def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
-    """The masks of rectangles of one size, each distinct one once."""
     rectangle, number = ragged(stack.end - stack.begin)
     run = stack.begin[rectangle] + number
     before = tokens.width[run].cumsum(0) - tokens.width[run]

@@ -92,7 +92,6 @@ class Rectangles:
 
     @property
     def cells(self) -> int:
-        """Pairs visited."""
         return self.dst.count * self.dst.size * self.src.size
 
     def bands(self, size: int) -> Iterator[Rectangles]:
@@ -114,7 +113,6 @@ class Rectangles:
         return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
 
     def parts(self, count: int) -> Iterator[Rectangles]:
-        """At most ``count`` rectangles at a time."""
         # so a compiled program knows of a symbolic count only that it is large enough
         if self.dst.count <= count:
             yield self
@@ -144,13 +142,11 @@ class Edges:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], fresh: bool = True) -> Edges:
-        """The list with these :attr:`tensors`."""
         ptr, src, dst, out_ptr, out_dst, out_position = tensors
         return cls(ptr, src, dst, out_ptr, out_dst, out_position, fresh)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """As operators take it."""
         return [self.ptr, self.src, self.dst, self.out_ptr, self.out_dst, self.out_position]
 
 
@@ -200,7 +196,6 @@ def packed(plan: Plan) -> Packed:
 
 
 def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
-    """The plan that was :func:`packed`."""
     parts, words = iter(tensors), iter(numbers)
     complete, pieces = bool(next(words)), []
     for kind in words:

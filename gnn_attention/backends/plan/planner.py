@@ -86,7 +86,6 @@ def mixed_plan(graph: TokenGraph) -> Plan:
 
 
 def rows_plan(graph: TokenGraph) -> Plan:
-    """All edges of a plain graph as a list."""
     return Plan((edges_of(graph, torch.device("cpu")),), complete=True)
 
 
@@ -94,13 +93,11 @@ PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan
 
 
 def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
-    """One of ``PLANS`` as tensors on a device and integers; cached."""
     found: Packed = memoized(_packed_plan, graph, kind, device)
     return found
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
-    """One of ``PLANS`` with its tensors on a device."""
     return unpacked(*packed_plan(kind, graph, device))
 
 
@@ -160,7 +157,6 @@ def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
 
 
 def _of_length(documents: Documents, size: int) -> Rectangles:
-    """The documents of one length, one rectangle each."""
     start = documents.start[documents.length == size]
     steps = start.diff()
     groups: Strided | Gathered = Gathered(start.unsqueeze(1) + torch.arange(size, device="cpu"))
@@ -170,7 +166,6 @@ def _of_length(documents: Documents, size: int) -> Rectangles:
 
 
 def tiles_work(graph: TokenGraph) -> Work:
-    """What one head visits in :func:`tiles_plan`, about."""
     if not graph.num_dst or not graph.num_src:
         return Work()
     if graph.is_full() or graph.is_causal():
@@ -182,7 +177,6 @@ def tiles_work(graph: TokenGraph) -> Work:
 
 
 def mixed_work(graph: TokenGraph) -> Work:
-    """What one head visits in :func:`mixed_plan`, about."""
     dense, sparse = divided(graph, BLOCK, LEAST_FILL)
     rows, cells = len(torch.unique(dense.row)), cells_at(dense, 1)
     edges = int(sparse.edges.sum())
@@ -191,7 +185,6 @@ def mixed_work(graph: TokenGraph) -> Work:
 
 
 def rows_work(graph: TokenGraph) -> Work:
-    """What one head visits in :func:`rows_plan`."""
     return Work(calls=4, edges=graph.num_edges, nodes=graph.num_dst)
 
 
@@ -199,14 +192,12 @@ WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
 
 
 def runs_work(graph: TokenGraph) -> Work:
-    """By tiles, at the cheapest height."""
     runs, times, cells = _cheapest(graph)
     rows, calls = len(torch.unique(runs.row)), number_of_rectangles(graph, runs)
     return Work(calls, rows, cells, weighted_cells=cells * HEIGHTS[times])
 
 
 def documents_work(documents: Documents) -> Work:
-    """By documents."""
     # the kernel takes receivers 32 at a time, and of a long causal document about half of the pairs
     high = -(-documents.length // 32) * 32
     cells = (high * documents.length).double()

@@ -45,7 +45,6 @@ def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
 
 
 def counted_runs(graph: TokenGraph, block: int) -> Runs:
-    """All non-empty tiles as runs."""
     found = tiles(graph, block)
     run, number = ragged(torch.where(found.full, 1, found.stop - found.first))
     first, full = found.first[run] + number, found.full[run]
@@ -68,7 +67,6 @@ def cells_at(runs: Runs, times: int) -> int:
 
 
 def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
-    """The edges of partial tiles, by receiver, then sender."""
     if graph._listed is None:
         boxes = tile_boxes(graph, sparse.block, sparse.row, sparse.first)
         return counting.edges_in(graph.rule, boxes, graph.num_src)

@@ -89,7 +89,6 @@ def _listed_masks(graph: TokenGraph, block: int, row: Tensor, column: Tensor) ->
 
 
 def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]:
-    """Tiles of one kind, those of one size at a time."""
     boxes = piece.boxes
     size = boxes.height * (block + 1) + boxes.width
     for one in torch.unique(size).tolist():
