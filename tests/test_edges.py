@@ -28,7 +28,7 @@ def assert_each(found: Tensor, true: Tensor) -> None:
 def loop_softmax(
     logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """For each leading position and receiver: torch.softmax over its own in-edges (and the sink, left out)."""
+    """For each leading position and receiver: torch.softmax over its in-edges, without the sink."""
     weights = torch.zeros_like(logits)
     lse = torch.full((*logits.shape[:-1], num_dst), -INF, dtype=logits.dtype)
     sinks = None if sink_logits is None else sink_logits.to(logits).expand(logits.shape[:-1])
@@ -116,7 +116,6 @@ class TestSoftmax:
         assert_exact(lse, expected_lse + shift)
 
     def test_seventy_thousand_equal_logits(self):
-        """Sums are as wide as the logits that come in."""
         n = 70_000
         weights, lse = edges.softmax(torch.zeros(n), torch.zeros(n, dtype=torch.int64), 1)
         # the sum of n ones is exact below 2^24: what is left is the rounding of 1 / n, and that of the
@@ -127,7 +126,6 @@ class TestSoftmax:
     @pytest.mark.parametrize("bad", [torch.nan, INF])
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.5)], ids=["no sink", "sink"])
     def test_a_bad_logit_reaches_its_receiver_alone(self, bad, sink):
-        """Forward and backward: the other receivers have what they had, bit for bit."""
         clean = seeded(6).requires_grad_()
         poisoned = clean.detach().clone().index_fill(0, torch.tensor([2]), bad).requires_grad_()
         results = [edges.softmax(logits, MIXED, FIVE, sink) for logits in (clean, poisoned)]
@@ -144,7 +142,6 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [False, True])
     def test_gradcheck(self, sink):
-        """Both results; lse of -inf is left out, it has no derivative."""
         inputs = [seeded(2, 6).requires_grad_()] + [seeded(2, seed=1).requires_grad_()] * sink
 
         def call(logits, sinks=None):
@@ -166,7 +163,6 @@ class TestSoftmax:
 class TestWeightsFromLse:
     @each_list
     def test_they_are_those_of_the_softmax(self, dst, num_dst):
-        """Of all edges, or of some."""
         logits = seeded(2, len(dst))
         weights, lse = edges.softmax(logits, dst, num_dst)
         for some in (slice(None), slice(1, None, 2)):
@@ -229,7 +225,6 @@ class TestMerge:
         assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
-        """Of lse, in float32, up to some roundings: ``s_b (g . out_b - g . out)``."""
         given = [seeded(4, 3), torch.zeros(4), seeded(4, 3, seed=1), -20 - seeded(4, seed=2).abs()]
         slopes = []
         for dtype in (torch.float32, torch.float64):
@@ -284,7 +279,6 @@ class TestAddSinks:
         assert bool((lse[:, :, [2, 4]] == -INF).all())
 
     def test_large_normalisers(self):
-        """What is left of the output has some roundings, not those of lse."""
         lse, sinks = 300 + 2 * seeded(1, 2, 500).float(), 300 + seeded(2, seed=1).float()
         out, _ = edges.add_sinks(torch.ones(1, 2, 500, 1), lse, sinks, torch.tensor(True))
         exact = (lse.double() - sinks.double().view(1, 2, 1)).sigmoid()
@@ -292,7 +286,6 @@ class TestAddSinks:
         assert ((out.squeeze(-1) - exact).abs() <= summation_bound(6, exact, torch.float32)).all()
 
     def test_a_sink_too_weak_to_change_the_sum_has_its_gradient(self):
-        """In float32, up to some roundings."""
         sinks = torch.tensor([-20.0, -30.0], requires_grad=True)
         out, _ = edges.add_sinks(torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1), sinks, torch.tensor(True))
         (slope,) = torch.autograd.grad(out.sum(), sinks)
@@ -301,7 +294,6 @@ class TestAddSinks:
         assert ((slope + exact).abs() <= summation_bound(13, exact, torch.float32) + exact.square()).all()
 
     def test_gradients(self):
-        """Right for receivers with in-edges, finite and 0 without."""
         sinks, out = seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_()
         lse = seeded(1, 2, 3, seed=2).requires_grad_()
         assert torch.autograd.gradcheck(edges.add_sinks, (out, lse, sinks, torch.tensor(True)))

@@ -16,8 +16,6 @@ from typing import Any
 
 from gnn_attention._support import atomic_files, json_files
 
-__all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
-
 VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
 
 
@@ -77,13 +75,7 @@ def path_of_costs() -> Path:
 
 @cache
 def costs() -> Costs:
-    """The constants of this machine if they were measured, else the defaults; read once in a process.
-
-    ValueError if the file is there without them.
-
-    >>> Costs().seconds(Work(calls=1, weighted_cells=1e6), heads=8) < 0.03
-    True
-    """
+    """The constants of this machine if measured, else the defaults; ValueError for a damaged file."""
     try:
         return read(path_of_costs())
     except (OSError, RuntimeError):  # no such file, or no home folder
@@ -105,11 +97,6 @@ def read(path: Path) -> Costs:
 
 
 def is_positive(value: object) -> bool:
-    """True for a number above 0 that a float can hold.
-
-    >>> is_positive(2), is_positive(0.0), is_positive(10**400), is_positive("2")
-    (True, False, False, False)
-    """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e308
 
 

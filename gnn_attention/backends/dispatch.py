@@ -129,11 +129,11 @@ def explain(
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta", dtype=dtype)
     call = AttentionCall.checked(q, k, k, graph)
     choice, slices = choose(call), (graph.batch or 1) * heads
-    rows = tuple(
-        (name, _flops(graph, name, slices, dim), _extra(backend, call), _seconds(graph, name, slices, dim))
-        for name, backend in BACKENDS.items()
-    )
-    return Explanation(repr(graph), choice.name, _reason(choice.name, call), rows)
+    rows = []
+    for name, backend in BACKENDS.items():
+        extra = backend.bytes_needed(call) if backend.bytes_needed else 0
+        rows.append((name, slices * dim * _flops(graph, name), extra, _seconds(graph, name, slices, dim)))
+    return Explanation(repr(graph), choice.name, _reason(choice.name, call), tuple(rows))
 
 
 def choose(call: AttentionCall) -> Backend:
@@ -253,20 +253,15 @@ def _least(device: Device) -> str:
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
-    # of a graph that differs by head or sample, its first stands for all but the mask
     if name == "dense":
-        return _dense_work(graph)
-    graph = one_of(graph, 0, 0)
-    lower = planner.WORK.get(name)
-    work: Work | None = None if lower is None else memoized(lower, graph)
+        pairs = graph.num_dst * graph.num_src
+        if graph.is_full() or graph.is_causal():
+            return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
+        return Work(masked_pairs=pairs)
+    # of a graph that differs by head or sample, its first stands for all
+    count = planner.WORK.get(name)
+    work: Work | None = None if count is None else memoized(count, one_of(graph, 0, 0))
     return work
-
-
-def _dense_work(graph: TokenGraph) -> Work:
-    pairs = graph.num_dst * graph.num_src
-    if graph.is_full() or graph.is_causal():
-        return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
-    return Work(masked_pairs=pairs)
 
 
 def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
@@ -274,15 +269,12 @@ def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None
     return None if work is None else costs().seconds(work, heads, dim)
 
 
-def _flops(graph: TokenGraph, name: str, heads: int, dim: int) -> int:
+def _flops(graph: TokenGraph, name: str) -> int:
+    """Multiplications and additions for a channel of a head, of logits and weighted sums."""
     work = _work(graph, name)
     if work is None:
-        return 4 * heads * dim * one_of(graph, 0, 0).num_edges
-    return 4 * heads * dim * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
-
-
-def _extra(backend: Backend, call: AttentionCall) -> int:
-    return backend.bytes_needed(call) if backend.bytes_needed else 0
+        return 4 * one_of(graph, 0, 0).num_edges
+    return 4 * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
 
 
 def _reason(choice: str, call: AttentionCall) -> str:

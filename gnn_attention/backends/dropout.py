@@ -5,12 +5,10 @@ receiver. The numbers are those of SplitMix64, one generator for each sample and
 of the pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
-    (mod 2^64)
 
-and a weight stays iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
+(mod 2^64), and a weight stays iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
 
-Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with its
-    published constants.
+Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4.
 """
 
 from __future__ import annotations
@@ -28,11 +26,6 @@ def draw_seed(device: torch.device) -> Int[Tensor, ""]:
 
 
 def threshold(probability: float) -> int:
-    """The least 24-bit number with which a weight stays.
-
-    >>> threshold(0.5) == 2**23
-    True
-    """
     return round(probability * 2**24)
 
 
@@ -44,14 +37,7 @@ def mask(
     src: Int[Tensor, "..."],
     probability: float,
 ) -> Bool[Tensor, "..."]:
-    """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31.
-
-    >>> ends = torch.arange(1000)
-    >>> ends, zero = torch.arange(1000), torch.tensor([0])
-    >>> some = mask(torch.tensor(7), zero, zero, ends.view(-1, 1), ends, probability=0.25)
-    >>> some.shape, round(some.double().mean().item(), 2)
-    (torch.Size([1000, 1000]), 0.75)
-    """
+    """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31."""
     stream = _mixed(seed + ((sample.long() << 32) + head.long() + 1) * _signed(GOLDEN))
     bits = _mixed(stream + ((dst.long() << 32) + src.long() + 1) * _signed(GOLDEN))
     return _shifted(bits, 40) >= threshold(probability)

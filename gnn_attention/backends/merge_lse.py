@@ -26,12 +26,6 @@ def merged(
 
     A receiver in no part gets 0 and -inf. There must be a part. A receiver whose lse is NaN passes no
     gradient on to other parts.
-
-    >>> a = torch.ones(1, 1, 3, 1), torch.zeros(1, 1, 3)
-    >>> b = torch.full((1, 1, 1, 1), 3.0), torch.zeros(1, 1, 1)
-    >>> out, lse = merged([a, b], firsts=[0, 2], num_dst=4)
-    >>> out.flatten().tolist(), [round(number, 4) for number in lse.flatten().tolist()]
-    ([1.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.6931, -inf])
     """
     flat = [x for result in results for x in result]
     out, lse = _Merged.apply(tuple(firsts), num_dst, *flat)  # type: ignore[no-untyped-call]

@@ -55,11 +55,6 @@ def poisoned(
 
 
 def spoiled(lse: Tensor) -> Bool[Tensor, "batch heads dst"]:
-    """The receivers whose softmax is not one: a logit was NaN, or +infinity, of which all weights are NaN.
-
-    They take no part in a backward pass over non-edges, by which 0 times their NaN would reach senders.
-
-    >>> spoiled(torch.tensor([0.0, torch.nan, torch.inf, -torch.inf])).tolist()
-    [False, True, True, False]
-    """
+    """The receivers whose softmax is not one: a logit was NaN, or +infinity, of which all weights are NaN."""
+    # in a backward pass over non-edges 0 times their NaN would reach senders: they take no part
     return lse.isnan() | (lse == torch.inf)

@@ -27,7 +27,6 @@ quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Deprecat
 
 
 def qkv(dst=9, src=None, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
-    """Random q, k, v, token-major in memory, that want gradients."""
     rng, src = torch.Generator().manual_seed(seed), dst if src is None else src
     shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim))
     drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
@@ -35,14 +34,12 @@ def qkv(dst=9, src=None, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.fl
 
 
 def dense(q, k, v, graph, scale=None, modify=None, sinks=None):
-    """The formula over all pairs, in float64."""
     mask = graph.mask().expand(q.shape[0], q.shape[1], graph.num_dst, graph.num_src)
     inputs = (x if x.dtype == torch.float64 else x.double() for x in (q, k, v))
     return oracle.attention(*inputs, mask, scale or q.shape[3] ** -0.5, modify, sinks)
 
 
 def gradients(out, inputs, seed=3):
-    """Of a random weighted sum of ``out``."""
     rng = torch.Generator().manual_seed(seed)
     return torch.autograd.grad(
         out, inputs, torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype)
@@ -52,7 +49,6 @@ def gradients(out, inputs, seed=3):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("dst", "src"), [(0, 3), (3, 0), (0, 0), (70, 130), (130, 70)])
 def test_other_numbers_of_senders_than_receivers(name, dst, src):
-    """None of one kind or both, fewer, more."""
     graph, inputs = patterns.cross(dst, src), qkv(dst, src)
     out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
     assert out.shape == (2, 4, dst, 6)
@@ -96,7 +92,6 @@ def test_every_memory_layout(layout, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck_through_out_and_lse(name):
-    """Numerical derivatives; some receivers hear nobody."""
     graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2, 0], [1, 1, 0, 3, 3]]), 5, 3)
     inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(name, graph, CPU)
     has_edges = graph.in_degree() > 0
@@ -110,7 +105,6 @@ def test_gradcheck_through_out_and_lse(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_are_refused_by_name(name):
-    """With what to use instead."""
     q, k, v = qkv()
     out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
     (slope,) = torch.autograd.grad(out.sum(), q, create_graph=True)
@@ -124,7 +118,6 @@ def test_second_derivatives_are_refused_by_name(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
-    """As a loss that divides by the 0 of such a receiver would send."""
     graph, inputs = patterns.strict_causal(70), qkv(70)
     out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
     directions = torch.ones_like(out), torch.ones_like(info.lse)
@@ -170,7 +163,6 @@ FEW_SENDERS = [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20)
 
 @pytest.mark.parametrize(("where", "graph", "name"), pairwise(where="qk", graph=FEW_SENDERS, name=NAMES))
 def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
-    """The kernel for CPUs makes 0 of a receiver whose few logits are all NaN."""
     q, k, v = (x.detach() for x in qkv(graph.num_dst))
     k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
     (q if where == "q" else k)[:, :, 0] = torch.nan
@@ -184,7 +176,6 @@ def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
     pairwise(where=["q", "k", "v", "qkv"], value=[torch.nan, torch.inf], name=NAMES),
 )
 def test_a_nan_without_edges(where, value, name):
-    """A sender without out-edges, a receiver without in-edges."""
     graph, (q, k, v) = patterns.strict_causal(70), qkv(70)
     with torch.no_grad():
         for letter, x, token in (("q", q, 0), ("k", k, 69), ("v", v, 69)):
@@ -237,7 +228,6 @@ def test_compiled_calls_serve_other_sizes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exported_saved_and_loaded(name):
-    """A program that holds the plan, and serves without the graph."""
     graph, inputs = patterns.window(9, 3), [x.detach() for x in qkv()]
 
     class Module(torch.nn.Module):
@@ -302,7 +292,6 @@ def test_vmap_and_vmap_of_grad(name, in_dims):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nan_under_vmap(name):
-    """What a mapped tensor may not decide, the operator does."""
     q, k, v = (torch.stack([x.detach()] * 2) for x in qkv())
     v[1, :, :, 4] = torch.nan
     out = torch.vmap(lambda *x: ga.attend(*x, patterns.window(9, 2), backend=name))(q, k, v)
@@ -320,7 +309,6 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
-    """What was computed there belongs to no level of ``torch.func``."""
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
     inputs = qkv()
     q = inputs[0].detach()
@@ -334,7 +322,6 @@ def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_first_met_in_inference_mode_trains(name):
-    """What was computed there is no inference tensor."""
     graph, inputs = patterns.window(9, 3) | patterns.sinks(9, 1), qkv()
     with torch.inference_mode():
         first = ga.attend(*(x.detach() for x in inputs), graph, backend=name)
@@ -345,7 +332,6 @@ def test_a_graph_first_met_in_inference_mode_trains(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_written_to_what_was_given(name):
-    """Inputs, the plan, and results that were handed out before."""
     graph, inputs = patterns.window(70, 20) | patterns.sinks(70, 1), qkv(70)
     before = [x.detach().clone() for x in (*inputs, *packed_plan(name, graph, CPU)[0])]
     out = ga.attend(*inputs, graph, backend=name)
@@ -380,7 +366,6 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_of_the_size_of_all_pairs_is_made(name):
-    """A window over 4096 tokens, its plan included, forward and backward."""
     n = 4096
     graph, inputs = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
     with Largest() as seen:

@@ -87,7 +87,6 @@ NOT_NUMBERS = [
     "text", ["", "{", "[]", '{"costs": {"call": 1}}', '{"cost": {}}', "\x00\xff", *NOT_NUMBERS]
 )
 def test_a_damaged_file_is_named(file, text):
-    """With what to do about it; after which the next call is right."""
     file.write_text(text, encoding="latin-1")
     message = r"costs\.json does not hold the constants of .*bench calibrate`, or remove the file"
     with pytest.raises(ValueError, match=message):

@@ -21,13 +21,11 @@ WAYS = {"folded": 10**9, "head by head": 0}
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """With heads folded, and one at a time."""
     monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
     return request.param
 
 
 def masks(name):
-    """Named sets of edges ``[dst, src]``."""
     rng = torch.Generator().manual_seed(3)
     mask = torch.rand(20, 30, generator=rng) < 0.3
     if name == "isolated rows and columns":
@@ -49,18 +47,15 @@ def inputs(mask, heads=4, kv_heads=2, dim=8, value_dim=5, dtype=torch.float64, s
 
 
 def listed(mask):
-    """The edges of a mask, as the kernels take them."""
     dst, src = mask.nonzero().t()
     return sorted_edges(src, dst, mask.shape[1], mask.shape[0])[0]
 
 
 def empty_like(*tensors):
-    """NaN everywhere: what is not written is seen."""
     return [torch.full_like(x, torch.nan) for x in tensors]
 
 
 def run(mask, q, k, v, grad, grad_lse, add=False):
-    """out, lse, dq, dk, dv by the kernels."""
     wide = edges.accumulation_dtype(q.dtype)
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
     lse = torch.full(q.shape[:3], torch.nan, dtype=wide)
@@ -72,7 +67,6 @@ def run(mask, q, k, v, grad, grad_lse, add=False):
 
 
 def dense(mask, q, k, v, grad, grad_lse):
-    """The same by the plain formula in float64."""
     q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
     group, empty = q.shape[1] // k.shape[1], ~mask.any(1)
     logits = q @ k.repeat_interleave(group, 1).mT * SCALE
@@ -122,7 +116,6 @@ def test_sums_over_the_group_and_over_many_edges_are_wide(way):
 
 
 def test_no_edges_write_zeros_and_merge_nothing(way):
-    """Fresh: 0 and -inf; not fresh: everything stays."""
     mask = masks("no edges")
     q, k, v, grad, grad_lse = inputs(mask)
     out, lse = torch.ones(*q.shape[:3], 5, dtype=torch.float64), torch.ones(q.shape[:3], dtype=torch.float64)
@@ -175,7 +168,6 @@ def test_nan_reaches_the_receivers_of_its_edges_alone(where, size, way):
 
 
 def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
-    """The heads after it, in the same buffers, are clean."""
     mask = masks("irregular")
     q, k, v, grad, grad_lse = inputs(mask, heads=3, kv_heads=3)
     clean = run(mask, q, k, v, grad, grad_lse)
@@ -218,7 +210,6 @@ def test_a_row_of_minus_infinite_logits(way):
 
 
 def test_results_of_any_strides_are_written_or_added_to(way):
-    """Token-major, head-major and every second channel."""
     mask = masks("irregular")
     q, k, v, grad, grad_lse = given = inputs(mask)
     out, lse, *wanted = run(mask, *given)

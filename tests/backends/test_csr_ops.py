@@ -1,4 +1,4 @@
-"""The differentiable operators over edges: against loops, derivatives by finite differences, opcheck, vmap."""
+"""The differentiable operators over edges: against loops, derivatives opcheck, vmap."""
 
 import pytest
 import torch
@@ -13,12 +13,10 @@ WAYS = {"folded": 10**9, "head by head": 0}
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """With heads folded and one at a time."""
     monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
 
 
 def edge_list(count=17):
-    """An irregular list; receiver 2 has no in-edges."""
     cells = torch.randperm(NUM_DST * NUM_SRC, generator=torch.Generator().manual_seed(1))[:count]
     src, dst = cells % NUM_SRC, cells // NUM_SRC
     return sorted_edges(src[dst != 2], dst[dst != 2], NUM_SRC, NUM_DST)[0]
@@ -62,7 +60,6 @@ def test_by_loops(way):
 
 @each_operator
 def test_first_and_second_derivatives(name, way):
-    """By finite differences in float64, along random directions."""
     given = OPERATORS[name]
     assert torch.autograd.gradcheck(lambda *xs: call(name, *xs), given, fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda *xs: call(name, *xs), given, fast_mode=True)
@@ -81,7 +78,6 @@ def test_opcheck(name):
 
 @each_operator
 def test_vmap_is_a_loop(name):
-    """Over the first argument alone, as the last axis."""
     first, *others = OPERATORS[name]
     many = torch.stack([first, 2 * first, first - 1], dim=-1)
     found = torch.vmap(lambda x: call(name, x, *others), in_dims=-1)(many)

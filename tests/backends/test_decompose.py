@@ -15,7 +15,6 @@ from gnn_attention.verify.cases import GRAPHS
 
 
 def scattered(num_dst, num_src, count, seed=0):
-    """A list of different edges in no order."""
     chosen = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
     return ga.convert.from_edge_index(torch.stack([chosen % num_src, chosen // num_src]), num_dst, num_src)
 
@@ -55,7 +54,6 @@ CASES = {name: case.graph for name, case in GRAPHS.items()}
 
 
 def counted(graph):
-    """In how many parts each pair is."""
     times = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.int64)
     for part in parts(graph):
         assert part.graph.num_edges
@@ -71,13 +69,11 @@ def counted(graph):
     "graph", [*SHAPES.values(), *ZOO.values(), *CASES.values()], ids=[*SHAPES, *ZOO, *CASES]
 )
 def test_parts_are_disjoint_and_together_the_graph(graph):
-    """Every pair is in exactly one part if it is an edge, else in none."""
     graph = graph.select(0, 0)
     assert torch.equal(counted(graph), graph.mask().long())
 
 
 def test_a_window_with_sinks_or_global_tokens_is_a_plain_window_again():
-    """On the tokens that are left."""
     windows = {"window and sinks": (19, 0), "longformer": (7, 7), "documents and sinks": (-1, 0)}
     for name, window in windows.items():
         found = parts(SHAPES[name])
@@ -87,14 +83,12 @@ def test_a_window_with_sinks_or_global_tokens_is_a_plain_window_again():
 
 
 def test_after_its_prefix_a_prefix_graph_is_causal():
-    """The senders to all are a full box."""
     box, rest = parts(SHAPES["prefix"])
     assert (box.src, box.graph.is_full()) == ((0, 15), True)
     assert (rest.dst, rest.src, rest.graph.is_causal()) == ((15, 150), (15, 150), True)
 
 
 def test_of_a_union_the_kernels_term_is_whole_and_the_list_stays_a_list():
-    """Whatever comes first in the expression."""
     listed = scattered(150, 150, 700)
     for graph in (patterns.window(150, 10) | listed, listed | patterns.window(150, 10)):
         first, second = parts(graph)
@@ -104,7 +98,6 @@ def test_of_a_union_the_kernels_term_is_whole_and_the_list_stays_a_list():
 
 
 def test_a_list_is_divided_by_the_fill_of_its_tiles():
-    """Clusters are tiles, the strays between them a list."""
     dense, sparse = parts(SHAPES["clusters"])
     assert (dense.what, sparse.what) == ("well filled tiles", "edges between them")
     assert sparse.graph.num_edges == SHAPES["clusters"].num_edges - 4 * 64**2
@@ -115,20 +108,17 @@ def test_a_list_is_divided_by_the_fill_of_its_tiles():
     "graph", [patterns.causal(50), patterns.full(50), patterns.window(50, 5), patterns.documents([20, 30])]
 )
 def test_what_one_kernel_does_is_one_part(graph):
-    """The graph itself, not a copy."""
     (part,) = parts(graph)
     assert part.graph is graph
 
 
 def test_there_are_few_parts_and_none_without_edges():
-    """The last terms of a long union are one."""
     assert parts(SHAPES["no edges"]) == parts(SHAPES["no receivers"]) == ()
     assert len(parts(SHAPES["many terms"])) <= 2 * decompose.MOST_PARTS
 
 
 @pytest.mark.parametrize("name", ["window and list", "clusters", "decoding rows", "bigbird", "list"])
 def test_positions_of_the_edges_of_a_part(name):
-    """In the order of the part, of the caller's list."""
     graph = SHAPES[name]
     seen = []
     for part in parts(graph):
@@ -140,7 +130,6 @@ def test_positions_of_the_edges_of_a_part(name):
 
 
 def test_a_long_graph_is_not_visited_pair_by_pair():
-    """32,768 tokens: 2 parts, with the edges that arithmetic says."""
     n, w, s = 32_768, 1024, 4
     box, rest = parts(patterns.window(n, w) | patterns.sinks(n, s))
     assert box.graph.num_edges == n * s - s * (s - 1) // 2
@@ -152,5 +141,4 @@ def test_a_long_graph_is_not_visited_pair_by_pair():
     "graph", [SHAPES["list"], patterns.cross(3, 4), SHAPES["decoding rows"], patterns.strict_causal(9)]
 )
 def test_what_is_no_packing(graph):
-    """Lists, other tokens on the two sides, receivers without in-edges."""
     assert packing(graph) is None

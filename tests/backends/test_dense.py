@@ -75,7 +75,6 @@ def test_an_infinite_key_or_query_does_not_spoil_gradients_of_others(name):
 
 
 def test_may_ask(monkeypatch):
-    """Not a program that is recorded as a CUDA graph."""
 
     class OnCuda:
         is_cuda = True
@@ -89,7 +88,6 @@ def test_may_ask(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_surely_finite(dtype, bad):
-    """In whichever tensor; large half numbers do not overflow their sum."""
     fine = torch.full((40, 40), 6e4, dtype=dtype)
     spoilt = fine.clone()
     spoilt[3, 5] = bad

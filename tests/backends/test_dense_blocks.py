@@ -22,7 +22,6 @@ def seeded(*shape, seed=0, dtype=torch.float64):
 
 
 def allowed_mask(*shape, seed=0):
-    """Bool; the second receiver has no edges."""
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
     mask[..., 0] = True
     mask[..., 1, :] = False
@@ -73,7 +72,6 @@ class TestATen:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("shape", [(7, 9), (3, 1, 7, 9)], ids=["one mask", "one for each group"])
     def test_an_empty_row_has_lse_0(self, dtype, shape):
-        """Out 0, but lse 0 and not -inf: why pieces have a flag for empty rows."""
         mask = additive(allowed_mask(*shape), dtype)
         q, k, v = (seeded(3, 2, n, 8, seed=n, dtype=dtype) for n in (7, 9, 9))
         out, lse = self.flash(q, k, v, attn_mask=mask, scale=SCALE)
@@ -118,7 +116,6 @@ PIECES = {
 
 
 def mask_of(pieces):
-    """Bool ``[dst, src]``; senders are in no group twice here."""
     mask = torch.zeros(T, T, dtype=torch.bool)
     for piece in pieces:
         for g in range(piece.dst.count):
@@ -157,7 +154,6 @@ def inputs(batch=2, kv_heads=2, dtype=torch.float64):
 
 @pytest.fixture(params=["aten", "formula"])
 def way(request, monkeypatch):
-    """Once with ATen's kernel, once without."""
     if request.param == "formula":
         monkeypatch.setattr(kernels, "FLASH", None)
         monkeypatch.setattr(kernels, "FLASH_BACKWARD", None)
@@ -174,7 +170,6 @@ def agree(found, expected):
 @pytest.mark.parametrize("batch", [1, 2, 7])
 @pytest.mark.parametrize("name", PIECES)
 def test_one_piece(name, batch, way):
-    """Grouped heads; more samples than rectangles, and fewer."""
     pieces, given = [PIECES[name]], inputs(batch)
     agree(run(pieces, *given), expected_of(pieces, *given))
 
@@ -204,7 +199,6 @@ MERGED = [
 
 
 def test_pieces_over_the_same_receivers_are_merged(way):
-    """With edges in some pieces, in both, or in none at all."""
     given = inputs()
     agree(run(MERGED, *given), expected_of(MERGED, *given))
     a, b, _ = (mask_of([piece]).any(1) for piece in MERGED)
@@ -220,7 +214,6 @@ def test_pieces_over_the_same_receivers_are_merged(way):
     ids=str,
 )
 def test_error_within_that_of_sdpa(name, dtype):
-    """At most twice (gradients three times) that of SDPA in the same dtype."""
     pieces, given = MERGED if name == "merged" else [PIECES[name]], inputs(batch=8, kv_heads=4, dtype=dtype)
     out, _, *gradients = run(pieces, *given)
     truth = attention_truth(*given[:3], mask_of(pieces), given[3], SCALE).for_backend(BACKENDS["tiles"])
@@ -263,7 +256,6 @@ each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def samples(groups):
-    """Every sample alone; all of them where there is one group."""
     return [*range(BATCH), None] if groups.count == 1 else list(range(BATCH))
 
 

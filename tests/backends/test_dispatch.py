@@ -29,26 +29,22 @@ def _no_file_of_costs(tmp_path, monkeypatch):
 
 
 def scattered(n, degree, seed=0):
-    """Every receiver has ``degree`` senders drawn at random."""
     rng = torch.Generator().manual_seed(seed)
     src = torch.rand(n, n, generator=rng).topk(degree, 1).indices.flatten()
     return ga.convert.from_edge_index(torch.stack([src, torch.arange(n).repeat_interleave(degree)]), n, n)
 
 
 def blocks(n, share, seed=0):
-    """Tiles of 64 x 64, all of whose pairs are edges or none."""
     tiles = torch.rand(n // 64, n // 64, generator=torch.Generator().manual_seed(seed)) < share
     return ga.TokenGraph.from_rule(lambda b, h, dst, src: tiles[dst // 64, src // 64], n, name="blocks")
 
 
 def listed(graph):
-    """The same graph as a shuffled list of edges."""
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
     return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src)
 
 
 def window_and_few(n):
-    """A band, and 2 edges from anywhere for every receiver."""
     return patterns.window(n, 128) | scattered(n, 2)
 
 
@@ -73,7 +69,6 @@ TAKEN = {
 
 
 def call_on(graph, heads=8, dim=64, batch=1, **options):
-    """A call without data."""
     q = torch.empty(graph.batch or batch, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or batch, heads, graph.num_src, dim, device="meta")
     return AttentionCall.checked(q, k, k, graph, **options)
@@ -81,7 +76,6 @@ def call_on(graph, heads=8, dim=64, batch=1, **options):
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_auto_takes(name):
-    """It follows from the structure; the reason says so."""
     make, wanted, reason = TAKEN[name]
     graph = make()
     found = ga.explain(graph, heads=8, dim=64)
@@ -100,7 +94,6 @@ MADE_UP = {
 
 @pytest.mark.parametrize("wanted", MADE_UP)
 def test_the_order_follows_the_costs(wanted, monkeypatch):
-    """On one and the same graph: whatever is made cheap is taken."""
     monkeypatch.setattr(dispatch, "costs", lambda: MADE_UP[wanted])
     monkeypatch.setattr(planner, "costs", lambda: MADE_UP[wanted])
     graph = window_and_few(1024)
@@ -111,7 +104,6 @@ def test_the_order_follows_the_costs(wanted, monkeypatch):
 
 
 def test_costs_from_the_file_of_the_machine_decide():
-    """Measured, saved, chosen by; a damaged file is named, not passed over."""
     call = lambda: call_on(patterns.window(2048, 256))  # noqa: E731
     assert dispatch.choose(call()).name == "tiles"
     cost_model.save(Costs(cell=1e9))
@@ -123,7 +115,6 @@ def test_costs_from_the_file_of_the_machine_decide():
 
 
 def test_lse_of_a_causal_graph_takes_no_table_of_all_pairs():
-    """The dense backend would write them all out for lse; and so with sinks."""
     graph = patterns.causal(4096)
     assert dispatch.choose(call_on(graph)).name == "dense"
     assert dispatch.choose(call_on(graph, with_lse=True)).name == "tiles"
@@ -173,7 +164,6 @@ COUNTED = {
 
 
 def touched(mask, height):
-    """How many edges each tile of ``height`` x 64 has."""
     rows_, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // 64)
     padded = torch.zeros(rows_ * height, columns * 64, dtype=torch.int64)
     padded[: mask.shape[0], : mask.shape[1]] = mask
@@ -183,7 +173,6 @@ def touched(mask, height):
 @pytest.mark.parametrize("n", [256, 330])
 @pytest.mark.parametrize("name", COUNTED)
 def test_cells_edges_and_flops_are_those_of_a_count_pair_by_pair(name, n):
-    """Of every backend, for one head; flops are 4 dim for each, times heads."""
     graph = COUNTED[name](n)
     mask = graph.mask()
     work = {kind: dispatch._work(graph, kind) for kind in ("dense", "tiles", "rows", "mixed")}
@@ -214,7 +203,6 @@ def varying(n, width, heads, batch):
 
 
 def test_a_graph_that_differs_by_head_or_sample_is_estimated_by_all_of_them():
-    """The first stands for each."""
     plain, both = ga.explain(patterns.window(300, 9), 1, 16), ga.explain(varying(300, 9, 4, 3), 4, 16)
     assert [row[:2] for row in both.rows] == [(name, 12 * flops) for name, flops, *_ in plain.rows]
 
@@ -334,7 +322,6 @@ def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
 
 
 def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monkeypatch):
-    """At par torch's are taken; measured constants decide as they are."""
     graph = patterns.window(8192, 256)
     preset = dispatch.devices.PRESETS["H200"]
     found = dispatch.estimates(graph, Sizes(8, 64, 64), preset)
@@ -345,7 +332,6 @@ def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monke
 
 
 def test_a_prediction_says_what_it_is():
-    """Every column, the device, and that nothing was measured."""
     found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
     lines = str(found).splitlines()
     unmeasured = "(not measured: `python -m benchmarks.gpu --calibrate` does)"

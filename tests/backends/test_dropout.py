@@ -16,7 +16,6 @@ WAYS = ["reference", "dense", "tiles", "rows"]
 
 
 def mixed(z):
-    """SplitMix64's finalizer in Python's own integers."""
     z %= 2**64
     z = (z ^ (z >> 30)) * FIRST % 2**64
     z = (z ^ (z >> 27)) * SECOND % 2**64
@@ -29,7 +28,6 @@ def bits(seed, sample, head, dst, src):
 
 
 def test_the_mixing_is_that_of_splitmix64():
-    """The first outputs of the published generator started at 1234567."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [mixed(1234567 + GOLDEN * n) for n in range(1, 4)] == known
     state = torch.tensor([dropout._signed((1234567 + GOLDEN * n) % 2**64) for n in range(1, 4)])
@@ -91,14 +89,12 @@ def attended(graph, backend):
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g.name)
 @pytest.mark.parametrize("backend", WAYS[1:])
 def test_every_backend_drops_the_same_edges(graph, backend):
-    """Output and gradients as the reference's; another seed gives others."""
     for found, expected in zip(attended(graph, backend), attended(graph, "reference"), strict=True):
         assert_exact(found, expected)
 
 
 @pytest.mark.parametrize("backend", WAYS)
 def test_dropout_is_of_the_weights_of_the_formula(backend):
-    """Against softmax written out with the mask of Python's integers."""
     graph = patterns.causal(9).rows(3, 9)
     q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64) for n in (6, 9, 9))
     torch.manual_seed(4)

@@ -95,7 +95,7 @@ def test_varlen_lays_four_tensors_side_by_side():
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_triton_needs_rows_and_gives_each_edge_its_numbers(dtype):
-    """Two int32 for each edge and one for each bound of a row, both ways; with a bias three numbers; 64 MiB."""
+    """Two int32 for each edge and one for each bound of a row, both ways; three numbers for a bias."""
     graph = patterns.window(T, 4).rows(0, 20)
     rows_of = graph.num_edges * 8 + (20 + T + 2) * 4
     assert triton.bytes_needed(call_of(graph, dtype)) == rows_of + 64 * 2**20
@@ -109,7 +109,6 @@ def assert_matches(pattern, text):
 
 
 def test_rows_refuse_more_edges_than_int32_numbers(monkeypatch):
-    """2^31 - 1 of them are supported."""
     largest = torch.iinfo(torch.int32).max
     assert largest == rows.MOST_EDGES
     call = call_of(patterns.window(T, 4))
@@ -134,7 +133,6 @@ def test_rows_refuse_by_their_limit(monkeypatch):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_mixed_and_tiles_refuse_by_their_limits(monkeypatch, more):
-    """2^28 edges left outside of tiles, and 4 GiB of masks."""
     call = call_of(patterns.window(T, 4))
     monkeypatch.setattr(memory, "available", lambda: 2**33)
     monkeypatch.setattr(mixed, "memoized", lambda work, graph: planner.Work(edges=2**28 + more))
@@ -170,7 +168,6 @@ def test_mixed_supports_plain_calls_and_sinks(option, reason):
     "backend", [tiles, rows, dense], ids=lambda module: module.__name__.rpartition(".")[2]
 )
 def test_what_is_left_counts_on_a_cpu(monkeypatch, backend):
-    """A GPU's memory is not the system's."""
     call = call_of(patterns.window(T, 4))
     assert backend.unsupported_reason(call) is None
     monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
@@ -181,7 +178,6 @@ def test_what_is_left_counts_on_a_cpu(monkeypatch, backend):
 
 
 def test_triton_supports_as_many_rows_as_a_grid(monkeypatch):
-    """Receivers times the (two) query heads of a group, or senders: int32."""
     assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
     for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 4))):
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most)

@@ -48,7 +48,6 @@ def pairs(tensors):
 
 
 def test_equal_to_the_sum_over_all_edges():
-    """Out, lse, and the gradients of a function of both."""
     results = []
     for rule in (lambda given: merged(given, FIRSTS, NUM_DST), formula):
         given = flat(drawn())
@@ -76,7 +75,7 @@ def test_shares_sum_to_one(size):
 
 
 def test_equal_parts_have_no_gradient_of_lse():
-    """``s (g . out_p - g . out)`` is 0 in theory: what is left are some roundings, not those of a large lse."""
+    """``s (g . out_p - g . out)`` is 0 in theory: some roundings are left, not those of a large lse."""
     rng = torch.Generator().manual_seed(0)
     same, direction = (torch.randn(1, 1, 50, 8, generator=rng) for _ in range(2))
     given = flat([(same, 200 + 2 * torch.rand(1, 1, 50, generator=rng)) for _ in range(3)])
@@ -98,7 +97,7 @@ def test_numerical_derivatives():
 
 
 def test_isolated_receivers():
-    """0 and -inf, and finite gradients even where a NaN comes in: in no part, or isolated in all of theirs."""
+    """0 and -inf, with finite gradients even where a NaN comes in: in no part, or isolated in all."""
     results = drawn()
     results[0][0][:, :, 4], results[0][1][:, :, 4] = 0, -torch.inf
     given = flat(results)
@@ -113,7 +112,6 @@ def test_isolated_receivers():
 
 
 def test_a_nan_stays_with_its_receiver():
-    """Its row is NaN, no other; it passes no gradient to parts that were finite."""
     results = drawn()
     for x in results[0]:
         x[:, :, 2] = torch.nan
@@ -141,7 +139,6 @@ def test_dtypes(dtype):
 
 
 def test_vmap_and_grad():
-    """One more axis; test_split compiles it."""
     several = [[x for result in drawn(seed=seed) for x in result] for seed in range(3)]
     stacked = [torch.stack(column) for column in zip(*several, strict=True)]
 

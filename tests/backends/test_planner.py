@@ -30,7 +30,6 @@ CPU = torch.device("cpu")
 
 
 def receivers(piece, num_dst):
-    """The receivers that a piece writes."""
     if isinstance(piece, Edges):
         return list(range(num_dst))
     return [i for g in range(piece.dst.count) for i in tokens(piece.dst, g).tolist()]
@@ -61,7 +60,6 @@ def check(kind, graph, mask=None):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plan_is_its_graph(name):
-    """Every kind of plan; packed once for a device."""
     graph = PLAIN[name]
     mask = graph.mask().long()
     for kind in PLANS:
@@ -75,7 +73,6 @@ def test_a_plan_is_its_graph(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 def test_the_zoo(kind):
-    """Every builder and every graph of the checks."""
     for graph in SMALL.values():
         check(kind, graph)
 
@@ -84,7 +81,6 @@ def test_the_zoo(kind):
     "graph", [patterns.full(5), patterns.cross(130, 70), patterns.causal(400)], ids=lambda g: g.name
 )
 def test_full_and_causal_graphs_are_one_rectangle(graph):
-    """Also if they are known as something else; no mask."""
     for same in (graph, ga.convert.from_mask(graph.mask())):
         (piece,) = tiles_plan(same).pieces
         assert (piece.dst, piece.src) == (Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src))
@@ -156,13 +152,11 @@ def test_documents_are_recognised(graph, causal, monkeypatch):
 
 @pytest.mark.parametrize("graph", OTHERS.values(), ids=OTHERS)
 def test_other_graphs_are_no_documents(graph):
-    """They are cut along their tiles, and no less exact."""
     assert documents_of(graph) is None
     check("tiles", graph)
 
 
 def by_documents(graph, monkeypatch):
-    """The plan with documents at any price."""
     monkeypatch.setattr("gnn_attention.backends.plan.planner._seconds", lambda work: 0.0)
     return check("tiles", graph)
 
@@ -203,7 +197,6 @@ def check_work(kind, graph):
     "lengths", [[2048] * 4, [1 + i % 97 for i in range(97)], [100, 300] * 20, [16] * 300], ids=str
 )
 def test_documents_are_chosen_where_they_are_cheaper(lengths):
-    """By the estimate; the work is that of the plan."""
     graph = patterns.documents(lengths)
     by_tiles, by_length = runs_work(graph), documents_work(documents_of(graph))
     cheaper = costs().seconds(by_length, heads=8) <= costs().seconds(by_tiles, heads=8)
@@ -229,7 +222,6 @@ sizes, shares = st.integers(1, 150), st.floats(0.0, 1.0)
 @settings(max_examples=40, deadline=None)
 @given(sizes, sizes, shares, st.integers(0, 99))
 def test_random_graphs(num_dst, num_src, density, seed):
-    """Blocks of edges with holes, as a list and as a rule."""
     coarse = random_mask(-(-num_dst // 8), -(-num_src // 8), density, seed)
     mask = coarse.repeat_interleave(8, 0).repeat_interleave(8, 1)[:num_dst, :num_src]
     mask = mask & (random_mask(num_dst, num_src, 0.98, seed + 1))
@@ -267,7 +259,6 @@ def tile_pieces(graph):
 
 @pytest.mark.parametrize(("graph", "wanted"), SHAPES.values(), ids=SHAPES)
 def test_few_pieces(graph, wanted):
-    """Rectangles, their height and width, and masks, by hand."""
     found = [
         (p.dst.count, p.dst.size, p.src.size, 0 if p.masks is None else len(p.masks.table))
         for p in tile_pieces(graph)

@@ -1,4 +1,4 @@
-"""The oracle, edge by edge: what chunks of its edges are, that they change nothing, and its limit of memory."""
+"""The oracle, edge by edge: chunks of its edges, and its limit of memory."""
 
 import subprocess
 import sys
@@ -25,7 +25,6 @@ def qkv(heads=4, kv_heads=2, dim=8, value_dim=6):
 
 @pytest.mark.parametrize("most", [1, 7, 10_000])
 def test_chunks_do_not_change_the_reference(monkeypatch, most):
-    """One edge at a time, a few, or all: the same output, lse and gradients."""
     given, results = [x.requires_grad_() for x in qkv()], []
     for chunked in (False, True):
         if chunked:
@@ -39,7 +38,7 @@ def test_chunks_do_not_change_the_reference(monkeypatch, most):
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 20, 31, 44, 45, 46, 100])
 @pytest.mark.parametrize("graph", [CAUSAL, patterns.window(9, 1)], ids=["causal", "loops"])
 def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
-    """Every row once, in order; as many edges as there is room for, or one row; two neighbours fill half of it."""
+    """Every row once, in order; edges for which there is room, or one row; two neighbours fill half."""
     seen, some_rows = [], reference._some_rows
 
     def watched(call, start, stop, src, *rest):
@@ -58,7 +57,7 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
 
 
 def test_an_edge_takes_both_its_ends_twice():
-    """q, k, v and message of each head in float64, and eight numbers such as its logit: gathered, and computed."""
+    """q, k, v and message of each head in float64, and eight numbers such as its logit: twice."""
     call = AttentionCall(*qkv(heads=3, kv_heads=1, dim=5, value_dim=7), CAUSAL, 1.0)
     assert reference._bytes_per_edge(call) == 2 * 3 * (2 * 5 + 2 * 7 + 8) * 8
     assert reference._most_edges(call) == reference.CHUNK_BYTES // reference._bytes_per_edge(call)

@@ -1,4 +1,4 @@
-"""The backend over edge lists: the graphs and features of verify, and irregular graphs, against the reference."""
+"""The backend over edge lists: graphs and features of verify, and irregular graphs."""
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ ORACLE = Backend("reference", reference.run)
 
 
 def qkv(dst, src, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
-    """Random q, k, v, token-major in memory."""
     rng = torch.Generator().manual_seed(seed)
     shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim))
     drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
@@ -23,7 +22,6 @@ def qkv(dst, src, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, 
 
 
 def irregular(num_dst=12, num_src=15, count=50, seed=0):
-    """An unsorted list; some receivers have no in-edges."""
     cells = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
     cells = cells[cells // num_src != 5]
     return ga.convert.from_edge_index(torch.stack([cells % num_src, cells // num_src]), num_dst, num_src)
@@ -62,7 +60,6 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_types(dtype):
-    """Within twice the error of SDPA, three times for gradients."""
     check_features(ROWS, dtype, ("listed", "window"))
 
 
@@ -102,7 +99,6 @@ def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypa
 
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
 def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
-    """It may have parameters; positions, samples and heads are absolute."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     graph, inputs = irregular().rows(3, 9), qkv(6, 15)
     table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
@@ -117,7 +113,6 @@ def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     "learned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "score_mod"]
 )
 def test_graphs_of_equal_size_compile_to_different_programs(learned):
-    """The list is part of the program, never of an older one."""
     torch.compiler.reset()
     inputs, table = qkv(12, 15), torch.randn(12, 15, dtype=torch.float64).requires_grad_()
 
@@ -136,7 +131,6 @@ def test_graphs_of_equal_size_compile_to_different_programs(learned):
 
 
 def test_transforms_of_torch_func():
-    """vmap over samples of q alone, and grad under it."""
     graph, (q, k, v) = irregular(), [x.detach() for x in qkv(12, 15)]
     bias = torch.randn(4, graph.num_edges, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""The backend made of others: every option on graphs of several parts, its plan, and the kernel of each part."""
+"""The backend made of others: every option, its plan, and the kernel of each part."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,6 @@ def checked(graph, **options):
 
 
 def options(graph):
-    """The options of a call, and what learns in them."""
     bias, sinks, table = (torch.randn(4, count, dtype=torch.float64) for count in (graph.num_edges, 1, 40))
     bias, sinks, table = bias.requires_grad_(), sinks[:, 0].clone().requires_grad_(), table.requires_grad_()
     alibi = score_mods.alibi(score_mods.alibi_slopes(4))
@@ -80,7 +79,6 @@ def test_equal_to_the_reference(name, option):
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_every_graph_and_feature_of_verify(graph):
-    """Forward and gradients in all dtypes within the rule."""
     check_graph((BACKENDS["split"],), graph, dtypes=("float32", "bfloat16", "float16"))
 
 
@@ -107,7 +105,6 @@ def test_what_is_not_finite_reaches_the_receivers_of_its_edges_alone(value):
 
 @pytest.mark.parametrize("sinks", [None, torch.ones(4, dtype=torch.float64)], ids=["plain", "sinks"])
 def test_isolated_receivers(sinks):
-    """Exactly 0 and -inf, with finite gradients; also if all are isolated."""
     some = patterns.sinks(N, 3) - patterns.window(N, 12)
     for graph in (some, some - some):
         given, empty = qkv(graph), graph.in_degree() == 0
@@ -130,7 +127,6 @@ def test_graphs_that_differ_by_head():
     [("window and sinks", "eager"), pytest.param("window and list", "aot_eager", marks=pytest.mark.slow)],
 )
 def test_compiled_and_mapped(name, compiler):
-    """Without a graph break, and under torch.func."""
     torch.compiler.reset()
     graph = SHAPES[name]
     given = qkv(graph)
@@ -148,7 +144,6 @@ def test_compiled_and_mapped(name, compiler):
 
 
 def test_the_plan_is_printed():
-    """Parts, ranges, edges and backends."""
     plan = split.planned(checked(SHAPES["window and list"]))
     lines = str(plan).splitlines()
     assert lines[0].endswith("in 2 parts")
@@ -179,7 +174,7 @@ def test_parts_of_one_backend_are_one_call(monkeypatch):
 
 
 def test_parts_of_several_backends_are_not_joined(monkeypatch):
-    """Even where each of these takes many parts at once; and each is looked up as it will be called, for lse."""
+    """Even where each of these takes many parts at once; looked up as they will be called, for lse."""
     calls = []
     monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
     in_turn = lambda call: calls.append(call) or (("tiles", "rows")[len(calls) % 2],)  # noqa: E731
@@ -190,7 +185,6 @@ def test_parts_of_several_backends_are_not_joined(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_rounded_once_on_a_cpu(dtype):
-    """The parts, and their sum, are those of the same numbers in float32."""
     graph = SHAPES["window and sinks"]
     halves = [x.detach() for x in qkv(graph, dtype=dtype)]
     assert len(split.planned(AttentionCall.checked(*halves, graph)).rows) > 1
@@ -199,7 +193,6 @@ def test_halves_are_rounded_once_on_a_cpu(dtype):
 
 
 def test_a_part_that_no_backend_holds_is_named(monkeypatch):
-    """An explicit backend never falls back."""
     monkeypatch.setattr(split, "KERNELS", {"flex": flex.BACKEND})
     monkeypatch.setattr(split, "_order", lambda call: ("flex",))
     graph = SHAPES["window and sinks"]
@@ -247,7 +240,6 @@ def test_estimates_on_cuda_are_those_of_the_sizes_of_the_call(with_lse, first, m
 
 
 def test_on_cuda_no_part_writes_out_too_many_logits():
-    """They would be dst x src."""
     graph = patterns.strict_causal(8192)
     q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
     call = AttentionCall.checked(q, q, q, graph, with_lse=True)
@@ -256,7 +248,6 @@ def test_on_cuda_no_part_writes_out_too_many_logits():
 
 
 def test_on_a_cpu_the_cost_model_decides():
-    """Boxes of few senders are one dense call, scattered edges a list."""
     box = parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph
     assert split._order(checked(box))[0] == "dense"
     assert split._order(checked(scattered(1024, 1024, 1024)))[0] == "rows"

@@ -26,7 +26,6 @@ def by_hand(name, block):
 
 
 def listed(runs):
-    """``[(row, column, full, edges)]`` of all tiles, in order."""
     parts = (runs.row, runs.first, runs.stop, runs.full, runs.edges)
     fields = zip(*(part.tolist() for part in parts), strict=True)
     return [(row, j, full, edges) for row, first, stop, full, edges in fields for j in range(first, stop)]
@@ -60,7 +59,6 @@ def test_cells_at(name):
 
 
 def test_a_long_graph_is_not_visited_and_runs_are_cached():
-    """A full run is one entry however long it is."""
     graph = patterns.causal(2**17)
     runs, _ = divided(graph, 64, 0.0)
     assert len(runs.row) == 2 * 2**11 - 1

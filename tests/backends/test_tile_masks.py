@@ -23,7 +23,6 @@ def cut(graph, block):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_partial_tile_has_its_mask(name):
-    """Some of the tiles too; the sample of every third."""
     graph, block = PLAIN[name], (7, 64)[list(PLAIN).index(name) % 2]
     if not graph.num_dst or not graph.num_src:
         return
@@ -49,7 +48,6 @@ def test_every_partial_tile_has_its_mask(name):
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_structured_graph_has_few_masks(graph, block, distinct):
-    """Counted by hand."""
     expected = cut(graph, block)
     partial = expected.flatten(2).any(-1) & ~expected.flatten(2).all(-1)
     which, table = masks_of_tiles(graph, block, *partial.nonzero(as_tuple=True))
@@ -70,7 +68,6 @@ def test_each_mask_once_over_many_pieces(ranges, monkeypatch):
 
 
 def no_ranges(b, h, dst, src):
-    """A window that cannot be evaluated on ranges."""
     return torch.sign((dst - src).double()).ge(0) & (torch.cos((dst - src).double() * 0) * (dst - src) < 64)
 
 

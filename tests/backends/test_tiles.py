@@ -36,7 +36,6 @@ def logits(q, k):
     ("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)]
 )
 def test_a_learned_relative_bias(shape, at_once, monkeypatch):
-    """Its table, q, k and v get the gradients of the formula; also part by part."""
     monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     graph, reach = SHAPES[shape], 30
     q, k, v = qkv(graph.num_dst, graph.num_src)
@@ -174,7 +173,6 @@ def test_a_value_reaches_the_receivers_of_its_edges_alone_written_out(where, val
 
 @pytest.mark.parametrize("mod", [None, score_mods.softcap(2.0)], ids=["plain", "written out"])
 def test_graphs_without_edges_and_without_samples(mod):
-    """Zeros of the right shape."""
     none = patterns.full(80) - patterns.full(80)
     given = qkv(80)
     out, info = ga.attend(*given, none, score_mod=mod, backend="tiles", return_info=True)
@@ -188,7 +186,6 @@ def test_graphs_without_edges_and_without_samples(mod):
 
 
 def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
-    """A thin list of edges has a mask in nearly every tile."""
     q = torch.randn(1, 1, 130, 4)
     graph = ga.convert.from_edge_index(torch.tensor([[0, 70, 129], [5, 129, 0]]), 130, 130)
     monkeypatch.setattr(tiles, "MASK_LIMIT", 2 * 64 * 64)
@@ -202,7 +199,6 @@ def test_masks_that_would_not_fit_are_refused_by_name(monkeypatch):
     "graph", [patterns.causal(512), patterns.full(512), patterns.strict_causal(512)], ids=lambda g: g.name
 )
 def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
-    """As many at a time as there may be, and what comes of it is the same."""
     q, k, v = qkv(512)
 
     def run():

@@ -66,13 +66,7 @@ def weighted_sums(
 
 
 def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
-    """Pieces of rows of at most ``LONGEST`` edges: their bounds, and the bounds of each row among the pieces.
-
-    None where no row is longer.
-
-    >>> pieces_of(torch.tensor([0, 2, 2, 5])), pieces_of(torch.tensor([0, 3, 203]))
-    (None, (tensor([  0,   3,  67, 131, 195, 203]), tensor([0, 1, 5])))
-    """
+    """Bounds of pieces of rows of at most ``LONGEST`` edges, and of rows among them; None if none is longer."""
     length = ptr.diff()
     if not len(length) or int(length.max()) <= LONGEST:
         return None

@@ -13,23 +13,12 @@ from gnn_attention.graph import TokenGraph, memoized
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
-    """The edges of a plain graph on a device, by receiver, then sender; cached.
-
-    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
-    >>> found = edges_of(graph, torch.device("cpu"))
-    >>> found.ptr.tolist(), found.src.tolist()
-    ([0, 1, 3, 3], [0, 1, 2])
-    """
+    """The edges of a plain graph on a device, by receiver, then sender; cached."""
     return Edges.of(memoized(_lowered, graph, device)[:-1])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
-    """Where each edge of :func:`edges_of` stands in ``graph.edge_index``.
-
-    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
-    >>> order_of(graph, torch.device("cpu")).tolist()
-    [1, 2, 0]
-    """
+    """Where each edge of :func:`edges_of` is in ``graph.edge_index``."""
     order: Tensor = memoized(_lowered, graph, device)[-1]
     return order
 
