@@ -82,9 +82,9 @@ class TestSoftmax:
         expected, expected_lse = loop_softmax(logits, dst, num_dst, sinks)
         assert_each(weights, expected)
         assert_exact(lse, expected_lse)
-        for size in (0.1, 9.0) if not with_sinks else ():
-            alone = edges.weights_of(logits * size, dst, num_dst)
-            assert_each(alone, loop_softmax(logits * size, dst, num_dst)[0])
+        for size, shift in ((0.1, 0.0), (9.0, 0.0), (1.0, -1e3)) if not with_sinks else ():
+            moved = logits * size + shift
+            assert_each(edges.weights_of(moved, dst, num_dst), loop_softmax(moved, dst, num_dst)[0])
 
     def test_a_sink_of_minus_infinity_is_no_sink_and_a_large_one_takes_everything(self):
         logits = seeded(6)
