@@ -220,6 +220,13 @@ def test_error_within_that_of_sdpa(name, dtype):
     assert_rule(out, dict(zip("qkv", gradients, strict=True)), truth)
 
 
+def test_logits_that_overflow_to_minus_infinity():
+    q, k, v, grad = inputs(dtype=torch.float32)
+    out, lse, *_ = run([PIECES["strided"]], (q.abs() + 1) * 1e20, (k.abs() + 1) * -1e20, v, grad)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
 def test_no_samples(way):
     found = run([PIECES["strided"]], *inputs(batch=0))
     assert [len(x) for x in found] == [0] * 5
