@@ -214,6 +214,7 @@ def test_masks_of_a_nearly_causal_graph_grow_with_its_length(kind, name):
         return sum(x.numel() for x in packed_plan(kind, graph, CPU)[0] if x.dtype == torch.bool)
 
     assert numbers(8192) < 3 * numbers(4096) < 4096 * 4096 // 4
+    check(kind, patterns.strict_causal(1100))
 
 
 sizes, shares = st.integers(1, 150), st.floats(0.0, 1.0)
