@@ -1,7 +1,7 @@
 """The zoo: builders of token graphs, one short function for each.
 
 Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly.
-Builders are causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` asks for the
+Builders are causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` is the
 other. Rules are functions of these modules bound by ``functools.partial``, so that graphs can be pickled;
 they use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on whole ranges
 of tokens at once.
@@ -53,19 +53,6 @@ from gnn_attention.patterns.strided import *  # noqa: F403
 from gnn_attention.patterns.structure import *  # noqa: F403
 from gnn_attention.patterns.trees import *  # noqa: F403
 
-__all__: list[str] = []
-__all__ += basic.__all__
-__all__ += blocks.__all__
-__all__ += content.__all__
-__all__ += decoding.__all__
-__all__ += expanders.__all__
-__all__ += grids.__all__
-__all__ += hierarchies.__all__
-__all__ += hubs.__all__
-__all__ += latents.__all__
-__all__ += local.__all__
-__all__ += sequences.__all__
-__all__ += streaming.__all__
-__all__ += strided.__all__
-__all__ += structure.__all__
-__all__ += trees.__all__
+_FIRST = (basic, blocks, content, decoding, expanders, grids, hierarchies, hubs)
+_SECOND = (latents, local, sequences, streaming, strided, structure, trees)
+__all__ = [name for family in (*_FIRST, *_SECOND) for name in family.__all__]

@@ -1,18 +1,18 @@
-"""Data that a graph is made from: its axes, its largest entries, and tables by sample and head that a rule
-looks up.
+"""Data that a graph is made from.
 
-Data come as ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are
-worked on as ``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` takes for the axes that were
-there.
+Its axes, its largest entries, and tables by sample and head that a rule looks up. Data come as ``[...]``,
+``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are worked on as
+``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` takes for the axes that were there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
@@ -31,13 +31,7 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
         )
     if data.is_floating_point() and bool(data.isnan().any()):
         raise ValueError(f"{name} must hold no NaN: what is the largest or the nearest would be undefined")
-    sizes = (
-        {"batch": data.shape[0], "heads": data.shape[1]}
-        if extra == 2
-        else {"heads": data.shape[0]}
-        if extra
-        else {}
-    )
+    sizes = dict(zip(("batch", "heads")[2 - extra :], data.shape, strict=False))
     if extra == 2 and sizes["heads"] == 1:
         del sizes["heads"]
     wide = torch.promote_types(data.dtype, torch.float32) if data.is_floating_point() else torch.int64
@@ -49,9 +43,8 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     try:
         table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be a tensor or lists of integers of one length, got {quoted(data)}"
-        ) from None
+        wanted = "a tensor or lists of integers of one length"
+        raise TypeError(f"{name} must be {wanted}, got {quoted(data)}") from None
     if table.numel() == 0:
         table = table.to(torch.int64)
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
@@ -59,21 +52,28 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     return all_axes(name, table, axes)
 
 
+def positions(name: str, values: Iterable[int], count: int, wanted: str) -> list[int]:
+    """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be or hold."""
+    numbers = [checks.position(f"each of {name}", value) for value in values]
+    if outside := [number for number in numbers if not 0 <= number < count]:
+        raise IndexError(f"{name} must {wanted} in 0 .. {count - 1}, got {outside[0]}")
+    return numbers
+
+
 def matching(name: str, data: Tensor, other_name: str, other: Tensor, axis: int) -> None:
     """ValueError unless both have the same samples, heads and the same size along ``axis``."""
     if data.shape[:2] != other.shape[:2] or data.shape[axis] != other.shape[axis]:
+        got = f"got {list(data.shape)} and {list(other.shape)} as [batch, heads, ...]"
+        hint = "repeat_interleave keys that several heads share"
         raise ValueError(
-            f"{name} and {other_name} must agree in their leading axes and in axis {axis}, got {list(data.shape)} and "
-            f"{list(other.shape)} as [batch, heads, ...]; repeat_interleave keys that several heads share"
+            f"{name} and {other_name} must agree in their leading axes and in axis {axis}, {got}; {hint}"
         )
 
 
 def largest(values: Tensor, k: int) -> Tensor:
     """Bool, True at the ``k`` largest of each row that are above -inf; among equals the first win."""
     order = values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(
-        -1, order, torch.ones_like(order, dtype=torch.bool)
-    )
+    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(-1, order, True)
     return chosen & (values > -torch.inf)
 
 

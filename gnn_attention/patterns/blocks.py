@@ -12,6 +12,7 @@ compressed branch's attention summed over the heads of a group as importance, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,14 +36,14 @@ __all__ = [
 
 
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
-    """Each token attends to its past in ``k`` blocks: the first ``initial``, the last ``local`` and those of
-    its largest logits.
+    """Each token attends to its past in ``k`` blocks.
 
-    ``logits [..., n, blocks]`` are a token's numbers for the blocks; those up to its own compete, and fewer
-    than k count where there are fewer. ``src <= dst and blk(src) chosen by dst``; the own block is the last
-    of the ``local`` ones, and ``local=0`` lets it compete too. The selection of native sparse attention (Yuan
-    et al. 2025, arXiv 2502.11089, section 4.1: k = 16 blocks of 64 tokens, of which 1 is initial and 2 are
-    local). ValueError unless there are ``ceil(n / block)`` columns and ``initial + local <= k``.
+    The first ``initial``, the last ``local`` and those of its largest logits. ``logits [..., n, blocks]`` are
+    a token's numbers for the blocks; those up to its own compete, and fewer than k count where there are
+    fewer. ``src <= dst and blk(src) chosen by dst``; the own block is the last of the ``local`` ones, and
+    ``local=0`` lets it compete too. The selection of native sparse attention (Yuan et al. 2025, arXiv
+    2502.11089, section 4.1: k = 16 blocks of 64 tokens, of which 1 is initial and 2 are local). ValueError
+    unless there are ``ceil(n / block)`` columns and ``initial + local <= k``.
 
     >>> print(block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0))
     block_top_k([4, 2] logits, 2, 1, initial=0, local=0): mask[dst, src] and in-edges
@@ -56,10 +57,10 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     initial, local = checks.size("initial", initial), checks.size("local", local)
     n, blocks = values.shape[-2:]
     if blocks != -(-n // block) or initial + local > k:
-        raise ValueError(
-            f"logits must have a column for each of the {-(-n // block)} blocks of {block}, and k must hold the "
-            f"{initial} initial and {local} local blocks, got logits {list(logits.shape)} and k = {k}"
-        )
+        columns = f"a column for each of the {-(-n // block)} blocks of {block}"
+        second = f"and k must hold the {initial} initial and {local} local blocks"
+        got = f"got logits {list(logits.shape)} and k = {k}"
+        raise ValueError(f"logits must have {columns}, {second}, {got}")
     own, column = torch.arange(n, device="cpu").unsqueeze(-1) // block, torch.arange(blocks, device="cpu")
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
@@ -70,8 +71,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
 
 
 def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
-    """Each token attends to its past in its own block and in the ``top - 1`` earlier blocks with the largest
-    ``q . mean(k)``.
+    """Each token attends to its own block and ``top - 1`` earlier ones with largest ``q . mean(k)``.
 
     ``q, k [..., n, dim]``: :func:`block_top_k` of the dot products with the mean key of each block. Mixture
     of block attention (Lu et al. 2025, arXiv 2502.13189), which counts the own block among its top blocks
@@ -83,8 +83,8 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """
     queries, keys = _queries_and_keys(q, k)
     logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
-    graph = block_top_k(_with_axes_of(logits, q), block, checks.size("top", top, 1))
-    return _rename(graph, f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
+    graph = block_top_k(logits[(0,) * (4 - q.dim())], block, checks.size("top", top, 1))
+    return replace(graph, name=f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
 
 
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
@@ -96,50 +96,38 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     leaves the first two layers and the prompt dense.
 
     >>> x = torch.tensor([[1.0], [3.0], [2.0], [-9.0], [1.0]])
-    >>> print(quest(x, x, 2, 1))
-    quest([5, 1] q, [5, 1] k, 2, 1): mask[dst, src] and in-edges
-    0 ■ · · · ·   0 <- 0
-    1 ■ ■ · · ·   1 <- 0 1
-    2 ■ ■ · · ·   2 <- 0 1
-    3 · · ■ ■ ·   3 <- 2 3
-    4 ■ ■ · · ·   4 <- 0 1
+    >>> quest(x, x, 2, 1).in_degree().tolist()
+    [1, 2, 2, 2, 2]
     """
     queries, keys = _queries_and_keys(q, k)
     bounds = _page_bounds(queries, keys, checks.size("page", page, 1))
-    graph = block_top_k(_with_axes_of(bounds, q), page, checks.size("top", top), local=0)
-    return _rename(graph, f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
+    graph = block_top_k(bounds[(0,) * (4 - q.dim())], page, checks.size("top", top), local=0)
+    return replace(graph, name=f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
 
 
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
-    """Each token attends to the pooled blocks that lie wholly in its past: sender c stands for ``block``
-    tokens from ``c * stride`` on.
+    """Each token attends to the pooled blocks that lie wholly in its past.
 
-    ``src * stride + block - 1 <= dst``; ``floor((n - block) / stride) + 1`` senders, none where n < block,
-    and in-degree ``floor((dst - block + 1) / stride) + 1``, 0 before the first block is complete.
-    ``stride=None``: blocks side by side. The compressed branch of native sparse attention (Yuan et al. 2025,
-    arXiv 2502.11089; there blocks of 32 at a stride of 16).
+    Sender c stands for ``block`` tokens from ``c * stride`` on. ``src * stride + block - 1 <= dst``;
+    ``floor((n - block) / stride) + 1`` senders, none where n < block, and in-degree
+    ``floor((dst - block + 1) / stride) + 1``, 0 before the first block is complete. ``stride=None``: blocks
+    side by side. The compressed branch of native sparse attention (Yuan et al. 2025, arXiv 2502.11089; there
+    blocks of 32 at a stride of 16).
 
-    >>> print(compressed_blocks(5, 2))
-    compressed_blocks(5, 2, 2): mask[dst, src] and in-edges
-    0 · ·   0 <- none
-    1 ■ ·   1 <- 0
-    2 ■ ·   2 <- 0
-    3 ■ ■   3 <- 0 1
-    4 ■ ■   4 <- 0 1
+    >>> compressed_blocks(5, 2).in_degree().tolist()
+    [0, 1, 1, 2, 2]
     """
     n, block = checks.size("n", n), checks.size("block", block, 1)
     stride = block if stride is None else checks.size("stride", stride, 1)
     senders = max(0, (n - block) // stride + 1)
-    return TokenGraph.from_rule(
-        partial(_complete, block, stride), n, senders, name=f"compressed_blocks({n}, {block}, {stride})"
-    )
+    name = f"compressed_blocks({n}, {block}, {stride})"
+    return TokenGraph.from_rule(partial(_complete, block, stride), n, senders, name=name)
 
 
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
-    """The tokens of a tile attend to all of the ``top`` tiles with the largest product of means: never
-    causal.
+    """The tokens of a tile attend to all of the ``top`` tiles with the largest product of means.
 
-    ``q [..., dst, dim]``, ``k [..., src, dim]``: ``tile(src)`` is one of the largest
+    Never causal. ``q [..., dst, dim]``, ``k [..., src, dim]``: ``tile(src)`` is one of the largest
     ``mean(q over tile(dst)) . mean(k over tile)``. In-degree ``top tile`` where no tile is short. The fine
     stage of video sparse attention ("Trainable Sparse Attention", 2025, arXiv 2505.13389), for video tokens
     laid out tile after tile, as in attention-gym's ``vsa``.
@@ -151,23 +139,20 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
     _data.matching("q", queries, "k", keys, -1)
     tile, top = checks.size("tile", tile, 1), checks.size("top", top)
-    chosen = _data.own_axes(
-        _data.largest(_block_means(queries, tile) @ _block_means(keys, tile).mT, top), sizes
-    )
+    products = _block_means(queries, tile) @ _block_means(keys, tile).mT
+    chosen = _data.own_axes(_data.largest(products, top), sizes)
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
-    return TokenGraph.from_rule(
-        partial(_tile_chosen, chosen, tile), queries.shape[-2], keys.shape[-2], name=name, **sizes
-    )
+    sides = (queries.shape[-2], keys.shape[-2])
+    return TokenGraph.from_rule(partial(_tile_chosen, chosen, tile), *sides, name=name, **sizes)
 
 
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to its own block and the one sorted to it:
-    ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``.
+    """Each token attends to its own block and the one sorted to it.
 
-    ``order [..., blocks]`` names a block for each of the ``ceil(n / block)`` blocks; ``src <= dst`` unless
-    ``causal=False``, the encoder's graph. Sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296) after
-    its sorting network has decided. Raises IndexError for a block that is none and ValueError for another
-    number of them.
+    ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``. ``order [..., blocks]`` names a block for each of
+    the ``ceil(n / block)`` blocks; ``src <= dst`` unless ``causal=False``, the encoder's graph. Sparse
+    Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296) after its sorting network has decided. Raises
+    IndexError for a block that is none and ValueError for another number of them.
 
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -179,9 +164,9 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
 
 
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
-    """Each block attends to one block: ``blk(src) = permutation[blk(dst)]``, ``block`` senders for each
-    token; never causal.
+    """Each block attends to one block.
 
+    ``blk(src) = permutation[blk(dst)]``, ``block`` senders for each token; never causal.
     ``permutation [blocks]``, or ``[heads, blocks]`` with one for each head: the block masks of BlockBERT (Qiu
     et al. 2019, arXiv 1911.02972). The last block may be short. Raises ValueError for what is no permutation
     of the blocks.
@@ -194,12 +179,9 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     3 ■ ■ · ·   3 <- 0 1
     """
     table, sizes, named = _block_table("permutation", permutation, n, block)
-    if not torch.equal(
-        table.sort(dim=-1).values, torch.arange(table.shape[-1], device="cpu").expand(table.shape)
-    ):
-        raise ValueError(
-            f"permutation must hold each of the {table.shape[-1]} blocks once, got {permutation}"
-        )
+    blocks = table.shape[-1]
+    if not torch.equal(table.sort(dim=-1).values, torch.arange(blocks, device="cpu").expand(table.shape)):
+        raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
     rule = partial(_permuted, _data.own_axes(table, sizes), block)
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
 
@@ -232,14 +214,6 @@ def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return queries, keys
 
 
-def _with_axes_of(values: Tensor, data: Tensor) -> Tensor:
-    return values[(0,) * (4 - data.dim())]
-
-
-def _rename(graph: TokenGraph, name: str) -> TokenGraph:
-    return TokenGraph.from_rule(graph.rule, graph.num_dst, heads=graph.heads, batch=graph.batch, name=name)
-
-
 def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
     """``[..., n, dim]`` as ``[..., blocks, block, dim]``, the last block filled up."""
     filled = pad(x, (0, 0, 0, -x.shape[-2] % block), value=filler)
@@ -269,9 +243,8 @@ def _block_table(
     table, sizes = _data.whole_numbers(name, data, "blocks")
     blocks = -(-checks.size("n", n) // checks.size("block", block, 1))
     if table.shape[-1] != blocks:
-        raise ValueError(
-            f"{name} must name a block for each of the {blocks} blocks of {block} tokens, got {table.shape[-1]}"
-        )
+        wanted = f"a block for each of the {blocks} blocks of {block} tokens"
+        raise ValueError(f"{name} must name {wanted}, got {table.shape[-1]}")
     if outside := table[(table < 0) | (table >= blocks)].tolist():
         raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
     return table, sizes, text.listed(table[0, 0].tolist(), name, 8) if not sizes else _data.shown(table, name)

@@ -1,10 +1,10 @@
-"""Graphs that depend on the data: largest logits, nearest points, hashing, clusters, chosen columns and
-diagonals.
+"""Graphs that depend on the data.
 
-The data come as tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph then
-differs by head or sample as they do. Nothing is learnt here: a graph holds no gradient, and what a model
-trains (an indexer, centroids) goes in as its numbers. Among equal numbers the earlier position wins; what is
--inf is never chosen. ``blocks`` selects whole blocks.
+Largest logits, nearest points, hashing, clusters, chosen columns and diagonals. The data come as tensors
+``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph then differs by head or sample as
+they do. Nothing is learnt here: a graph holds no gradient, and what a model trains (an indexer, centroids)
+goes in as its numbers. Among equal numbers the earlier position wins; what is -inf is never chosen.
+``blocks`` selects whole blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 
 
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to the ``k`` senders of its largest logits, among ``src <= dst`` unless
-    ``causal=False``.
+    """Each token attends to the ``k`` senders of its largest logits.
 
-    ``logits [..., dst, src]``; in-degree ``min(dst + 1, k)`` where none is -inf. DeepSeek sparse attention
-    (DeepSeek-V3.2) takes the causally masked logits of its indexer, one graph for all heads. TypeError or
-    ValueError for other data.
+    ``src <= dst`` unless ``causal=False``. ``logits [..., dst, src]``; in-degree ``min(dst + 1, k)`` where
+    none is -inf. DeepSeek sparse attention (DeepSeek-V3.2) takes the causally masked logits of its indexer,
+    one graph for all heads. TypeError or ValueError for other data.
 
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
@@ -48,25 +47,21 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
 
 
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
-    """Each token attends to the ``k`` tokens nearest to it, itself included, among ``src <= dst`` unless
-    ``causal=False``.
+    """Each token attends to the ``k`` tokens nearest to it, itself included.
 
-    ``points [..., n, dim]``, Euclidean distance in float64; in-degree ``min(k, dst + 1)``, or ``min(k, n)``.
-    ``loops=False`` looks for k others instead, as torch_geometric's ``knn_graph(loop=False)`` does. Graphs of
-    nearest neighbours are ``causal=False`` in general. Distances are taken some rows at a time. TypeError or
-    ValueError for other data.
+    ``src <= dst`` unless ``causal=False``. ``points [..., n, dim]``, Euclidean distance in float64; in-degree
+    ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` looks for k others instead, as torch_geometric's
+    ``knn_graph(loop=False)`` does. Graphs of nearest neighbours are ``causal=False`` in general. Distances
+    are taken some rows at a time. TypeError or ValueError for other data.
 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
-    neighbours = _data.own_axes(
-        _neighbours(values.double(), min(checks.size("k", k), n), causal, loops), sizes
-    )
-    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + (
-        ")" if loops else ", loops=False)"
-    )
+    found = _neighbours(values.double(), min(checks.size("k", k), n), causal, loops)
+    neighbours, ending = _data.own_axes(found, sizes), ")" if loops else ", loops=False)"
+    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + ending
     if not sizes:
         dst, place = (neighbours >= 0).nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([neighbours[dst, place], dst]), n, name=name)
@@ -75,14 +70,14 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
 
 
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
-    """Tokens that share a bucket in some round attend to each other; each token attends to itself only if it
-    would have no in-edges.
+    """Tokens that share a bucket in some round attend to each other.
 
-    ``buckets [..., rounds, n]``: ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and
-    ``src <= dst`` unless ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv
-    2001.04451, section 2, "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where
-    queries and keys are the same vectors. Its computation approximates this graph, Hugging Face's too: a
-    chunk of the sorted tokens attends to itself and the chunk before.
+    Each token attends to itself only if it would have no in-edges. ``buckets [..., rounds, n]``:
+    ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and ``src <= dst`` unless
+    ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2,
+    "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where queries and keys are the
+    same vectors. Its computation approximates this graph, Hugging Face's too: a chunk of the sorted tokens
+    attends to itself and the chunk before.
 
     >>> print(shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])))
     shared_bucket([2, 4] buckets): mask[dst, src] and in-edges
@@ -96,19 +91,17 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
     rounds = tuple(_data.own_axes(labels[:, :, r], sizes) for r in range(labels.shape[2]))
     name = text.call("shared_bucket", causal, _data.shown(buckets, "buckets"))
-    return TokenGraph.from_rule(
-        rules.past(partial(_shares, rounds, alone), causal), labels.shape[-1], name=name, **sizes
-    )
+    rule = rules.past(partial(_shares, rounds, alone), causal)
+    return TokenGraph.from_rule(rule, labels.shape[-1], name=name, **sizes)
 
 
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
-    """Tokens whose vectors point in similar directions attend to each other: :func:`shared_bucket` of their
-    hashes.
+    """Tokens whose vectors point in similar directions attend to each other.
 
-    ``vectors [..., n, dim]``; the bucket of a vector x is the largest entry of ``[x R, -x R]``.
-    ``R [heads, dim, rounds, num_buckets / 2]`` is normal and drawn from ``seed``: the angular hashing of
-    Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2); Hugging Face's draws the same numbers for
-    ``hash_seed``. ``num_buckets`` is even.
+    :func:`shared_bucket` of their hashes. ``vectors [..., n, dim]``; the bucket of a vector x is the largest
+    entry of ``[x R, -x R]``. ``R [heads, dim, rounds, num_buckets / 2]`` is normal and drawn from ``seed``:
+    the angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2); Hugging Face's draws
+    the same numbers for ``hash_seed``. ``num_buckets`` is even.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
@@ -119,9 +112,8 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
     generator = torch.Generator(device="cpu").manual_seed(checks.size("seed", seed))
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
-    turned = torch.einsum(
-        "bhnd,hdrk->bhrnk", values.float(), torch.randn(shape, generator=generator, device="cpu")
-    )
+    directions = torch.randn(shape, generator=generator, device="cpu")
+    turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
     buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
     arguments = (_data.shown(vectors, "vectors"), num_buckets, rounds)
     name = text.call("lsh", causal, *arguments)[:-1] + f", seed={seed})"
@@ -132,12 +124,12 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
 def clusters(
     dst_labels: Tensor | Sequence[Any], src_labels: Tensor | Sequence[Any] | None = None, causal: bool = True
 ) -> TokenGraph:
-    """Each token attends to the tokens of its cluster: ``label(src) = label(dst)``, and ``src <= dst`` unless
-    ``causal=False``.
+    """Each token attends to the tokens of its cluster.
 
-    Labels ``[..., n]``; ``src_labels`` where senders are clustered on their own (queries and keys), else the
-    same. Each token in exactly one cluster, whatever its size: the nearest centroid of k-means.
-    :func:`routing` is the balanced form.
+    ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels ``[..., n]``;
+    ``src_labels`` where senders are clustered on their own (queries and keys), else the same. Each token in
+    exactly one cluster, whatever its size: the nearest centroid of k-means. :func:`routing` is the balanced
+    form.
 
     >>> print(clusters(torch.tensor([3, 8, 3, 8])))
     clusters([3, 8, 3, 8]): mask[dst, src] and in-edges
@@ -149,20 +141,17 @@ def clusters(
     ours, sizes = _data.whole_numbers("dst_labels", dst_labels, "n")
     theirs, _ = (ours, sizes) if src_labels is None else _data.whole_numbers("src_labels", src_labels, "n")
     if ours.shape[:2] != theirs.shape[:2]:
-        raise ValueError(
-            f"both labels must have the same heads and batch, got {list(ours.shape)} and {list(theirs.shape)}"
-        )
+        got = f"got {list(ours.shape)} and {list(theirs.shape)}"
+        raise ValueError(f"both labels must have the same heads and batch, {got}")
     named = [_labels(table, sizes) for table in (ours, theirs)[: 1 if src_labels is None else 2]]
     rule = partial(_same_label, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes))
     name = text.call("clusters", causal, *named)
-    return TokenGraph.from_rule(
-        rules.past(rule, causal), ours.shape[-1], theirs.shape[-1], name=name, **sizes
-    )
+    sides = (ours.shape[-1], theirs.shape[-1])
+    return TokenGraph.from_rule(rules.past(rule, causal), *sides, name=name, **sizes)
 
 
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
-    """Each centroid takes its ``w`` closest queries and ``w`` closest keys, and those queries attend to those
-    keys.
+    """Each centroid's ``w`` closest queries attend to its ``w`` closest keys.
 
     ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``, closeness the dot
     product: a token may stand in several clusters or have no in-edges; ``src <= dst`` unless
@@ -176,53 +165,38 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
     centres, _ = _data.all_axes("centroids", centroids, "clusters dim")
     _data.matching("q", queries, "k", keys, -1)
-    if (
-        centres.shape[-1] != keys.shape[-1]
-        or centres.shape[0] != 1
-        or centres.shape[1] not in (1, keys.shape[1])
-    ):
-        raise ValueError(
-            f"centroids must be [clusters, {keys.shape[-1]}], or that for each head of q, got {list(centroids.shape)}"
-        )
+    samples, heads, _, dim = centres.shape
+    if dim != keys.shape[-1] or samples != 1 or heads not in (1, keys.shape[1]):
+        wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
+        raise ValueError(f"centroids must be {wanted}, got {list(centroids.shape)}")
     members = [_data.largest(centres @ x.mT, checks.size("w", w)) for x in (queries, keys)]
-    pairs = tuple(
-        tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in range(centres.shape[-2])
-    )
+    numbers = range(centres.shape[-2])
+    pairs = tuple(tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in numbers)
     name = text.call("routing", causal, *map(_data.shown, (q, k, centroids), ("q", "k", "centroids")), w)
-    return TokenGraph.from_rule(
-        rules.past(partial(_routed, pairs), causal), queries.shape[-2], keys.shape[-2], name=name, **sizes
-    )
+    rule = rules.past(partial(_routed, pairs), causal)
+    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
 
 
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
-    """Chosen columns that every token attends to, and chosen distances:
-    ``src <= dst and (src in columns or dst - src in slashes)``.
+    """Chosen columns that every token attends to, and chosen distances.
 
-    Each is a list of positions ``0 .. n - 1`` for all heads, or a list of such lists, one for each head;
-    distance 0 is the self loop. MInference (Jiang et al. 2024, arXiv 2407.02490), which finds them for each
-    head from the attention of the last 64 queries. IndexError for a position outside.
+    ``src <= dst and (src in columns or dst - src in slashes)``. Each is a list of positions ``0 .. n - 1``
+    for all heads, or a list of such lists, one for each head; distance 0 is the self loop. MInference (Jiang
+    et al. 2024, arXiv 2407.02490), which finds them for each head from the attention of the last 64 queries.
+    IndexError for a position outside.
 
-    >>> print(vertical_slash(5, [0], [0, 2]))
-    vertical_slash(5, [0], [0, 2]): mask[dst, src] and in-edges
-    0 ■ · · · ·   0 <- 0
-    1 ■ ■ · · ·   1 <- 0 1
-    2 ■ · ■ · ·   2 <- 0 2
-    3 ■ ■ · ■ ·   3 <- 0 1 3
-    4 ■ · ■ · ■   4 <- 0 2 4
+    >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
+    [1, 2, 2, 3, 3]
     """
     n = checks.size("n", n)
-    chosen = [
-        _positions(name, positions, n) for name, positions in (("columns", columns), ("slashes", slashes))
-    ]
+    chosen = [_positions("columns", columns, n), _positions("slashes", slashes, n)]
     heads = {len(table) for table in chosen if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
-        raise ValueError(
-            f"columns and slashes must be given for the same number of heads, at least 1, got {sorted(heads)}"
-        )
+        wanted = "given for the same number of heads, at least 1"
+        raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
     name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
-    return TokenGraph.from_rule(
-        partial(_vertical_slash, *chosen), n, heads=max(heads, default=None), name=name
-    )
+    rule = partial(_vertical_slash, *chosen)
+    return TokenGraph.from_rule(rule, n, heads=max(heads, default=None), name=name)
 
 
 def _is_chosen(chosen: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -273,9 +247,8 @@ def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
     found = [torch.zeros(*points.shape[:2], 0, k, dtype=torch.int64, device="cpu")]
     for start in range(0, n, step):
         dst = torch.arange(start, min(start + step, n), device="cpu").unsqueeze(-1)
-        closeness = -torch.cdist(
-            points[..., start : start + step, :], points, compute_mode="donot_use_mm_for_euclid_dist"
-        )
+        rows, mode = points[..., start : start + step, :], "donot_use_mm_for_euclid_dist"
+        closeness = -torch.cdist(rows, points, compute_mode=mode)
         src = torch.arange(n, device="cpu")
         hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
         chosen = _data.largest(closeness.masked_fill(hidden, -torch.inf), k)

@@ -22,8 +22,7 @@ LANCZOS_STEPS = 64  # of the estimate of an eigenvalue; its error is far below t
 
 
 def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenGraph:
-    """Each token attends to r random tokens, all different, of those up to itself (of all with
-    ``causal=False``).
+    """Each token attends to r random tokens up to itself (of all with ``causal=False``).
 
     Drawn uniformly without replacement, for each receiver afresh; itself is one of those it may draw.
     In-degree ``min(dst + 1, r)``, or ``min(n, r)``. The random part of BigBird (Zaheer et al. 2020, arXiv
@@ -37,9 +36,8 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     drawn = _distinct(token + 1 if causal else torch.full_like(token, n), min(r, n), seed)
     src, row = drawn.sort(0).values.t().flatten(), token.repeat_interleave(len(drawn))
     edges = torch.stack([src, row])[:, src < n]
-    return TokenGraph.from_edges(
-        edges, n, name=text.call("random_senders", causal, n, r, *_arguments(0, seed=seed))
-    )
+    name = text.call("random_senders", causal, n, r, *_arguments(0, seed=seed))
+    return TokenGraph.from_edges(edges, n, name=name)
 
 
 def expander(
@@ -70,8 +68,7 @@ def expander(
 
 
 def hypercube(dimension: int) -> TokenGraph:
-    """``2^dimension`` tokens; each token attends to those whose number differs from its own in one binary
-    digit.
+    """Each of ``2^dimension`` tokens attends to those whose number differs in one binary digit.
 
     In-degree ``dimension``; symmetric, no self loops: ``hypercube(d) | window(2**d, 1)`` is
     ``butterfly(2**d)``. Any token is reached by any other within ``dimension`` layers. As networkx's
@@ -89,14 +86,14 @@ def hypercube(dimension: int) -> TokenGraph:
 
 
 def de_bruijn(k: int, length: int) -> TokenGraph:
-    """The words of ``length`` letters out of k; a word attends to those that become it by dropping the first
-    letter, adding one.
+    """The words of ``length`` letters out of k.
 
-    A word is a number below ``n = k^length`` with base k: ``dst // k == src % (n // k)``. In-degree and
-    out-degree k, the k words of one letter attending to themselves; directed. Between any two words there is
-    exactly one walk of ``length`` edges, so after ``length = log_k n`` layers every token has received from
-    every token. No graph of in-degree ``k > 1`` does it in fewer: one layer less receives from
-    ``1 + k + ... + k^(length - 1) < n`` tokens at most.
+    A word attends to those that become it by dropping the first letter, adding one. A word is a number below
+    ``n = k^length`` with base k: ``dst // k == src % (n // k)``. In-degree and out-degree k, the k words of
+    one letter attending to themselves; directed. Between any two words there is exactly one walk of
+    ``length`` edges, so after ``length = log_k n`` layers every token has received from every token. No graph
+    of in-degree ``k > 1`` does it in fewer: one layer less receives from ``1 + k + ... + k^(length - 1) < n``
+    tokens at most.
 
     >>> print(de_bruijn(2, 2))
     de_bruijn(2, 2): mask[dst, src] and in-edges
@@ -111,13 +108,13 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
 
 
 def torus(*sizes: int) -> TokenGraph:
-    """A grid closed in every direction: each token attends to its two neighbours along each axis, the last
-    being next to the first.
+    """A grid closed in every direction.
 
-    Tokens are numbered row by row (the last axis runs fastest). In-degree 2 for each axis of 3 or more, 1 for
-    an axis of 2, 0 for an axis of 1; symmetric, no self loops. Every token has received from every token
-    after ``sum of size // 2`` layers. ``torus(n)`` is a ring. As networkx's periodic ``grid_graph``, but for
-    the self loops that it gives an axis of 1.
+    Each token attends to its two neighbours along each axis, the last being next to the first. Tokens are
+    numbered row by row (the last axis runs fastest). In-degree 2 for each axis of 3 or more, 1 for an axis of
+    2, 0 for an axis of 1; symmetric, no self loops. Every token has received from every token after
+    ``sum of size // 2`` layers. ``torus(n)`` is a ring. As networkx's periodic ``grid_graph``, but for the
+    self loops that it gives an axis of 1.
 
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
@@ -125,14 +122,12 @@ def torus(*sizes: int) -> TokenGraph:
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
     strides = [prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     axes = tuple((stride, length) for stride, length in zip(strides, lengths, strict=True) if length > 1)
-    return TokenGraph.from_rule(
-        partial(_torus, axes), prod(lengths), name=f"torus({', '.join(map(str, lengths))})"
-    )
+    name = f"torus({', '.join(map(str, lengths))})"
+    return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=name)
 
 
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
-    """A small world: a ring in which every token attends to ``k // 2`` neighbours on each side, each link
-    moved with probability p.
+    """A small world: a ring of ``k // 2`` neighbours a side, each link moved with probability p.
 
     A link keeps one of its ends and gets a random other one, so there are always ``2 n (k // 2)`` edges (for
     ``k < n``, else all pairs); symmetric, no self loops, perhaps not connected. Made by networkx's
@@ -153,12 +148,11 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
-    """Every two tokens attend to each other with probability p, each pair by itself; symmetric, no self
-    loops.
+    """Every two tokens attend to each other with probability p, each pair by itself.
 
-    About ``p n (n - 1)`` edges; connected nearly surely if p is well above ``log(n) / n``, nearly never well
-    below. Made by networkx's ``fast_gnp_random_graph`` from its own random numbers. Raises ValueError for p
-    outside [0, 1].
+    Symmetric, no self loops. About ``p n (n - 1)`` edges; connected nearly surely if p is well above
+    ``log(n) / n``, nearly never well below. Made by networkx's ``fast_gnp_random_graph`` from its own random
+    numbers. Raises ValueError for p outside [0, 1].
 
     >>> erdos_renyi(5, 1.0).num_edges
     20
@@ -208,11 +202,8 @@ def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r 
 def _best_draw(n: int, d: int, method: str, seed: int, draws: int) -> Int[Tensor, "degree tokens"]:
     """The neighbours of each token in the first good draw, or in the best of them."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    good, best, smallest = (
-        2 * sqrt(2 * d - 1) + 0.1,
-        torch.empty(2 * d, 0, dtype=torch.int64, device="cpu"),
-        float("inf"),
-    )
+    good, smallest = 2 * sqrt(2 * d - 1) + 0.1, float("inf")
+    best = torch.empty(2 * d, 0, dtype=torch.int64, device="cpu")
     for _ in range(draws if n else 0):
         neighbours = _draw(n, d, method, generator)
         second = _second_eigenvalue(neighbours)
@@ -234,9 +225,8 @@ def _draw(n: int, d: int, method: str, generator: torch.Generator) -> Int[Tensor
 def _second_eigenvalue(neighbours: Int[Tensor, "degree tokens"]) -> float:
     """The largest eigenvalue of a regular multigraph after its degree, by Lanczos, never from above."""
     n = neighbours.shape[1]
-    start = torch.randn(
-        n, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
-    )
+    seed = torch.Generator(device="cpu").manual_seed(0)
+    start = torch.randn(n, generator=seed, dtype=torch.float64, device="cpu")
     # the eigenvector of the degree: all the same
     basis = [torch.full((n,), n**-0.5, dtype=torch.float64, device="cpu")]
     while len(basis) <= min(LANCZOS_STEPS, n - 1):

@@ -16,7 +16,17 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.patterns import _grid_rules
+from gnn_attention.patterns._grid_rules import (
+    Axis,
+    Interval,
+    call,
+    flags,
+    in_box,
+    per_axis,
+    places,
+    shape_of,
+    shown,
+)
 
 __all__ = [
     "axial",
@@ -30,6 +40,9 @@ __all__ = [
 ]
 
 
+Sizes = tuple[int, ...]
+
+
 def natten(
     shape: Sequence[int],
     kernel: int | Sequence[int],
@@ -37,8 +50,7 @@ def natten(
     stride: int | Sequence[int] = 1,
     causal: bool | Sequence[bool] = False,
 ) -> TokenGraph:
-    """Neighbourhood attention: along each axis, a window of exactly ``kernel`` coordinates, pushed inwards at
-    the border.
+    """Neighbourhood attention: ``kernel`` coordinates along each axis, pushed inwards at the border.
 
     The window is centred on the receiver's coordinate x (an even one has its longer half before x) and moved
     until it lies in the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``, so that every token
@@ -52,160 +64,109 @@ def natten(
 
     NATTEN's definition; attention-gym's ``generate_natten`` agrees for odd kernels (its even ones attend to
     ``kernel + 1``). Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
-    (2209.15001), causal (2403.04690), strided: Generalized Neighborhood Attention (2504.16922).
+    (2209.15001), causal (2403.04690), strided: Generalized Neighborhood Attention (2504.16922). Raises
+    ValueError where ``kernel * dilation`` exceeds the grid, or ``stride`` the kernel.
 
-    Raises ValueError where ``kernel * dilation`` exceeds the grid, or ``stride`` the kernel.
-
-    >>> print(natten((5,), 3))
-    natten((5,), 3): mask[dst, src] and in-edges
-    0 ■ ■ ■ · ·   0 <- 0 1 2
-    1 ■ ■ ■ · ·   1 <- 0 1 2
-    2 · ■ ■ ■ ·   2 <- 1 2 3
-    3 · · ■ ■ ■   3 <- 2 3 4
-    4 · · ■ ■ ■   4 <- 2 3 4
+    >>> natten((5,), 3).in_degree().tolist()
+    [3, 3, 3, 3, 3]
     """
-    sizes = _grid_rules.shape_of(shape)
-    kernels, steps = (
-        _grid_rules.per_axis("kernel", kernel, sizes),
-        _grid_rules.per_axis("dilation", dilation, sizes),
-    )
-    strides, ends = _grid_rules.per_axis("stride", stride, sizes), _grid_rules.flags("causal", causal, sizes)
+    sizes = shape_of(shape)
+    kernels, steps = per_axis("kernel", kernel, sizes), per_axis("dilation", dilation, sizes)
+    strides, ends = per_axis("stride", stride, sizes), flags("causal", causal, sizes)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
-    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, spans, steps))
-    options = {
-        "dilation": (_grid_rules.shown(steps), 1),
-        "stride": (_grid_rules.shown(strides), 1),
-        "causal": (_grid_rules.shown(ends), False),
-    }
-    name = _grid_rules.call("natten", sizes, _grid_rules.shown(kernels), **options)
-    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
+    box = tuple(map(Axis, places(sizes), sizes, spans, steps))
+    options = {"dilation": (shown(steps), 1), "stride": (shown(strides), 1), "causal": (shown(ends), False)}
+    name = call("natten", sizes, shown(kernels), **options)
+    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
 def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequence[int] = 0) -> TokenGraph:
-    """Windowed attention: each token attends to its window; the partition into windows is moved by ``shift``
-    along each axis.
+    """Windowed attention: each token attends to its window.
 
-    ``(x - shift) // window`` is the same for sender and receiver along every axis. The shifted partition has
-    smaller windows at the border: this is what the cyclic shift *with* its mask computes, since tokens that
-    only the roll brings together do not attend to each other. A grid that ``window`` does not divide keeps
-    its smaller last windows (Hugging Face pads it instead, and attends to the padding). Layers alternate
-    ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin Transformer (arXiv 2103.14030).
+    The partition into windows is moved by ``shift`` along each axis. ``(x - shift) // window`` is the same
+    for sender and receiver along every axis. The shifted partition has smaller windows at the border: this is
+    what the cyclic shift *with* its mask computes, since tokens that only the roll brings together do not
+    attend to each other. A grid that ``window`` does not divide keeps its smaller last windows (Hugging Face
+    pads it instead, and attends to the padding). Layers alternate ``swin(shape, m)`` and
+    ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin Transformer (arXiv 2103.14030). Raises ValueError unless
+    ``0 <= shift < window``.
 
-    Raises ValueError unless ``0 <= shift < window``.
-
-    >>> print(swin((6,), 3, 1))
-    swin((6,), 3, shift=1): mask[dst, src] and in-edges
-    0 ■ · · · · ·   0 <- 0
-    1 · ■ ■ ■ · ·   1 <- 1 2 3
-    2 · ■ ■ ■ · ·   2 <- 1 2 3
-    3 · ■ ■ ■ · ·   3 <- 1 2 3
-    4 · · · · ■ ■   4 <- 4 5
-    5 · · · · ■ ■   5 <- 4 5
+    >>> swin((6,), 3, 1).in_degree().tolist()
+    [1, 3, 3, 3, 2, 2]
     """
-    sizes = _grid_rules.shape_of(shape)
-    windows, shifts = (
-        _grid_rules.per_axis("window", window, sizes),
-        _grid_rules.per_axis("shift", shift, sizes, 0),
-    )
+    sizes = shape_of(shape)
+    windows, shifts = per_axis("window", window, sizes), per_axis("shift", shift, sizes, 0)
     for axis, (size, by) in enumerate(zip(windows, shifts, strict=True)):
         if by >= size:
-            raise ValueError(
-                f"shift must be less than window, got {by} for a window of {size} along axis {axis}"
-            )
-    box = tuple(
-        map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_windows, sizes, windows, shifts))
-    )
-    name = _grid_rules.call("swin", sizes, _grid_rules.shown(windows), shift=(_grid_rules.shown(shifts), 0))
-    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
+            got = f"got {by} for a window of {size} along axis {axis}"
+            raise ValueError(f"shift must be less than window, {got}")
+    box = tuple(map(Axis, places(sizes), sizes, map(_windows, sizes, windows, shifts)))
+    name = call("swin", sizes, shown(windows), shift=(shown(shifts), 0))
+    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
 def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | Sequence[int]) -> TokenGraph:
-    """Blocked local attention: each token attends to its block and a margin of ``halo`` around it, cut at the
-    border of the grid.
+    """Each token attends to its block and a margin of ``halo`` around it, cut at the border.
 
     ``block * (x // block) - halo <= y < block * (x // block + 1) + halo`` for sender y and receiver x along
     every axis, so an inner token attends to ``prod(block + 2 halo)``. Not symmetric. Vaswani et al. 2021,
     HaloNet (arXiv 2103.12731); ``block=1`` is a window around every token.
 
-    >>> print(haloed_blocks((6,), 2, 1))
-    haloed_blocks((6,), 2, 1): mask[dst, src] and in-edges
-    0 ■ ■ ■ · · ·   0 <- 0 1 2
-    1 ■ ■ ■ · · ·   1 <- 0 1 2
-    2 · ■ ■ ■ ■ ·   2 <- 1 2 3 4
-    3 · ■ ■ ■ ■ ·   3 <- 1 2 3 4
-    4 · · · ■ ■ ■   4 <- 3 4 5
-    5 · · · ■ ■ ■   5 <- 3 4 5
+    >>> haloed_blocks((6,), 2, 1).in_degree().tolist()
+    [3, 3, 4, 4, 3, 3]
     """
-    sizes = _grid_rules.shape_of(shape)
-    blocks, halos = _grid_rules.per_axis("block", block, sizes), _grid_rules.per_axis("halo", halo, sizes, 0)
-    box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
-    name = _grid_rules.call("haloed_blocks", sizes, _grid_rules.shown(blocks), _grid_rules.shown(halos))
-    return TokenGraph.from_rule(partial(_grid_rules.in_box, box), math.prod(sizes), name=name)
+    sizes = shape_of(shape)
+    blocks, halos = per_axis("block", block, sizes), per_axis("halo", halo, sizes, 0)
+    box = tuple(map(Axis, places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
+    name = call("haloed_blocks", sizes, shown(blocks), shown(halos))
+    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
-    """Each token attends to the tokens that differ from it along one axis only: in a picture its row and its
-    column.
+    """Each token attends to the tokens that differ from it along one axis only.
 
-    ``axis``: along this axis alone, one layer of Ho et al. 2019, Axial Transformers (arXiv 1912.12180), which
-    take the axes in turn: as many layers as axes reach everything. None: along any axis, in-degree
-    ``sum(shape) - len(shape) + 1`` (xformers' ``axial_2d_pattern``). Raises IndexError for an axis that the
-    grid does not have.
+    In a picture its row and its column. ``axis``: along this axis alone, one layer of Ho et al. 2019, Axial
+    Transformers (arXiv 1912.12180), which take the axes in turn: as many layers as axes reach everything.
+    None: along any axis, in-degree ``sum(shape) - len(shape) + 1`` (xformers' ``axial_2d_pattern``). Raises
+    IndexError for an axis that the grid does not have.
 
-    >>> print(axial((2, 3)))
-    axial((2, 3)): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ · ·   0 <- 0 1 2 3
-    1 ■ ■ ■ · ■ ·   1 <- 0 1 2 4
-    2 ■ ■ ■ · · ■   2 <- 0 1 2 5
-    3 ■ · · ■ ■ ■   3 <- 0 3 4 5
-    4 · ■ · ■ ■ ■   4 <- 1 3 4 5
-    5 · · ■ ■ ■ ■   5 <- 2 3 4 5
+    >>> axial((2, 3)).in_degree().tolist()
+    [4, 4, 4, 4, 4, 4]
     """
-    sizes = _grid_rules.shape_of(shape)
-    lines = [(place, place * size) for place, size in zip(_grid_rules.places(sizes), sizes, strict=True)]
+    sizes = shape_of(shape)
+    lines = [(place, place * size) for place, size in zip(places(sizes), sizes, strict=True)]
     if axis is not None:
         axis = checks.position("axis", axis)
         if not 0 <= axis < len(sizes):
             raise IndexError(f"axis must be in 0 .. {len(sizes) - 1} for a grid of shape {sizes}, got {axis}")
         lines = lines[axis : axis + 1]
-    name = _grid_rules.call("axial", sizes, axis=(axis, None))
+    name = call("axial", sizes, axis=(axis, None))
     return TokenGraph.from_rule(partial(_axial, tuple(lines)), math.prod(sizes), name=name)
 
 
 def image_local_2d(
     shape: Sequence[int], block: int | Sequence[int], memory: int | Sequence[int]
 ) -> TokenGraph:
-    """Each pixel attends to its own block so far and the memory above and next to that block: a picture
-    generated block by block.
+    """Each pixel attends to its own block so far and the memory above and next to that block.
 
-    Of the memory around its block each token attends to what was generated before, the blocks and the tokens
-    of each in raster order: ``memory[0]`` rows above and, ``memory[1]`` wide, the tokens to the left and
-    above to the left and right. The tokens stand in row-major order of the picture, not in the order of
-    generation: an edge may come from a later position (below, in the block to the left), and the graph is
-    acyclic all the same. In one dimension it is ``segment_recurrence``. Parmar et al. 2018, Image Transformer
-    (arXiv 1802.05751), as tensor2tensor's ``masked_local_attention_2d``.
+    A picture generated block by block. Of the memory around its block each token attends to what was
+    generated before, the blocks and the tokens of each in raster order: ``memory[0]`` rows above and,
+    ``memory[1]`` wide, the tokens to the left and above to the left and right. The tokens stand in row-major
+    order of the picture, not in the order of generation: an edge may come from a later position (below, in
+    the block to the left), and the graph is acyclic all the same. In one dimension it is
+    ``segment_recurrence``. Parmar et al. 2018, Image Transformer (arXiv 1802.05751), as tensor2tensor's
+    ``masked_local_attention_2d``.
 
-    >>> print(image_local_2d((2, 4), (2, 2), (1, 1)))
-    image_local_2d((2, 4), 2, 1): mask[dst, src] and in-edges
-    0 ■ · · · · · · ·   0 <- 0
-    1 ■ ■ · · · · · ·   1 <- 0 1
-    2 · ■ ■ · · ■ · ·   2 <- 1 2 5
-    3 · ■ ■ ■ · ■ · ·   3 <- 1 2 3 5
-    4 ■ ■ · · ■ · · ·   4 <- 0 1 4
-    5 ■ ■ · · ■ ■ · ·   5 <- 0 1 4 5
-    6 · ■ ■ ■ · ■ ■ ·   6 <- 1 2 3 5 6
-    7 · ■ ■ ■ · ■ ■ ■   7 <- 1 2 3 5 6 7
+    >>> image_local_2d((2, 4), (2, 2), (1, 1)).in_degree().tolist()
+    [1, 2, 3, 4, 3, 4, 5, 6]
     """
-    sizes = _grid_rules.shape_of(shape)
+    sizes = shape_of(shape)
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
-    blocks, memories = (
-        _grid_rules.per_axis("block", block, sizes),
-        _grid_rules.per_axis("memory", memory, sizes, 0),
-    )
+    blocks, memories = per_axis("block", block, sizes), per_axis("memory", memory, sizes, 0)
     rule = partial(_image_local, sizes[1], blocks, memories)
-    name = _grid_rules.call("image_local_2d", sizes, _grid_rules.shown(blocks), _grid_rules.shown(memories))
+    name = call("image_local_2d", sizes, shown(blocks), shown(memories))
     return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
 
 
@@ -216,108 +177,77 @@ def sliding_tile(
     text: int = 0,
     tiled: bool = False,
 ) -> TokenGraph:
-    """Sliding tile attention: all tokens of a tile attend to the same ``window`` tiles along each axis,
-    pushed inwards at the border.
+    """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
     It is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
     ``clamp(t - window // 2, 0, size // tile - window)`` on. ``text`` further tokens stand behind the video,
     attend to all and are attended to by all. ``tiled=True``: the tokens stand tile by tile, as the kernels
     want them, so that every block of the mask is empty or full. ``window`` counts tiles, as in FastVideo;
     attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video Generation with Sliding Tile
-    Attention (arXiv 2502.04507).
+    Attention (arXiv 2502.04507). Raises ValueError where a tile does not divide the grid, or the window
+    exceeds it.
 
-    Raises ValueError where a tile does not divide the grid, or the window exceeds it.
-
-    >>> print(sliding_tile((6,), 2, 2, text=1))
-    sliding_tile((6,), 2, 2, text=1): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ · · ■   0 <- 0 1 2 3 6
-    1 ■ ■ ■ ■ · · ■   1 <- 0 1 2 3 6
-    2 ■ ■ ■ ■ · · ■   2 <- 0 1 2 3 6
-    3 ■ ■ ■ ■ · · ■   3 <- 0 1 2 3 6
-    4 · · ■ ■ ■ ■ ■   4 <- 2 3 4 5 6
-    5 · · ■ ■ ■ ■ ■   5 <- 2 3 4 5 6
-    6 ■ ■ ■ ■ ■ ■ ■   6 <- 0 1 2 3 4 5 6
+    >>> sliding_tile((6,), 2, 2, text=1).in_degree().tolist()
+    [5, 5, 5, 5, 5, 5, 7]
     """
-    sizes = _grid_rules.shape_of(shape)
-    tiles, windows, text = (
-        _grid_rules.per_axis("tile", tile, sizes),
-        _grid_rules.per_axis("window", window, sizes),
-        checks.size("text", text),
-    )
+    sizes = shape_of(shape)
+    tiles, windows = per_axis("tile", tile, sizes), per_axis("window", window, sizes)
+    text = checks.size("text", text)
     counts = _whole_tiles(sizes, tiles)
     _check_kernels(counts, windows, (1,) * len(sizes), (1,) * len(sizes), "window")
     spans = [_neighbours(count, w) for count, w in zip(counts, windows, strict=True)]
     if tiled:
-        box = tuple(
-            map(
-                _grid_rules.Axis,
-                [place * math.prod(tiles) for place in _grid_rules.places(counts)],
-                counts,
-                spans,
-            )
-        )
+        box = tuple(map(Axis, [place * math.prod(tiles) for place in places(counts)], counts, spans))
     else:
-        box = tuple(map(_grid_rules.Axis, _grid_rules.places(sizes), sizes, map(_spread, spans, tiles)))
-    video = math.prod(sizes)
-    shown = _grid_rules.shown(tiles), _grid_rules.shown(windows)
-    name = _grid_rules.call("sliding_tile", sizes, *shown, text=(text, 0), tiled=(tiled, False))
+        box = tuple(map(Axis, places(sizes), sizes, map(_spread, spans, tiles)))
+    video, options = math.prod(sizes), {"text": (text, 0), "tiled": (tiled, False)}
+    name = call("sliding_tile", sizes, shown(tiles), shown(windows), **options)
     return TokenGraph.from_rule(partial(_in_box_or_text, box, video), video + text, name=name)
 
 
 def svg_spatial(
     frames: int, frame_size: int, w: int, prompt: int = 0, first_frame: bool = False
 ) -> TokenGraph:
-    """A token of a video attends to those less than ``w`` away in the sequence, so in the same frame or near
-    it: ``|dst - src| < w``.
+    """A token of a video attends to those less than ``w`` away in the sequence: ``|dst - src| < w``.
 
     Sparse VideoGen's spatial head. ``prompt`` tokens stand before the ``frames * frame_size`` tokens of the
     video, attend to all and are attended to by all; ``first_frame=True``: so is the first frame attended to
     by all. attention-gym's ``width`` counts frames and rounds: w is its ``width * token_per_frame``, rounded
     down to a multiple of ``round_width``. Sparse VideoGen (2025, arXiv 2502.01776).
 
-    >>> print(svg_spatial(2, 2, 2, prompt=1))
-    svg_spatial(2, 2, 2, prompt=1): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
-    1 ■ ■ ■ · ·   1 <- 0 1 2
-    2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
-    3 ■ · ■ ■ ■   3 <- 0 2 3 4
-    4 ■ · · ■ ■   4 <- 0 3 4
+    >>> svg_spatial(2, 2, 2, prompt=1).in_degree().tolist()
+    [5, 3, 4, 4, 3]
     """
     frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
     shared = min(prompt + frame_size, prompt + frames * frame_size) if first_frame else prompt
     options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
-    name = _grid_rules.call("svg_spatial", frames, frame_size, w, **options)
+    name = call("svg_spatial", frames, frame_size, w, **options)
     rule = partial(_spatial, prompt, shared, w)
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
 
 def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> TokenGraph:
-    """A token of a video attends to those less than ``w`` away inside their frame, in every frame: ``|p(dst)
-    - p(src)| < w``.
+    """A token of a video attends to those less than ``w`` away inside their frame, in every frame.
 
-    Sparse VideoGen's temporal head. ``p`` is the position inside the frame, ``(i - prompt) % frame_size``;
-    the ``prompt`` tokens before the video attend to all and are attended to by all. In-degree of a video
-    token without prompt: ``frames`` times that of ``window(frame_size, w, causal=False)``. attention-gym's
-    ``width`` is ``w = width * token_per_frame // num_frames``. Sparse VideoGen (2025, arXiv 2502.01776).
+    ``|p(dst) - p(src)| < w``. Sparse VideoGen's temporal head. ``p`` is the position inside the frame,
+    ``(i - prompt) % frame_size``; the ``prompt`` tokens before the video attend to all and are attended to by
+    all. In-degree of a video token without prompt: ``frames`` times that of
+    ``window(frame_size, w, causal=False)``. attention-gym's ``width`` is
+    ``w = width * token_per_frame // num_frames``. Sparse VideoGen (2025, arXiv 2502.01776).
 
-    >>> print(svg_temporal(2, 2, 1, prompt=1))
-    svg_temporal(2, 2, 1, prompt=1): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
-    1 ■ ■ · ■ ·   1 <- 0 1 3
-    2 ■ · ■ · ■   2 <- 0 2 4
-    3 ■ ■ · ■ ·   3 <- 0 1 3
-    4 ■ · ■ · ■   4 <- 0 2 4
+    >>> svg_temporal(2, 2, 1, prompt=1).in_degree().tolist()
+    [5, 3, 3, 3, 3]
     """
     frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
     rule = partial(_temporal, prompt, frame_size, w)
-    name = _grid_rules.call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
+    name = call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
     return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
 
 
 def _in_box_or_text(
-    box: tuple[_grid_rules.Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    box: tuple[Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
-    return (dst >= video) | (src >= video) | _grid_rules.in_box(box, b, h, dst, src)
+    return (dst >= video) | (src >= video) | in_box(box, b, h, dst, src)
 
 
 def _axial(lines: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -328,23 +258,13 @@ def _axial(lines: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor
 
 
 def _image_local(
-    width: int,
-    block: tuple[int, ...],
-    memory: tuple[int, ...],
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
+    width: int, block: Sizes, memory: Sizes, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
     row, column = src // width, src % width
     top, left = dst // width // block[0] * block[0], dst % width // block[1] * block[1]
     right = left + block[1]
-    around = (
-        (top - memory[0] <= row)
-        & (row < top + block[0])
-        & (left - memory[1] <= column)
-        & (column < right + memory[1])
-    )
+    around = (top - memory[0] <= row) & (row < top + block[0])
+    around = around & (left - memory[1] <= column) & (column < right + memory[1])
     return around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
 
 
@@ -357,9 +277,7 @@ def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: T
     return (dst < prompt) | (src < prompt) | (apart.abs() < w)
 
 
-def _neighbours(
-    size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False
-) -> _grid_rules.Interval:
+def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> Interval:
     """The window of each coordinate among those that leave its remainder."""
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation
@@ -371,17 +289,17 @@ def _neighbours(
     return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
 
 
-def _windows(size: int, window: int, shift: int) -> _grid_rules.Interval:
+def _windows(size: int, window: int, shift: int) -> Interval:
     first = (torch.arange(size, device="cpu") - shift) // window * window + shift
     return first.clamp(min=0), (first + window - 1).clamp(max=size - 1)
 
 
-def _haloed(size: int, block: int, halo: int) -> _grid_rules.Interval:
+def _haloed(size: int, block: int, halo: int) -> Interval:
     first = torch.arange(size, device="cpu") // block * block
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)
 
 
-def _spread(span: _grid_rules.Interval, tile: int) -> _grid_rules.Interval:
+def _spread(span: Interval, tile: int) -> Interval:
     """The spans of tiles as spans of their coordinates."""
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
@@ -399,20 +317,12 @@ def _video(frames: int, frame_size: int, w: int, prompt: int) -> tuple[int, int,
     return frames, frame_size, checks.size("w", w), checks.size("prompt", prompt)
 
 
-def _check_kernels(
-    sizes: Sequence[int],
-    kernels: Sequence[int],
-    steps: Sequence[int],
-    strides: Sequence[int],
-    word: str = "kernel",
-) -> None:
+def _check_kernels(sizes: Sizes, kernels: Sizes, steps: Sizes, strides: Sizes, word: str = "kernel") -> None:
     for axis, (size, kernel, step, stride) in enumerate(zip(sizes, kernels, steps, strides, strict=True)):
         if kernel * step > size:
             times = f" * dilation = {kernel} * {step}" if step > 1 else f" = {kernel}"
-            raise ValueError(
-                f"{word} must fit into the grid, got {word}{times} along axis {axis}, which has {size}"
-            )
+            got = f"got {word}{times} along axis {axis}, which has {size}"
+            raise ValueError(f"{word} must fit into the grid, {got}")
         if stride > kernel:
-            raise ValueError(
-                f"stride must be at most kernel, got {stride} for a kernel of {kernel} along axis {axis}"
-            )
+            got = f"got {stride} for a kernel of {kernel} along axis {axis}"
+            raise ValueError(f"stride must be at most kernel, {got}")

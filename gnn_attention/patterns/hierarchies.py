@@ -25,30 +25,22 @@ __all__ = [
 
 
 def log_sparse(n: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ...: ``dst - src`` is 0 or a power
-    of two.
+    """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ....
 
-    In-degree ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these distances on both sides. A message
-    takes as many layers as its distance has binary ones, so ``floor(log2 n)`` layers reach everything.
-    LogSparse attention (Li et al. 2019, arXiv 1907.00235; its ``l - 2^k`` counts from 1). The paper's two
-    extensions, a dense window and restarts, are not in it.
+    ``dst - src`` is 0 or a power of two. In-degree ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these
+    distances on both sides. A message takes as many layers as its distance has binary ones, so
+    ``floor(log2 n)`` layers reach everything. LogSparse attention (Li et al. 2019, arXiv 1907.00235; its
+    ``l - 2^k`` counts from 1). The paper's two extensions, a dense window and restarts, are not in it.
 
-    >>> print(log_sparse(6))
-    log_sparse(6): mask[dst, src] and in-edges
-    0 ■ · · · · ·   0 <- 0
-    1 ■ ■ · · · ·   1 <- 0 1
-    2 ■ ■ ■ · · ·   2 <- 0 1 2
-    3 · ■ ■ ■ · ·   3 <- 1 2 3
-    4 ■ · ■ ■ ■ ·   4 <- 0 2 3 4
-    5 · ■ · ■ ■ ■   5 <- 1 3 4 5
+    >>> log_sparse(6).in_degree().tolist()
+    [1, 2, 3, 3, 4, 4]
     """
-    rule = partial(_log_sparse if causal else _log_sparse_both, _powers_below(checks.size("n", n)))
+    rule = partial(_log_sparse, _powers_below(checks.size("n", n)), not causal)
     return TokenGraph.from_rule(rule, n, name=text.call("log_sparse", causal, n))
 
 
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
-    """Each token attends to the blocks at distances that are powers of two, the last ``window`` blocks and
-    the first ``sinks`` blocks.
+    """Each token attends to blocks at distances that are powers of two, to near and first ones.
 
     ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or ``gap`` is a power of
     two, or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the own block included, so
@@ -60,31 +52,22 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
     """
     block, window = checks.size("block", block, 1), checks.size("window", window, 1)
     sinks, blocks = checks.size("sinks", sinks), -(-checks.size("n", n) // block)
-    rule = partial(_power_attention, block, window, sinks * block, _powers_below(blocks))
+    rule = partial(_power_attention, (block, window, sinks * block), _powers_below(blocks))
     return TokenGraph.from_rule(rule, n, name=f"power_attention({n}, {block}, {window}, {sinks})")
 
 
 def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
-    """Each token attends to its own block and the blocks whose number differs in one binary digit:
-    ``blk(src) = blk(dst) xor 2^k``.
+    """Each token attends to its own block and the blocks whose number differs in one binary digit.
 
-    ``k = 0 .. levels - 1``; all of them by default. In-degree ``block * (1 + levels)`` where n is ``block``
-    times a power of two; for any other n, what is left of the next power. Symmetric, not causal
-    (``& causal(n)`` lets messages reach only the blocks whose digits include the sender's). Everything is
-    reached in ``log2(n / block)`` layers. The *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022,
-    arXiv 2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`; the low-rank matrix
-    that the paper adds is no set of edges.
+    ``blk(src) = blk(dst) xor 2^k``. ``k = 0 .. levels - 1``; all of them by default. In-degree
+    ``block * (1 + levels)`` where n is ``block`` times a power of two; for any other n, what is left of the
+    next power. Symmetric, not causal (``& causal(n)`` lets messages reach only the blocks whose digits
+    include the sender's). Everything is reached in ``log2(n / block)`` layers. The *flat* block butterfly of
+    Pixelated Butterfly (Dao et al. 2022, arXiv 2112.00029), a sum where the butterfly is a product:
+    :func:`butterfly_factor`; the low-rank matrix that the paper adds is no set of edges.
 
-    >>> print(butterfly(8))
-    butterfly(8): mask[dst, src] and in-edges
-    0 ■ ■ ■ · ■ · · ·   0 <- 0 1 2 4
-    1 ■ ■ · ■ · ■ · ·   1 <- 0 1 3 5
-    2 ■ · ■ ■ · · ■ ·   2 <- 0 2 3 6
-    3 · ■ ■ ■ · · · ■   3 <- 1 2 3 7
-    4 ■ · · · ■ ■ ■ ·   4 <- 0 4 5 6
-    5 · ■ · · ■ ■ · ■   5 <- 1 4 5 7
-    6 · · ■ · ■ · ■ ■   6 <- 2 4 6 7
-    7 · · · ■ · ■ ■ ■   7 <- 3 5 6 7
+    >>> butterfly(8).in_degree().tolist()
+    [4, 4, 4, 4, 4, 4, 4, 4]
     """
     block = checks.size("block", block, 1)
     blocks = -(-checks.size("n", n) // block)
@@ -95,13 +78,13 @@ def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
 
 
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
-    """One layer of a butterfly network: each token attends to its own block and the block that differs in
-    binary digit ``level``.
+    """One layer of a butterfly network.
 
-    ``blk(src)`` is ``blk(dst)`` or ``blk(dst) xor 2^level``: in-degree ``2 * block`` where the partner
-    exists. One layer of each level, in any order, connects everybody where n is ``block`` times a power of
-    two: the product of the factors is full, each pair by exactly one path of blocks. A factor of block
-    butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
+    Each token attends to its own block and the block that differs in binary digit ``level``. ``blk(src)`` is
+    ``blk(dst)`` or ``blk(dst) xor 2^level``: in-degree ``2 * block`` where the partner exists. One layer of
+    each level, in any order, connects everybody where n is ``block`` times a power of two: the product of the
+    factors is full, each pair by exactly one path of blocks. A factor of block butterfly matrices (Dao et al.
+    2022, arXiv 2112.00029).
 
     >>> print(butterfly_factor(4, 1))
     butterfly_factor(4, 1): mask[dst, src] and in-edges
@@ -113,22 +96,21 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     n = checks.size("n", n)
     level, block = checks.size("level", level), checks.size("block", block, 1)
     rule = partial(_butterfly_factor, block, 2**level)
-    return TokenGraph.from_rule(
-        rule, n, name=f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})"
-    )
+    name = f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})"
+    return TokenGraph.from_rule(rule, n, name=name)
 
 
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
-    """Tokens and the spans of a binary tree above them: near context token by token, far context span by
-    span.
+    """Tokens and the spans of a binary tree above them.
 
-    Nodes ``0 .. n - 1`` are the tokens; then come, level by level and left to right, ``ceil(n / 2^l)`` spans
-    of ``2^l`` tokens, up to the root (the last may be cut). A span attends to all its tokens. Each token
-    attends to itself and, going left from itself, k tokens, then k spans of level 1, k of level 2, and so on
-    to the beginning, no token twice: where a level begins in the middle of one of its spans, the first of the
-    k is the half that is left, a node of the level below. ``causal=False`` goes to the right too. With
-    ``causal=True`` tokens attend only to what lies before them, though each token attends to span nodes of
-    higher number. BP-Transformer (Ye et al. 2019, arXiv 1911.04070; its code's ``step`` is k).
+    Near context token by token, far context span by span. Nodes ``0 .. n - 1`` are the tokens; then come,
+    level by level and left to right, ``ceil(n / 2^l)`` spans of ``2^l`` tokens, up to the root (the last may
+    be cut). A span attends to all its tokens. Each token attends to itself and, going left from itself, k
+    tokens, then k spans of level 1, k of level 2, and so on to the beginning, no token twice: where a level
+    begins in the middle of one of its spans, the first of the k is the half that is left, a node of the level
+    below. ``causal=False`` goes to the right too. With ``causal=True`` tokens attend only to what lies before
+    them, though each token attends to span nodes of higher number. BP-Transformer (Ye et al. 2019, arXiv
+    1911.04070; its code's ``step`` is k).
 
     >>> print(binary_partition(4))   # 4 and 5 are the halves, 6 is the root
     binary_partition(4, 1): mask[dst, src] and in-edges
@@ -153,8 +135,7 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
 def longnet(
     n: int, segments: Iterable[int], dilations: Iterable[int], heads: int | None = None, causal: bool = True
 ) -> TokenGraph:
-    """Dilated segments: within segments of w tokens, every r-th token attends to every r-th, for several
-    pairs (w, r) at once.
+    """Within segments of w tokens every r-th attends to every r-th, for several pairs (w, r).
 
     The union over the pairs of ``dst // w == src // w`` and ``dst % w % r == src % w % r == h % r``, and
     ``src <= dst``; ``causal=False`` drops the last. ``heads``: the offset ``h % r`` differs by head, as in
@@ -164,54 +145,33 @@ def longnet(
     give ``score_mods.log_multiplicity`` the sum. Its code (torchscale) gives neighbouring heads the same
     offset, ``h // ceil(heads / r)``. Raises ValueError unless there are as many dilations as segments.
 
-    >>> print(longnet(8, [2, 8], [1, 4]))
-    longnet(8, [2, 8], [1, 4]): mask[dst, src] and in-edges
-    0 ■ · · · · · · ·   0 <- 0
-    1 ■ ■ · · · · · ·   1 <- 0 1
-    2 · · ■ · · · · ·   2 <- 2
-    3 · · ■ ■ · · · ·   3 <- 2 3
-    4 ■ · · · ■ · · ·   4 <- 0 4
-    5 · · · · ■ ■ · ·   5 <- 4 5
-    6 · · · · · · ■ ·   6 <- 6
-    7 · · · · · · ■ ■   7 <- 6 7
+    >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
+    [1, 2, 1, 2, 2, 2, 1, 2]
     """
     n = checks.size("n", n)
     sizes, steps = checks.sizes("segments", segments, 1), checks.sizes("dilations", dilations, 1)
     if len(sizes) != len(steps) or not sizes:
-        raise ValueError(
-            f"longnet needs a dilation for each segment length, got {len(steps)} dilations for {len(sizes)} segments"
-        )
-    shown = [
-        text.listed(sizes, "segments"),
-        text.listed(steps, "dilations"),
-        *([] if heads is None else [f"heads={heads}"]),
-    ]
+        got = f"got {len(steps)} dilations for {len(sizes)} segments"
+        raise ValueError(f"longnet needs a dilation for each segment length, {got}")
+    shown = [text.listed(sizes, "segments"), text.listed(steps, "dilations")]
+    shown += [] if heads is None else [f"heads={heads}"]
     rule = rules.past(partial(_longnet, tuple(zip(sizes, steps, strict=True)), heads is not None), causal)
     return TokenGraph.from_rule(rule, n, heads=heads, name=text.call("longnet", causal, n, *shown))
 
 
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
-    """The pairs of tokens that one level of a hierarchical matrix holds: neighbouring blocks, less what finer
-    levels hold.
+    """The pairs of tokens that one level of a hierarchical matrix holds.
 
-    With ``near(size) = |dst // size - src // size| <= 1``: level 0 is ``near(block)``, the band of diagonal,
-    sub- and super-diagonal blocks; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and
-    ``src <= dst`` unless ``causal=False``. Every pair stands in exactly one level, so the levels together are
-    ``causal(n)`` (``full(n)``). H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out
-    on averages of ``2^l`` tokens, both senders and receivers, hence its linear cost; this graph holds the
-    pairs of tokens, not the averages. The package ``h-transformer-1d`` pairs each block with its sibling
-    alone.
+    Neighbouring blocks, less what finer levels hold. With ``near(size) = |dst // size - src // size| <= 1``:
+    level 0 is ``near(block)``, the band of diagonal, sub- and super-diagonal blocks; level l is
+    ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and ``src <= dst`` unless ``causal=False``.
+    Every pair stands in exactly one level, so the levels together are ``causal(n)`` (``full(n)``).
+    H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out on averages of ``2^l`` tokens,
+    both senders and receivers, hence its linear cost; this graph holds the pairs of tokens, not the averages.
+    The package ``h-transformer-1d`` pairs each block with its sibling alone.
 
-    >>> print(h_matrix_level(8, 1, 1))
-    h_matrix_level(8, 1, 1): mask[dst, src] and in-edges
-    0 · · · · · · · ·   0 <- none
-    1 · · · · · · · ·   1 <- none
-    2 ■ · · · · · · ·   2 <- 0
-    3 ■ ■ · · · · · ·   3 <- 0 1
-    4 · · ■ · · · · ·   4 <- 2
-    5 · · ■ ■ · · · ·   5 <- 2 3
-    6 · · · · ■ · · ·   6 <- 4
-    7 · · · · ■ ■ · ·   7 <- 4 5
+    >>> h_matrix_level(8, 1, 1).in_degree().tolist()
+    [0, 0, 1, 2, 1, 2, 1, 2]
     """
     n = checks.size("n", n)
     block, level = checks.size("block", block, 1), checks.size("level", level)
@@ -223,25 +183,18 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
 def fibottention(
     n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False
 ) -> TokenGraph:
-    """Every head attends to the tokens at its own distances, on both sides: a row of the Wythoff array, which
-    grows like Fibonacci's.
+    """Every head attends to the tokens at its own distances, on both sides.
 
-    Head i (from 1) takes ``|dst - src|`` from ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``,
-    ``m = floor(i phi)`` and phi the golden ratio, up to
-    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always. ``modified`` puts the
-    two terms ``i - 1, m`` before them. Every distance belongs to one head alone (unless ``modified``), so
-    heads differ and no token attends to itself. ``w_max`` is ``n // 3`` by default, and at least ``w_min``. A
-    graph by head. Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the authors' code; their class
-    token is one of :func:`global_tokens`.
+    A row of the Wythoff array, which grows like Fibonacci's. Head i (from 1) takes ``|dst - src|`` from
+    ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)`` and phi the golden
+    ratio, up to ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always.
+    ``modified`` puts the two terms ``i - 1, m`` before them. Every distance belongs to one head alone (unless
+    ``modified``), so heads differ and no token attends to itself. ``w_max`` is ``n // 3`` by default, and at
+    least ``w_min``. A graph by head. Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the
+    authors' code; their class token is one of :func:`global_tokens`.
 
-    >>> print(fibottention(6, 2).select(head=0))
-    fibottention(6, 2).select(0, 0): mask[dst, src] and in-edges
-    0 · ■ ■ ■ · ■   0 <- 1 2 3 5
-    1 ■ · ■ ■ ■ ·   1 <- 0 2 3 4
-    2 ■ ■ · ■ ■ ■   2 <- 0 1 3 4 5
-    3 ■ ■ ■ · ■ ■   3 <- 0 1 2 4 5
-    4 · ■ ■ ■ · ■   4 <- 1 2 3 5
-    5 ■ · ■ ■ ■ ·   5 <- 0 2 3 4
+    >>> fibottention(6, 2).select(head=0).in_degree().tolist()
+    [4, 4, 5, 5, 4, 4]
     """
     n, heads, w_min = checks.size("n", n), checks.size("heads", heads, 1), checks.size("w_min", w_min)
     furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
@@ -254,24 +207,16 @@ def fibottention(
     return TokenGraph.from_rule(partial(_by_distance, attended), n, heads=heads, name=name)
 
 
-def _log_sparse(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _zero_or_one_of(powers, dst - src)
-
-
-def _log_sparse_both(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _zero_or_one_of(powers, (dst - src).abs())
+def _log_sparse(
+    powers: tuple[int, ...], both: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    return _zero_or_one_of(powers, (dst - src).abs() if both else dst - src)
 
 
 def _power_attention(
-    block: int,
-    window: int,
-    sinks: int,
-    powers: tuple[int, ...],
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
+    spans: tuple[int, int, int], powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
+    block, window, sinks = spans
     gap = dst // block - src // block
     return (src <= dst) & ((gap < window) | (src < sinks) | _zero_or_one_of(powers, gap))
 
@@ -329,10 +274,8 @@ def _first_of_levels(n: int) -> list[int]:
 
 
 def _own_spans(n: int, first: list[int]) -> Int[Tensor, "2 edges"]:
-    token = torch.arange(n, device="cpu")
-    return torch.cat(
-        [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])], 1
-    )
+    token, levels = torch.arange(n, device="cpu"), enumerate(first[:-1])
+    return torch.cat([torch.stack([token, start + token // 2**level]) for level, start in levels], 1)
 
 
 def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:
@@ -352,9 +295,8 @@ def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edg
 def _wythoff_row(i: int, longest: int, modified: bool) -> list[int]:
     """Row i of the Wythoff array up to ``longest`` and its first term; if modified, from two terms before."""
     m = (i + math.isqrt(5 * i * i)) // 2  # floor(i phi), exactly
-    terms = (
-        [i - 1, m] if modified else [(m + math.isqrt(5 * m * m)) // 2, (m + math.isqrt(5 * m * m)) // 2 + m]
-    )
+    first = (m + math.isqrt(5 * m * m)) // 2
+    terms = [i - 1, m] if modified else [first, first + m]
     while terms[-1] <= longest:
         terms.append(terms[-1] + terms[-2])
     return terms[:-1]

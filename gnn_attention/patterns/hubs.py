@@ -11,16 +11,21 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns import _data
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
 
 
-def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
-    """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``; ``causal=False`` drops the
-    second condition.
+Drawn = tuple[
+    Int[Tensor, "..."], ...
+]  # random blocks of each block, a table [blocks] or [heads, blocks] each
 
-    ``window(n, w) | sinks(n, 4)`` is StreamingLLM (Xiao et al. 2023, arXiv 2309.17453); as one builder,
-    ``sink_window``.
+
+def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
+    """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``.
+
+    ``causal=False`` drops the second condition. ``window(n, w) | sinks(n, 4)`` is StreamingLLM (Xiao et al.
+    2023, arXiv 2309.17453); as one builder, ``sink_window``.
 
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
@@ -31,12 +36,11 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
 
 
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """Chosen tokens G attend to all and are attended to by all: ``src in G or dst in G``, and ``src <= dst``
-    unless ``causal=False``.
+    """Chosen tokens G attend to all and are attended to by all.
 
-    ``tokens``: their positions, or a number m for the first m. Longformer's global attention (Beltagy et al.
-    2020, arXiv 2004.05150, section 3.1) is ``causal=False``. IndexError for a position outside
-    ``0 .. n - 1``.
+    ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens``: their positions, or a
+    number m for the first m. Longformer's global attention (Beltagy et al. 2020, arXiv 2004.05150, section
+    3.1) is ``causal=False``. IndexError for a position outside ``0 .. n - 1``.
 
     >>> print(global_tokens(4, [1]))
     global_tokens(4, [1]): mask[dst, src] and in-edges
@@ -52,23 +56,17 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
 
 
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``, and ``src <= dst`` unless
-    ``causal=False``.
+    """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
 
-    The union of ``window(n, w)`` and ``global_tokens(n, tokens)``. The paper's encoder is ``causal=False``;
-    others count w differently: with the paper's and Hugging Face's ``attention_window`` W each token attends
-    to W / 2 tokens on each side, which is ``w = W // 2 + 1`` here; attention-gym's
-    ``global_sliding_window(r)`` is ``w = r + 1``. In the paper global tokens have weights of their own, which
-    no graph says. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1. IndexError for a position
-    outside ``0 .. n - 1``.
+    ``src <= dst`` unless ``causal=False``. The union of ``window(n, w)`` and ``global_tokens(n, tokens)``.
+    The paper's encoder is ``causal=False``; others count w differently: with the paper's and Hugging Face's
+    ``attention_window`` W each token attends to W / 2 tokens on each side, which is ``w = W // 2 + 1`` here;
+    attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. In the paper global tokens have weights of
+    their own, which no graph says. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1.
+    IndexError for a position outside ``0 .. n - 1``.
 
-    >>> print(longformer(5, 2, [0], causal=False))
-    longformer(5, 2, [0], causal=False): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ ■   0 <- 0 1 2 3 4
-    1 ■ ■ ■ · ·   1 <- 0 1 2
-    2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
-    3 ■ · ■ ■ ■   3 <- 0 2 3 4
-    4 ■ · · ■ ■   4 <- 0 3 4
+    >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
+    [5, 3, 4, 4, 3]
     """
     n, w = checks.size("n", n), checks.size("w", w)
     is_global, shown = _token_table(n, tokens)
@@ -77,10 +75,9 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
 
 
 def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all;
-    long ones attend to a window.
+    """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all.
 
-    Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
+    Long ones attend to a window. Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
     ``src < g or dst < g or |dst - src| < w``. ``owner[i]`` is the global token of long token i (of its
     sentence); with it a global token attends to, next to the global ones, only the long tokens that it owns:
     the released models' "hard g2l" mask, one global token for each sentence. Never causal. The code's
@@ -88,14 +85,8 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
     google-research/etcmodel. ValueError unless there is one owner for each long token, IndexError for an
     owner outside ``0 .. g - 1``.
 
-    >>> print(etc(4, 1, 2, owner=[0, 0, 1, 1]))
-    etc(4, 1, 2, owner=[0, 0, 1, 1]): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ · ·   0 <- 0 1 2 3
-    1 ■ ■ · · ■ ■   1 <- 0 1 4 5
-    2 ■ ■ ■ · · ·   2 <- 0 1 2
-    3 ■ ■ · ■ · ·   3 <- 0 1 3
-    4 ■ ■ · · ■ ·   4 <- 0 1 4
-    5 ■ ■ · · · ■   5 <- 0 1 5
+    >>> etc(4, 1, 2, owner=[0, 0, 1, 1]).in_degree().tolist()
+    [4, 4, 3, 3, 3, 3]
     """
     n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
     if owner is None:
@@ -107,10 +98,9 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
 
 
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
-    """Blocks of tokens attend to themselves, both neighbours, the first and last block, and random ones;
-    those two attend to every token.
+    """Blocks of tokens attend to themselves, both neighbours, the first and last block, and random ones.
 
-    With ``i = dst // block``, ``j = src // block`` and L the last block:
+    Those two attend to every token. With ``i = dst // block``, ``j = src // block`` and L the last block:
     ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``, where R(i) holds ``num_random`` further
     blocks, drawn without repetition from those that i does not attend to anyway (all of them, if there are
     fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
@@ -122,45 +112,35 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big Bird
     (arXiv 2007.14062): the internal construction, ITC.
 
-    >>> print(bigbird(6, 1, num_random=1))
-    bigbird(6, 1, num_random=1): mask[dst, src] and in-edges
-    0 ■ ■ ■ ■ ■ ■   0 <- 0 1 2 3 4 5
-    1 ■ ■ ■ ■ · ■   1 <- 0 1 2 3 5
-    2 ■ ■ ■ ■ ■ ■   2 <- 0 1 2 3 4 5
-    3 ■ ■ ■ ■ ■ ■   3 <- 0 1 2 3 4 5
-    4 ■ · ■ ■ ■ ■   4 <- 0 2 3 4 5
-    5 ■ ■ ■ ■ ■ ■   5 <- 0 1 2 3 4 5
+    >>> bigbird(6, 1, num_random=1).in_degree().tolist()
+    [6, 5, 6, 6, 5, 6]
     """
     n, size = checks.size("n", n), checks.size("block", block, 1)
     blocks = -(-n // size)
     drawn = _random_blocks(blocks, {0, blocks - 1}, num_random, heads, seed)
-    rule = partial(_bigbird, size, blocks - 1, drawn, heads is not None)
-    return TokenGraph.from_rule(
-        rule, n, heads=heads, name=_bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed)
-    )
+    rule = partial(_bigbird, size, blocks - 1, drawn)
+    name = _bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed)
+    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
 def bigbird_etc(
     n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
 ) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` attend to all and are attended to by all; the n attend
-    to three blocks and random ones.
+    """``num_global`` extra tokens stand before ``n`` attend to all and are attended to by all.
 
-    Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and
-    ``j = (src - g) // block``: ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in
-    :func:`bigbird`, drawn from the blocks outside the window. Never causal. Zaheer et al. 2020, Big Bird
-    (arXiv 2007.14062): the extended construction, ETC.
+    The n attend to three blocks and random ones. Nodes ``0 .. g - 1`` are global (g = num_global). With
+    ``i = (dst - g) // block`` and ``j = (src - g) // block``:
+    ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in :func:`bigbird`, drawn from the blocks
+    outside the window. Never causal. Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the extended
+    construction, ETC.
 
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
-    n, size, first = (
-        checks.size("n", n),
-        checks.size("block", block, 1),
-        checks.size("num_global", num_global),
-    )
+    n, size = checks.size("n", n), checks.size("block", block, 1)
+    first = checks.size("num_global", num_global)
     drawn = _random_blocks(-(-n // size), set(), num_random, heads, seed)
-    rule = partial(_bigbird_etc, first, size, drawn, heads is not None)
+    rule = partial(_bigbird_etc, first, size, drawn)
     name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
     return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
 
@@ -187,54 +167,32 @@ def _etc_owned(first: int, w: int, owner: Tensor, b: Tensor, h: Tensor, dst: Ten
     return (src < first) | near | (owner.to(dst.device)[src] == dst)
 
 
-def _bigbird(
-    size: int,
-    last: int,
-    drawn: tuple[Tensor, ...],
-    by_head: bool,
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
-) -> Tensor:
+def _bigbird(size: int, last: int, drawn: Drawn, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     row, column = dst // size, src // size
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, by_head, h, row, column)
+    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, h, row, column)
 
 
 def _bigbird_etc(
-    first: int,
-    size: int,
-    drawn: tuple[Tensor, ...],
-    by_head: bool,
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
+    first: int, size: int, drawn: Drawn, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
     row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
     edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
-    return _or_random_blocks(edge, drawn, by_head, h, row, column)
+    return _or_random_blocks(edge, drawn, h, row, column)
 
 
-def _or_random_blocks(
-    edge: Tensor, drawn: tuple[Tensor, ...], by_head: bool, h: Tensor, row: Tensor, column: Tensor
-) -> Tensor:
+def _or_random_blocks(edge: Tensor, drawn: Drawn, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
     for table in drawn:
         blocks = table.to(row.device)
-        edge = edge | ((blocks[h, row] if by_head else blocks[row]) == column)
+        edge = edge | ((blocks[h, row] if blocks.dim() == 2 else blocks[row]) == column)
     return edge
 
 
 def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
-    chosen = (
-        [checks.position("each of tokens", t) for t in tokens]
-        if isinstance(tokens, Iterable)
-        else list(range(checks.size("tokens", tokens)))
-    )
-    outside = [token for token in chosen if not 0 <= token < n]
-    if outside:
-        raise IndexError(f"tokens must be positions in 0 .. {n - 1}, got {outside[0]}")
+    if isinstance(tokens, Iterable):
+        chosen = _data.positions("tokens", tokens, n, "be positions")
+    else:
+        chosen = _data.positions("tokens", range(checks.size("tokens", tokens)), n, "be positions")
     table = torch.zeros(n, dtype=torch.bool, device="cpu")
     table[chosen] = True
     return table, text.listed(chosen, "tokens") if isinstance(tokens, Iterable) else tokens
@@ -242,24 +200,17 @@ def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"
 
 def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
     if not isinstance(owner, Iterable):
-        raise TypeError(
-            f"owner must be a sequence with a global token for each of the {n} long ones, got {quoted(owner)}"
-        )
-    owners = [checks.position("each of owner", token) for token in owner]
+        wanted = f"a sequence with a global token for each of the {n} long ones"
+        raise TypeError(f"owner must be {wanted}, got {quoted(owner)}")
+    owners = list(owner)
     if len(owners) != n:
-        raise ValueError(
-            f"owner must name a global token for each of the {n} long ones, got {len(owners)} of them"
-        )
-    for token in owners:
-        if not 0 <= token < num_global:
-            raise IndexError(f"owner must hold global tokens in 0 .. {num_global - 1}, got {token}")
-    return owners
+        wanted = f"a global token for each of the {n} long ones"
+        raise ValueError(f"owner must name {wanted}, got {len(owners)} of them")
+    return _data.positions("owner", owners, num_global, "hold global tokens")
 
 
-def _random_blocks(
-    blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
-) -> tuple[Int[Tensor, "..."], ...]:
-    """R(i) as ``num_random`` tables ``[blocks]`` or ``[heads, blocks]``; the block itself for none."""
+def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> Drawn:
+    """R(i); the block itself where there are fewer."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)
     generator = torch.Generator().manual_seed(checks.size("seed", seed))

@@ -12,13 +12,12 @@ __all__ = ["band", "chunked", "dilated", "segment_recurrence", "window"]
 
 
 def window(n: int, w: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to the last ``w`` tokens, itself included: ``dst - w < src <= dst``, in-degree
-    ``min(dst + 1, w)``.
+    """Each token attends to the last ``w`` tokens, itself included.
 
-    ``causal=False``: ``|dst - src| < w``, up to ``2 w - 1`` senders. Others count differently:
-    attention-gym's ``sliding_window(w)`` and flash-attention's ``(w, 0)`` attend to ``w + 1`` tokens; Hugging
-    Face's ``sliding_window=w`` is this one. Child et al. 2019 (arXiv 1904.10509); Beltagy et al. 2020,
-    Longformer (arXiv 2004.05150), section 3.1.
+    ``dst - w < src <= dst``, in-degree ``min(dst + 1, w)``. ``causal=False``: ``|dst - src| < w``, up to
+    ``2 w - 1`` senders. Others count differently: attention-gym's ``sliding_window(w)`` and flash-attention's
+    ``(w, 0)`` attend to ``w + 1`` tokens; Hugging Face's ``sliding_window=w`` is this one. Child et al. 2019
+    (arXiv 1904.10509); Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1.
 
     >>> print(window(4, 2))
     window(4, 2): mask[dst, src] and in-edges
@@ -28,35 +27,31 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     3 · · ■ ■   3 <- 2 3
     """
     n = checks.size("n", n)
-    rule = partial(_window if causal else _window_both, checks.size("w", w))
+    reach = checks.size("w", w) - 1
+    rule = partial(_band, reach, 0 if causal else reach)
     return TokenGraph.from_rule(rule, n, name=text.call("window", causal, n, w))
 
 
 def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to ``w`` tokens at steps of ``dilation``, itself first:
-    ``src = dst - dilation * k``, ``0 <= k < w``.
+    """Each token attends to ``w`` tokens at steps of ``dilation``, itself first.
 
-    In-degree ``min(dst // dilation + 1, w)``; ``causal=False`` takes both signs of k. attention-gym's version
-    bounds the distance instead of the number: ``band(n, w, w, dilation)``. Beltagy et al. 2020, Longformer
-    (arXiv 2004.05150), section 3.1, "Dilated Sliding Window".
+    ``src = dst - dilation * k``, ``0 <= k < w``. In-degree ``min(dst // dilation + 1, w)``; ``causal=False``
+    takes both signs of k. attention-gym's version bounds the distance instead of the number:
+    ``band(n, w, w, dilation)``. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1, "Dilated
+    Sliding Window".
 
-    >>> print(dilated(5, 2, 2))
-    dilated(5, 2, 2): mask[dst, src] and in-edges
-    0 ■ · · · ·   0 <- 0
-    1 · ■ · · ·   1 <- 1
-    2 ■ · ■ · ·   2 <- 0 2
-    3 · ■ · ■ ·   3 <- 1 3
-    4 · · ■ · ■   4 <- 2 4
+    >>> dilated(5, 2, 2).in_degree().tolist()
+    [1, 1, 2, 2, 2]
     """
     n = checks.size("n", n)
     w, step = checks.size("w", w), checks.size("dilation", dilation, 1)
-    rule = partial(_dilated if causal else _dilated_both, w, step)
+    reach = w * step - 1
+    rule = partial(_dilated_band, reach, 0 if causal else reach, step)
     return TokenGraph.from_rule(rule, n, name=text.call("dilated", causal, n, w, dilation))
 
 
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
-    """A window by distance: ``left`` tokens back, ``right`` ahead and itself,
-    ``-right <= dst - src <= left``.
+    """A window by distance: ``-right <= dst - src <= left``.
 
     With a ``dilation``, those whose distance is a multiple of it: ``(dst - src) % dilation = 0``. In-degree
     without it: ``min(dst, left) + 1 + min(n - 1 - dst, right)``. The windows of others, w as each of them
@@ -72,13 +67,8 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     Sparse Transformer's first set, stride l           ``band(n, l, 0)``, its code ``band(n, l - 1, 0)``
     =================================================  ==========================================
 
-    >>> print(band(5, 2, 1))
-    band(5, 2, 1): mask[dst, src] and in-edges
-    0 ■ ■ · · ·   0 <- 0 1
-    1 ■ ■ ■ · ·   1 <- 0 1 2
-    2 ■ ■ ■ ■ ·   2 <- 0 1 2 3
-    3 · ■ ■ ■ ■   3 <- 1 2 3 4
-    4 · · ■ ■ ■   4 <- 2 3 4
+    >>> band(5, 2, 1).in_degree().tolist()
+    [2, 3, 4, 4, 3]
     """
     n = checks.size("n", n)
     left, right = checks.size("left", left), checks.size("right", right)
@@ -92,80 +82,47 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
 def chunked(
     n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True, wrap: bool = False
 ) -> TokenGraph:
-    """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks:
-    ``-after <= c(dst) - c(src) <= before``.
+    """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks.
 
-    ``c(i) = i // chunk``, and ``src <= dst`` unless ``causal=False``; without it ``after`` adds nothing.
-    Causal in-degree with ``after=0``: ``dst % chunk + 1 + min(dst // chunk, before) chunk``.
-    ``chunked(n, chunk)`` is Llama 4's chunked attention (Hugging Face's ``chunked_overlay``, packed documents
-    of one length); ``chunked(n, chunk, 1)`` is Reformer's local attention in a decoder (Kitaev et al. 2020,
-    arXiv 2001.04451).
+    ``-after <= c(dst) - c(src) <= before``. ``c(i) = i // chunk``, and ``src <= dst`` unless
+    ``causal=False``; without it ``after`` adds nothing. Causal in-degree with ``after=0``:
+    ``dst % chunk + 1 + min(dst // chunk, before) chunk``. ``chunked(n, chunk)`` is Llama 4's chunked
+    attention (Hugging Face's ``chunked_overlay``, packed documents of one length); ``chunked(n, chunk, 1)``
+    is Reformer's local attention in a decoder (Kitaev et al. 2020, arXiv 2001.04451).
 
     ``wrap=True``: the chunks stand in a ring, the last one before the first, as in Hugging Face's Reformer;
     there ``causal=False`` lets the first chunk attend to the last.
 
-    >>> print(chunked(6, 2, before=1))
-    chunked(6, 2, before=1): mask[dst, src] and in-edges
-    0 ■ · · · · ·   0 <- 0
-    1 ■ ■ · · · ·   1 <- 0 1
-    2 ■ ■ ■ · · ·   2 <- 0 1 2
-    3 ■ ■ ■ ■ · ·   3 <- 0 1 2 3
-    4 · · ■ ■ ■ ·   4 <- 2 3 4
-    5 · · ■ ■ ■ ■   5 <- 2 3 4 5
+    >>> chunked(6, 2, before=1).in_degree().tolist()
+    [1, 2, 3, 4, 3, 4]
     """
     n, chunk = checks.size("n", n), checks.size("chunk", chunk, 1)
     before, after = checks.size("before", before), checks.size("after", after)
-    rule = (
-        partial(_ring, chunk, max(1, -(-n // chunk)), before, after)
-        if wrap
-        else partial(_chunks, chunk, before, after)
-    )
-    given = [
-        f"{word}={value}" for word, value in (("before", before), ("after", after), ("wrap", wrap)) if value
-    ]
+    rule = partial(_chunks, chunk, before, after)
+    if wrap:
+        rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after)
+    options = (("before", before), ("after", after), ("wrap", wrap))
+    given = [f"{word}={value}" for word, value in options if value]
     name = text.call("chunked", causal, n, chunk, *given)
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
-    """Each token attends to its segment so far and the ``memory`` tokens before the segment:
-    ``start(dst) - memory <= src <= dst``.
+    """Each token attends to its segment so far and the ``memory`` tokens before the segment.
 
-    ``start(i)`` is the first token of i's segment of ``segment`` tokens; in-degree
-    ``min(dst, dst % segment + memory) + 1``. Transformer-XL (Dai et al. 2019, arXiv 1901.02860), whose memory
-    holds states of the layer below without gradient: a property of the states, not of the edges. Image
-    Transformer's local attention in one dimension, query blocks of ``segment`` and ``memory`` further
-    positions (Parmar et al. 2018, arXiv 1802.05751), is the same graph.
+    ``start(dst) - memory <= src <= dst``. ``start(i)`` is the first token of i's segment of ``segment``
+    tokens; in-degree ``min(dst, dst % segment + memory) + 1``. Transformer-XL (Dai et al. 2019, arXiv
+    1901.02860), whose memory holds states of the layer below without gradient: a property of the states, not
+    of the edges. Image Transformer's local attention in one dimension, query blocks of ``segment`` and
+    ``memory`` further positions (Parmar et al. 2018, arXiv 1802.05751), is the same graph.
 
-    >>> print(segment_recurrence(6, 2, 1))
-    segment_recurrence(6, 2, 1): mask[dst, src] and in-edges
-    0 ■ · · · · ·   0 <- 0
-    1 ■ ■ · · · ·   1 <- 0 1
-    2 · ■ ■ · · ·   2 <- 1 2
-    3 · ■ ■ ■ · ·   3 <- 1 2 3
-    4 · · · ■ ■ ·   4 <- 3 4
-    5 · · · ■ ■ ■   5 <- 3 4 5
+    >>> segment_recurrence(6, 2, 1).in_degree().tolist()
+    [1, 2, 2, 3, 2, 3]
     """
     n = checks.size("n", n)
     segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
     rule = partial(_segments, segment, memory)
     return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
-
-
-def _window(w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & (dst - src < w)
-
-
-def _window_both(w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst - src).abs() < w
-
-
-def _dilated(w: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & (dst - src < w * step) & ((dst - src) % step == 0)
-
-
-def _dilated_both(w: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ((dst - src).abs() < w * step) & ((dst - src) % step == 0)
 
 
 def _band(left: int, right: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

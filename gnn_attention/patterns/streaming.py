@@ -11,20 +11,20 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
+from gnn_attention.patterns import _data
 
 __all__ = ["duo_attention", "sink_window"]
 
 
 def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
-    """Each token attends to the first ``s`` tokens and the last ``w``, itself included:
-    ``src <= dst and (src < s or dst - src < w)``.
+    """Each token attends to the first ``s`` tokens and the last ``w``, itself included.
 
-    In-degree ``min(dst + 1, s + w)``: the keys that a cache of fixed size still holds, and
-    ``window(n, w) | sinks(n, s)``. StreamingLLM (Xiao et al. 2023, arXiv 2309.17453, section 3.2; in its code
-    ``start_size = s``, ``recent_size = w``, room being made for the new token first) and the Λ-shaped mask of
-    LM-Infinite (Han et al. 2023, arXiv 2308.16137; in its code ``global_branch = s``, ``local_branch = w``).
-    Both also change positions, which a graph does not: StreamingLLM counts them inside the cache, LM-Infinite
-    bounds the distance to the first tokens.
+    ``src <= dst and (src < s or dst - src < w)``. In-degree ``min(dst + 1, s + w)``: the keys that a cache of
+    fixed size still holds, and ``window(n, w) | sinks(n, s)``. StreamingLLM (Xiao et al. 2023, arXiv
+    2309.17453, section 3.2; in its code ``start_size = s``, ``recent_size = w``, room being made for the new
+    token first) and the Λ-shaped mask of LM-Infinite (Han et al. 2023, arXiv 2308.16137; in its code
+    ``global_branch = s``, ``local_branch = w``). Both also change positions, which a graph does not:
+    StreamingLLM counts them inside the cache, LM-Infinite bounds the distance to the first tokens.
 
     >>> print(sink_window(6, 2, 1))
     sink_window(6, 2, 1): mask[dst, src] and in-edges
@@ -68,11 +68,6 @@ def _by_head(whole: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, s
 
 def _heads(retrieval: Iterable[int], heads: int) -> list[int]:
     if not isinstance(retrieval, Iterable):
-        raise TypeError(
-            f"retrieval must be a list of head numbers, got {quoted(retrieval)}; one head is [{quoted(retrieval)}]"
-        )
-    chosen = [checks.position("each of retrieval", head) for head in retrieval]
-    outside = [head for head in chosen if not 0 <= head < heads]
-    if outside:
-        raise IndexError(f"retrieval must hold head numbers in 0 .. {heads - 1}, got {outside[0]}")
-    return chosen
+        got = f"got {quoted(retrieval)}; one head is [{quoted(retrieval)}]"
+        raise TypeError(f"retrieval must be a list of head numbers, {got}")
+    return _data.positions("retrieval", retrieval, heads, "hold head numbers")

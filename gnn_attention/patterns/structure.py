@@ -1,11 +1,11 @@
-"""Graphs over real structure: k hops of a given graph, virtual nodes, time; edge types and shortest paths as
-numbers on edges.
+"""Graphs over real structure: k hops of a given graph, virtual nodes, time.
 
-These take a graph that is there already: a molecule, a road map, a parse, a program. Two things need no
-builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) is message passing over the graph *plus*
-attention over ``full(n)``, each with its own weights: two layers whose results are added, and never their
-union, which is ``full(n)`` alone. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has real edges ``g`` and
-virtual ones ``no_self(n) - g`` with their own weights: two graphs, or ``no_self(n)`` with :func:`edge_types`.
+Edge types and shortest paths as numbers on edges. These take a graph that is there already: a molecule, a
+road map, a parse, a program. Two things need no builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv
+2205.12454) is message passing over the graph *plus* attention over ``full(n)``, each with its own weights:
+two layers whose results are added, and never their union, which is ``full(n)`` alone. SAN (Kreuzer et al.
+2021, arXiv 2106.03893) has real edges ``g`` and virtual ones ``no_self(n) - g`` with their own weights: two
+graphs, or ``no_self(n)`` with :func:`edge_types`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes",
 
 
 def with_self_loops(graph: TokenGraph) -> TokenGraph:
-    """The graph in which every token attends to itself too: ``g(src, dst) or src = dst``. Missing loops come
-    last in the list.
+    """The graph in which every token attends to itself too: ``g(src, dst) or src = dst``.
 
-    The neighbourhood of a graph attention network: Velickovic et al. 2018 (arXiv 1710.10903) attend over the
-    first-order neighbours of a node, itself included; torch_geometric's ``GATConv(add_self_loops=True)`` does
-    so by default. ``graph - window(n, 1)`` takes them away. ValueError unless the graph is square.
+    Missing loops come last in the list. The neighbourhood of a graph attention network: Velickovic et al.
+    2018 (arXiv 1710.10903) attend over the first-order neighbours of a node, itself included;
+    torch_geometric's ``GATConv(add_self_loops=True)`` does so by default. ``graph - window(n, 1)`` takes them
+    away. ValueError unless the graph is square.
 
     >>> print(with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3, name="g")))
     with_self_loops(g): mask[dst, src] and in-edges
@@ -45,13 +45,13 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
 
 
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """Each token attends to all within ``k`` hops: ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to
-    ``k`` edges.
+    """Each token attends to all within ``k`` hops.
 
-    Each token attends to itself only along a cycle of at most ``k`` edges; ``with_self_loops(g) ** k`` is the
-    same with self loops, and is GenCast's mask over its mesh (Price et al. 2023, arXiv 2312.15796;
-    ``attention_k_hop`` in its code, a power of the adjacency with self loops). The result carries its edges,
-    by receiver, then sender. ValueError unless square.
+    ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges. Each token attends to itself only
+    along a cycle of at most ``k`` edges; ``with_self_loops(g) ** k`` is the same with self loops, and is
+    GenCast's mask over its mesh (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a
+    power of the adjacency with self loops). The result carries its edges, by receiver, then sender.
+    ValueError unless square.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, name="chain")
     >>> print(k_hop(chain, 2))
@@ -73,13 +73,12 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
 
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
-    """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them:
-    ``g``, or just one is virtual.
+    """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them.
 
-    ``2 m n`` edges next to those of the graph and after them in the list; no edges among the virtual nodes,
-    no self loops. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv 1704.01212) is
-    ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) unites it with an expander. ValueError unless
-    the graph is square and the same for all heads.
+    ``g``, or just one is virtual. ``2 m n`` edges next to those of the graph and after them in the list; no
+    edges among the virtual nodes, no self loops. torch_geometric's ``VirtualNode`` transform (Gilmer et al.
+    2017, arXiv 1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) unites it with an
+    expander. ValueError unless the graph is square and the same for all heads.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, name="chain")
     >>> print(virtual_nodes(chain))
@@ -96,20 +95,19 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     hubs = torch.arange(n, n + m, device="cpu").repeat_interleave(n)
     up = torch.stack([tokens, hubs])
     edges = torch.cat([graph.edge_index, up, up.flip(0)], dim=1)
-    return _at_positions_of(
-        TokenGraph.from_edges(edges, n + m, name=f"virtual_nodes({graph.name}, {m})"), graph
-    )
+    name = f"virtual_nodes({graph.name}, {m})"
+    return _at_positions_of(TokenGraph.from_edges(edges, n + m, name=name), graph)
 
 
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
-    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``; ``strict=True``:
-    ``<``.
+    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``; ``strict=True``.
 
-    ``times`` holds a number for each token, compared exactly; the order of the tokens does not matter.
+    ``<``. ``times`` holds a number for each token, compared exactly; the order of the tokens does not matter.
     ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or ValueError
     for times that are no ``n`` numbers.
 
-    >>> print(temporal(TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, name="g"), [5, 3.5, 5]))
+    >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, name="g")
+    >>> print(temporal(path, [5, 3.5, 5]))
     temporal(g, [5, 3.5, 5]): mask[dst, src] and in-edges
     0 · ■ ·   0 <- 1
     1 · · ·   1 <- none
@@ -119,20 +117,19 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     values = _numbers(times, graph.num_dst)
     place = {value: rank for rank, value in enumerate(sorted(set(values)))}
     ranks = torch.tensor([place[value] for value in values], dtype=torch.int64, device="cpu")
-    order = TokenGraph.from_rule(partial(_before if strict else _not_after, ranks), graph.num_dst)
+    order = TokenGraph.from_rule(partial(_in_time, ranks, int(strict)), graph.num_dst)
     shown = f"{graph.name}, {text.listed(values, 'times', 8)}{', strict=True' if strict else ''}"
     return replace(graph & _at_positions_of(order, graph), name=f"temporal({shown})")
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
-    """Which of several relations each edge belongs to: bool ``[types, E]`` in the order of
-    ``graph.edge_index``.
+    """Which of several relations each edge belongs to.
 
-    For typed edges over text or code (syntax, coreference, data flow): unite the relations, or attend to all,
-    and give each type a number per head; ``bias = weight.T @ edge_types(g, parts).float()`` with
-    ``weight [types, heads]`` adds them where an edge has several types. Hellendoorn et al. 2020 (ICLR,
-    "Global Relational Models of Source Code", GREAT) bias full attention by typed edges. ValueError for
-    relations over other tokens or that differ by head.
+    Bool ``[types, E]`` in the order of ``graph.edge_index``. For typed edges over text or code (syntax,
+    coreference, data flow): unite the relations, or attend to all, and give each type a number per head;
+    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds them where an edge
+    has several types. Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code", GREAT) bias
+    full attention by typed edges. ValueError for relations over other tokens or that differ by head.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
@@ -146,22 +143,21 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     frame = (graph.num_dst, graph.num_src, None, None)
     for part in parts:
         if not isinstance(part, TokenGraph) or (part.num_dst, part.num_src, part.heads, part.batch) != frame:
-            raise ValueError(
-                f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads, got {part!r}"
-            )
+            wanted = f"a graph over the tokens of {graph!r}, the same for all heads"
+            raise ValueError(f"each of parts must be {wanted}, got {part!r}")
     rows = [part.rule(nowhere, nowhere, dst, src).expand(len(src)) for part in parts]
     return torch.stack([nowhere > 0, *rows])[1:]
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
-    """How far apart the ends of each edge are in another graph: hops from src to dst in ``structure``, -1 if
-    there is no path.
+    """How far apart the ends of each edge are in another graph.
 
-    int64 ``[E]`` in the order of ``graph.edge_index``; 0 for self loops.
-    ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with ``table [heads, d + 2]`` is Graphormer's
-    spatial encoding, a bias of the full graph (Ying et al. 2021, arXiv 2106.05234, section 3.1.2); -1 takes
-    the last column. Others mark what cannot be reached by 510 (its code) or by one more than the largest
-    distance (attention-gym). ValueError unless ``structure`` is over the same tokens and square.
+    Hops from src to dst in ``structure``, -1 if there is no path. int64 ``[E]`` in the order of
+    ``graph.edge_index``; 0 for self loops. ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with
+    ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias of the full graph (Ying et al. 2021,
+    arXiv 2106.05234, section 3.1.2); -1 takes the last column. Others mark what cannot be reached by 510 (its
+    code) or by one more than the largest distance (attention-gym). ValueError unless ``structure`` is over
+    the same tokens and square.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring
@@ -182,14 +178,9 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     return hops
 
 
-def _not_after(ranks: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _in_time(ranks: Tensor, later: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     table = ranks.to(dst.device)
-    return table[src] <= table[dst]
-
-
-def _before(ranks: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    table = ranks.to(dst.device)
-    return table[src] < table[dst]
+    return table[src] + later <= table[dst]
 
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
@@ -197,9 +188,8 @@ NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
 
 def _given_graph(name: str, graph: object) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"{name} must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert for other graphs"
-        )
+        got = f"got {type(graph).__name__}; see gnn_attention.convert for other graphs"
+        raise TypeError(f"{name} must be a TokenGraph, {got}")
 
 
 def _square(name: str, graph: TokenGraph) -> None:
@@ -213,19 +203,14 @@ def _at_positions_of(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
-    values = (
-        times.tolist() if isinstance(times, Tensor) else list(times) if isinstance(times, Iterable) else None
-    )
-    if not isinstance(values, list) or any(
-        isinstance(v, bool) or not isinstance(v, (int, float)) for v in values
-    ):
-        raise TypeError(
-            f"times must be a sequence or a one-dimensional tensor of numbers, got {quoted(times)}"
-        )
+    values = times.tolist() if isinstance(times, Tensor) else times
+    values = list(values) if isinstance(values, Iterable) else None
+    if values is None or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+        wanted = "a sequence or a one-dimensional tensor of numbers"
+        raise TypeError(f"times must be {wanted}, got {quoted(times)}")
     if len(values) != n or any(v != v for v in values):
-        raise ValueError(
-            f"times must be {n} numbers, one for each token, and no NaN, got {text.listed(values, 'times', 8)}"
-        )
+        got = text.listed(values, "times", 8)
+        raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {got}")
     return values
 
 
@@ -237,8 +222,7 @@ def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
     distance = 0
     while frontier.any():
         hops[frontier] = distance
-        arrived = torch.zeros(len(roots), n, device="cpu").index_add_(
-            1, edges[1], frontier[:, edges[0]].float()
-        )
+        arrived = torch.zeros(len(roots), n, device="cpu")
+        arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
         frontier, distance = (arrived > 0) & (hops < 0), distance + 1
     return hops

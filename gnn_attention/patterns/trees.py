@@ -16,12 +16,12 @@ __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decod
 
 
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
-    """Each token attends to itself and its ancestors: ``src`` on the path from ``dst`` to its root. In-degree
-    = depth + 1.
+    """Each token attends to itself and its ancestors: ``src`` on the path from ``dst`` to its root.
 
-    ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False`` adds the reverse: each token
-    attends to its descendants too. Tree attention of speculative decoding: Miao et al. 2024, SpecInfer (arXiv
-    2305.09781). Raises IndexError for a parent outside ``-1 .. n - 1`` and ValueError for a cycle.
+    In-degree = depth + 1. ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False`` adds the
+    reverse: each token attends to its descendants too. Tree attention of speculative decoding: Miao et al.
+    2024, SpecInfer (arXiv 2305.09781). Raises IndexError for a parent outside ``-1 .. n - 1`` and ValueError
+    for a cycle.
 
     >>> print(tree([-1, 0, 0, 1]))
     tree([-1, 0, 0, 1]): mask[dst, src] and in-edges
@@ -38,36 +38,28 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
 
 
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
-    """Tree attention after a prompt: ``prompt`` causal tokens, then a tree that attends to the whole prompt
-    and its own ancestors.
+    """Tree attention after a prompt.
 
-    ``parents`` number the tree's tokens from 0, -1 for those that follow the prompt directly; the token i of
-    the tree is the node ``prompt + i`` and has in-degree ``prompt + depth + 1``. The step of a decoder, all
-    drafted tokens over prompt and tree, is ``.rows(prompt, prompt + len(parents))``. Together it is one
-    ``tree``, with the prompt as its trunk. SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al.
-    2024, arXiv 2401.10774), whose tree has one root, the token that is already certain. Errors as in
-    ``tree``.
+    ``prompt`` causal tokens, then a tree that attends to the whole prompt and its own ancestors. ``parents``
+    number the tree's tokens from 0, -1 for those that follow the prompt directly; the token i of the tree is
+    the node ``prompt + i`` and has in-degree ``prompt + depth + 1``. The step of a decoder, all drafted
+    tokens over prompt and tree, is ``.rows(prompt, prompt + len(parents))``. Together it is one ``tree``,
+    with the prompt as its trunk. SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al. 2024,
+    arXiv 2401.10774), whose tree has one root, the token that is already certain. Errors as in ``tree``.
 
-    >>> print(tree_decoding(2, [-1, 0, 0]))
-    tree_decoding(2, [-1, 0, 0]): mask[dst, src] and in-edges
-    0 ■ · · · ·   0 <- 0
-    1 ■ ■ · · ·   1 <- 0 1
-    2 ■ ■ ■ · ·   2 <- 0 1 2
-    3 ■ ■ ■ ■ ·   3 <- 0 1 2 3
-    4 ■ ■ ■ · ■   4 <- 0 1 2 4
+    >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
+    [1, 2, 3, 4, 4]
     """
     prompt, parents = checks.size("prompt", prompt), _parents(parents)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = partial(_ancestors, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
-    return TokenGraph.from_rule(
-        rule, n, name=f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
-    )
+    name = f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
+    return TokenGraph.from_rule(rule, n, name=name)
 
 
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
-    """Segments in a tree: each token attends to its own segment up to itself, and the whole of each segment
-    above its own.
+    """Each token attends to its segment up to itself, and to the whole of each segment above.
 
     ``lengths`` are the segments' sizes in order, ``parents[k]`` the segment that segment k continues, -1 for
     none. So every path from a root down is one causal sequence, and what paths have in common stands there
@@ -77,19 +69,13 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     own parents; DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in ``tree``;
     ValueError unless there is a parent for each segment.
 
-    >>> print(prefix_tree([2, 1, 2], [-1, 0, 0]))
-    prefix_tree([2, 1, 2], [-1, 0, 0]): mask[dst, src] and in-edges
-    0 ■ · · · ·   0 <- 0
-    1 ■ ■ · · ·   1 <- 0 1
-    2 ■ ■ ■ · ·   2 <- 0 1 2
-    3 ■ ■ · ■ ·   3 <- 0 1 3
-    4 ■ ■ · ■ ■   4 <- 0 1 3 4
+    >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
+    [1, 2, 3, 3, 4]
     """
     sizes, parents = checks.sizes("lengths", lengths), _parents(parents)
     if len(sizes) != len(parents):
-        raise ValueError(
-            f"parents must name a segment (or -1) for each of the {len(sizes)} lengths, got {len(parents)}"
-        )
+        wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
+        raise ValueError(f"parents must name {wanted}, got {len(parents)}")
     repeats = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     enter, leave = (torch.repeat_interleave(times, repeats) for times in _visits(parents))
     name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
@@ -97,13 +83,13 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
 
 
 def family(parents: Sequence[int]) -> TokenGraph:
-    """Each token attends to itself, its parent, its children and its siblings. Symmetric; the roots of a
-    forest count as siblings.
+    """Each token attends to itself, its parent, its children and its siblings.
 
-    ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``: in-degree = children +
-    siblings with itself + 1 for a parent. Information crosses one tree of depth D >= 1 in at most 2 D - 1
-    layers: up to the children of the common ancestor, across, down (2 D + 1 from tree to tree). The relation
-    of ``hierarchical_document``. Errors as in ``tree``.
+    Symmetric; the roots of a forest count as siblings. ``parent(src) = parent(dst)`` or ``src = parent(dst)``
+    or ``dst = parent(src)``: in-degree = children + siblings with itself + 1 for a parent. Information
+    crosses one tree of depth D >= 1 in at most 2 D - 1 layers: up to the children of the common ancestor,
+    across, down (2 D + 1 from tree to tree). The relation of ``hierarchical_document``. Errors as in
+    ``tree``.
 
     >>> print(family([-1, 0, 0, 1]))
     family([-1, 0, 0, 1]): mask[dst, src] and in-edges
@@ -119,26 +105,18 @@ def family(parents: Sequence[int]) -> TokenGraph:
 
 
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
-    """A document in sections and sentences, each headed by an anchor token; tokens attend to parent, children
-    and siblings.
+    """A document in sections and sentences, each headed by an anchor token.
 
-    ``sections[s][t]`` is the number of words in sentence t of section s. The tokens stand as document anchor,
-    then for each section its anchor, then for each sentence its anchor and its words. A word attends to its
-    sentence (words and anchor); a sentence anchor its words, the sentence anchors of its section and the
-    section's anchor; a section anchor its sentences' anchors, all section anchors and the document's anchor;
-    that one all section anchors. Every token attends to itself. Any word reaches any other in 5 layers. HDT,
-    the Hierarchical Document Transformer (He et al. 2024, arXiv 2407.08330).
+    Tokens attend to parent, children and siblings. ``sections[s][t]`` is the number of words in sentence t of
+    section s. The tokens stand as document anchor, then for each section its anchor, then for each sentence
+    its anchor and its words. A word attends to its sentence (words and anchor); a sentence anchor its words,
+    the sentence anchors of its section and the section's anchor; a section anchor its sentences' anchors, all
+    section anchors and the document's anchor; that one all section anchors. Every token attends to itself.
+    Any word reaches any other in 5 layers. HDT, the Hierarchical Document Transformer (He et al. 2024, arXiv
+    2407.08330).
 
-    >>> print(hierarchical_document([[1], [2]]))
-    hierarchical_document([[1], [2]]): mask[dst, src] and in-edges
-    0 ■ ■ · · ■ · · ·   0 <- 0 1 4
-    1 ■ ■ ■ · ■ · · ·   1 <- 0 1 2 4
-    2 · ■ ■ ■ · · · ·   2 <- 1 2 3
-    3 · · ■ ■ · · · ·   3 <- 2 3
-    4 ■ ■ · · ■ ■ · ·   4 <- 0 1 4 5
-    5 · · · · ■ ■ ■ ■   5 <- 4 5 6 7
-    6 · · · · · ■ ■ ■   6 <- 5 6 7
-    7 · · · · · ■ ■ ■   7 <- 5 6 7
+    >>> hierarchical_document([[1], [2]]).in_degree().tolist()
+    [3, 4, 3, 2, 4, 4, 3, 3]
     """
     document = _sections(sections)
     parents = _document_parents(document)
@@ -177,9 +155,8 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if not -1 <= parent < len(parents):
-            raise IndexError(
-                f"parents[{child}] must be -1 (a root) or in 0 .. {len(parents) - 1}, got {parent}"
-            )
+            wanted = f"-1 (a root) or in 0 .. {len(parents) - 1}"
+            raise IndexError(f"parents[{child}] must be {wanted}, got {parent}")
         if parent >= 0:
             children[parent].append(child)
     enter, leave, clock = [-1] * len(parents), [-1] * len(parents), 0
@@ -194,7 +171,7 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
         stack += [(child, False) for child in children[node]]
     if -1 in enter:
         raise ValueError(f"parents must form a forest, but token {enter.index(-1)} is on or below a cycle")
-    return tuple(torch.tensor(times, dtype=torch.int64, device="cpu") for times in (enter, leave))  # type: ignore[return-value]
+    return _table(enter), _table(leave)
 
 
 def _table(numbers: list[int]) -> Tensor:

@@ -1,13 +1,10 @@
-"""``patterns.blocks``: relations between its builders, data that differ by head and sample, refusals, kin
-elsewhere.
-"""
+"""``patterns.blocks``: relations between its builders, and the same graphs elsewhere."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from support.extras import needs
-from support.refusals import assert_refusals
 
 from gnn_attention import patterns
 from gnn_attention.patterns import blocks
@@ -30,8 +27,8 @@ class TestKin:
     def test_forced_blocks_alone(self):
         """With k = initial + local the numbers do not matter: sinks of a block and the last blocks."""
         graph = blocks.block_top_k(numbers(15, 5), 3, 3, initial=1, local=2)
-        kept = blocks.sorted_blocks(15, [0, 0, 1, 2, 3], 3)
-        assert graph == kept | patterns.sinks(15, 3)
+        near = blocks.sorted_blocks(15, [0, 0, 1, 2, 3], 3)
+        assert graph == near | patterns.sinks(15, 3)
         assert blocks.block_top_k(numbers(15, 5), 3, 1) == patterns.documents([3] * 5)
 
     def test_blocks_of_one_token_are_top_k(self):
@@ -74,13 +71,6 @@ class TestKin:
         assert not pooled.mask()[:3].any()
         assert (patterns.window(n, 5) - chosen).num_edges == 0
 
-    def test_own_order_is_one_document_for_each_block(self):
-        for causal in (True, False):
-            assert blocks.sorted_blocks(8, [0, 1, 2], 3, causal) == patterns.documents([3, 3, 2], causal)
-        assert blocks.permuted_blocks(8, [0, 1, 2], 3) == patterns.documents([3, 3, 2], causal=False)
-        union = blocks.permuted_blocks(8, [0, 1, 2], 3) | blocks.permuted_blocks(8, [2, 0, 1], 3)
-        assert blocks.sorted_blocks(8, [2, 0, 1], 3, causal=False) == union
-
     def test_a_permutation_turned_round(self):
         order = torch.tensor([2, 0, 3, 1])
         assert blocks.permuted_blocks(12, order.argsort(), 3) == blocks.permuted_blocks(12, order, 3).T
@@ -97,95 +87,6 @@ class TestKin:
         """The last tile holds one token: its mean is that token's 3, not a third of it."""
         k = torch.tensor([2.0, 2.0, 2.0, 3.0]).unsqueeze(1)
         assert blocks.tile_top_k(torch.ones(1, 1), k, 3, 1).edge_index.tolist() == [[3], [0]]
-
-
-class TestRefusals:
-    def test_wrong_arguments(self):
-        assert_refusals(
-            [
-                (
-                    lambda: blocks.block_top_k(numbers(4, 3), 2, 1),
-                    ValueError,
-                    r"a column for each of the 2 blocks of 2, .*\[4, 3\]",
-                ),
-                (
-                    lambda: blocks.block_top_k(numbers(4, 2), 2, 1, 1),
-                    ValueError,
-                    "k must hold the 1 initial and 1 local blocks.*k = 1",
-                ),
-                (
-                    lambda: blocks.block_top_k(numbers(4, 2), 0, 1),
-                    ValueError,
-                    "block must be at least 1, got 0",
-                ),
-                (
-                    lambda: blocks.block_top_k(numbers(4, 2), 2, 1, local=-1),
-                    ValueError,
-                    "local must be at least 0, got -1",
-                ),
-                (lambda: blocks.block_top_k(numbers(4), 2, 1), ValueError, r"logits must be \[n, blocks\]"),
-                (lambda: blocks.moba(numbers(4, 2), numbers(5, 2), 2, 1), ValueError, "q and k must agree"),
-                (
-                    lambda: blocks.moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1),
-                    ValueError,
-                    "repeat_interleave keys",
-                ),
-                (
-                    lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 2, 0),
-                    ValueError,
-                    "top must be at least 1, got 0",
-                ),
-                (
-                    lambda: blocks.moba(numbers(4, 2), numbers(4, 2), 1.5, 1),
-                    TypeError,
-                    "block must be an integer, got 1.5",
-                ),
-                (lambda: blocks.quest(numbers(4, 2), numbers(4, 3), 2, 1), ValueError, "q and k must agree"),
-                (
-                    lambda: blocks.quest(numbers(4, 2), numbers(4, 2), 0, 1),
-                    ValueError,
-                    "page must be at least 1, got 0",
-                ),
-                (lambda: blocks.compressed_blocks(4, 0), ValueError, "block must be at least 1, got 0"),
-                (lambda: blocks.compressed_blocks(4, 2, 0), ValueError, "stride must be at least 1, got 0"),
-                (lambda: blocks.compressed_blocks(-4, 2), ValueError, "n must be at least 0, got -4"),
-                (
-                    lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 3), 2, 1),
-                    ValueError,
-                    "q and k must agree",
-                ),
-                (
-                    lambda: blocks.tile_top_k(numbers(4, 2), numbers(4, 2), 2, -1),
-                    ValueError,
-                    "top must be at least 0, got -1",
-                ),
-                (
-                    lambda: blocks.sorted_blocks(4, [0], 2),
-                    ValueError,
-                    "order must name a block for each of the 2 blocks of 2 tokens",
-                ),
-                (
-                    lambda: blocks.sorted_blocks(4, [0, 2], 2),
-                    IndexError,
-                    r"order must name blocks in 0 \.\. 1, got 2",
-                ),
-                (
-                    lambda: blocks.sorted_blocks(4, [0.0, 1.0], 2),
-                    TypeError,
-                    "order must be integers, got torch.float32",
-                ),
-                (
-                    lambda: blocks.permuted_blocks(4, [-1, 0], 2),
-                    IndexError,
-                    r"permutation must name blocks in 0 \.\. 1, got -1",
-                ),
-                (
-                    lambda: blocks.permuted_blocks(4, [1, 1], 2),
-                    ValueError,
-                    r"must hold each of the 2 blocks once, got \[1, 1\]",
-                ),
-            ]
-        )
 
 
 @pytest.mark.parametrize("top", [1, 2, 4])

@@ -1,4 +1,4 @@
-"""Random and expander graphs: seeds, diameters, spectral gaps, networkx's own graphs, refusals."""
+"""Random and expander graphs: seeds, diameters, spectral gaps, networkx's own graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from math import log, sqrt
 import networkx
 import pytest
 import torch
-from support.refusals import assert_refusals
 
 from gnn_attention import convert, patterns
 from gnn_attention.patterns import expanders
@@ -46,7 +45,7 @@ class TestSeeds:
         assert len({tuple(build(seed).edge_index.flatten().tolist()) for seed in range(5)}) == 5
 
     @each_seeded
-    def test_nobody_elses_random_numbers_are_touched(self, build):
+    def test_global_random_states_are_left_alone(self, build):
         before = torch.get_rng_state(), random.getstate()
         build(3)
         assert torch.equal(torch.get_rng_state(), before[0])
@@ -60,12 +59,6 @@ class TestSeeds:
 
 
 class TestRandomSenders:
-    def test_enough_draws_are_everyone(self):
-        for r in (12, 13, 99):
-            assert patterns.random_senders(12, r) == patterns.causal(12)
-            assert patterns.random_senders(12, r, causal=False) == patterns.full(12)
-        assert patterns.random_senders(12, 0).num_edges == 0
-
     def test_every_sender_and_every_pair_is_as_likely(self):
         """2 of 5 senders, 1500 times: each 600 times, 19 more or less being one deviation; each pair 150
         times, 12 being one.
@@ -95,10 +88,6 @@ class TestHypercube:
     @pytest.mark.parametrize("d", range(1, 7))
     def test_the_diameter_is_the_dimension(self, d):
         assert networkx.diameter(undirected(patterns.hypercube(d))) == d
-
-    @pytest.mark.parametrize("d", range(6))
-    def test_with_loops_it_is_the_butterfly(self, d):
-        assert patterns.hypercube(d) | patterns.window(2**d, 1) == patterns.butterfly(2**d)
 
     def test_its_eigenvalues_are_known(self):
         """d - 2 i, as often as i digits can be chosen of d."""
@@ -139,36 +128,16 @@ class TestTorus:
     def test_the_diameter_is_half_of_every_axis(self, sizes):
         assert networkx.diameter(undirected(patterns.torus(*sizes))) == sum(size // 2 for size in sizes)
 
-    def test_axes_of_one_and_two(self):
-        assert patterns.torus(1, 5, 1) == patterns.torus(5)
-        assert patterns.torus(2, 2, 2) == patterns.hypercube(3)
-        assert patterns.torus(4, 4).in_degree().tolist() == [4] * 16
-        assert patterns.torus().num_dst == patterns.torus(1, 1).num_dst == 1
-        assert patterns.torus().num_edges == patterns.torus(1, 1).num_edges == 0
-
 
 class TestWattsStrogatz:
-    @pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
-    def test_it_is_networkxs(self, p):
-        theirs = networkx.watts_strogatz_graph(30, 6, p, seed=4)
-        assert patterns.watts_strogatz(30, 6, p, seed=4) == convert.from_networkx(theirs)
-        assert patterns.watts_strogatz(30, 6, p, seed=4).num_edges == 30 * 6
-
     def test_few_moved_links_make_the_world_small(self):
         ring, small = (undirected(patterns.watts_strogatz(200, 6, p)) for p in (0.0, 0.1))
         assert networkx.diameter(ring) == 34
         assert networkx.diameter(small) <= 12
         assert networkx.average_clustering(small) > 0.35 > 10 * networkx.density(small)
 
-    def test_an_odd_number_of_neighbours_counts_one_less(self):
-        assert patterns.watts_strogatz(20, 5, 0.2) == patterns.watts_strogatz(20, 4, 0.2)
-
 
 class TestErdosRenyi:
-    def test_it_is_networkxs(self):
-        theirs = networkx.fast_gnp_random_graph(30, 0.15, seed=4)
-        assert patterns.erdos_renyi(30, 0.15, seed=4) == convert.from_networkx(theirs)
-
     def test_the_threshold_of_connectedness(self):
         """Around log(n) / n: twice that is connected, half of it leaves tokens that have no in-edges."""
         threshold = log(300) / 300
@@ -186,9 +155,7 @@ class TestExpander:
     @pytest.mark.parametrize("method", ["cycles", "permutations"])
     @pytest.mark.parametrize(("n", "d"), [(64, 2), (64, 3), (200, 3), (200, 5)])
     def test_the_spectral_gap_is_nearly_the_largest_possible(self, n, d, method):
-        """Alon and Boppana's bound for 2d-regular graphs, 2 sqrt(2d - 1), is kept up to 0.1 by the draw that
-        was taken.
-        """
+        """Alon and Boppana's bound for 2d-regular graphs, 2 sqrt(2d - 1), holds up to 0.1."""
         for seed in range(4):
             graph = patterns.expander(n, d, method=method, seed=seed, causal=False)
             assert second_eigenvalue(graph) <= 2 * sqrt(2 * d - 1) + 0.1
@@ -248,18 +215,6 @@ class TestExpander:
             # end at 0.05
             assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + EXACT * 2 * d
 
-    def test_the_name_tells_what_is_not_default(self):
-        assert (
-            patterns.expander(8, 2, draws=3, seed=1, causal=False).name
-            == "expander(8, 2, seed=1, draws=3, causal=False)"
-        )
-        assert patterns.expander(8, 2, "permutations").name == "expander(8, 2, method='permutations')"
-
-    def test_the_causal_graph_is_the_past_of_the_paper_s(self):
-        for method in ("cycles", "permutations"):
-            whole = patterns.expander(60, 3, method=method, seed=5, causal=False)
-            assert patterns.expander(60, 3, method=method, seed=5) == whole & patterns.strict_causal(60)
-
     def test_an_exphormer_is_a_union(self):
         """A given graph, an expander and a global token: any two tokens are two steps apart."""
         path = patterns.window(41, 2, causal=False)
@@ -274,79 +229,3 @@ def multigraph(neighbours):
     for row in neighbours:
         matrix[torch.arange(n), row] += 1
     return matrix
-
-
-class TestRefusals:
-    def test_wrong_arguments(self):
-        assert_refusals(
-            [
-                (lambda: patterns.random_senders(-1, 2), ValueError, "n must be at least 0, got -1"),
-                (lambda: patterns.random_senders(4, -2), ValueError, "r must be at least 0, got -2"),
-                (
-                    lambda: patterns.random_senders(4, 2, seed=-1),
-                    ValueError,
-                    "seed must be at least 0, got -1",
-                ),
-                (
-                    lambda: patterns.random_senders(4, 2, seed=0.5),
-                    TypeError,
-                    "seed must be an integer, got 0.5",
-                ),
-                (lambda: patterns.expander(-1, 2), ValueError, "n must be at least 0, got -1"),
-                (lambda: patterns.expander(8, 0), ValueError, "d must be at least 1, got 0"),
-                (
-                    lambda: patterns.expander(8, 2, method="trees"),
-                    ValueError,
-                    "method must be one of 'cycles', 'permutations'",
-                ),
-                (lambda: patterns.expander(8, 2, seed=None), TypeError, "seed must be an integer, got None"),
-                (lambda: patterns.expander(8, 2, draws=0), ValueError, "draws must be at least 1, got 0"),
-                (lambda: patterns.hypercube(-1), ValueError, "dimension must be at least 0, got -1"),
-                (lambda: patterns.hypercube(2.0), TypeError, "dimension must be an integer, got 2.0"),
-                (lambda: patterns.de_bruijn(0, 2), ValueError, "k must be at least 1, got 0"),
-                (lambda: patterns.de_bruijn(2, 0), ValueError, "length must be at least 1, got 0"),
-                (lambda: patterns.torus(3, 0), ValueError, "each of sizes must be at least 1, got 0"),
-                (
-                    lambda: patterns.torus([3, 4]),
-                    TypeError,
-                    r"each of sizes must be an integer, got \[3, 4\]",
-                ),
-                (
-                    lambda: patterns.watts_strogatz(4, 5, 0.1),
-                    ValueError,
-                    "k must be at most n = 4, the number of tokens, got 5",
-                ),
-                (lambda: patterns.watts_strogatz(4, -1, 0.1), ValueError, "k must be at least 0, got -1"),
-                (
-                    lambda: patterns.watts_strogatz(4, 2, 1.5),
-                    ValueError,
-                    r"p must be a probability in \[0, 1\], got 1.5",
-                ),
-                (
-                    lambda: patterns.watts_strogatz(4, 2, 0.5, seed=-3),
-                    ValueError,
-                    "seed must be at least 0, got -3",
-                ),
-                (
-                    lambda: patterns.erdos_renyi(4, -0.1),
-                    ValueError,
-                    r"p must be a probability in \[0, 1\], got -0.1",
-                ),
-                (
-                    lambda: patterns.erdos_renyi(4, "0.1"),
-                    ValueError,
-                    r"p must be a probability in \[0, 1\], got '0.1'",
-                ),
-                (
-                    lambda: patterns.erdos_renyi(4, True),
-                    ValueError,
-                    r"p must be a probability in \[0, 1\], got True",
-                ),
-                (
-                    lambda: patterns.erdos_renyi(4, float("nan")),
-                    ValueError,
-                    r"p must be a probability in \[0, 1\], got nan",
-                ),
-                (lambda: patterns.erdos_renyi(-4, 0.1), ValueError, "n must be at least 0, got -4"),
-            ]
-        )

@@ -1,6 +1,4 @@
-"""The table of theorems: a module for each of ``gnn_attention.patterns``, a row for each way to call a
-builder.
-"""
+"""The table of theorems: a module for each of ``patterns``, a row for each way to call a builder."""
 
 from support.zoo import (
     basic,
@@ -19,24 +17,10 @@ from support.zoo import (
     structure,
     trees,
 )
-from support.zoo.row import SIZES, Row
+from support.zoo.row import SIZES, Row, read
 
 __all__ = ["ROWS", "SIZES", "Row"]
 
-ROWS: list[Row] = [
-    *basic.ROWS,
-    *blocks.ROWS,
-    *content.ROWS,
-    *decoding.ROWS,
-    *expanders.ROWS,
-    *grids.ROWS,
-    *hierarchies.ROWS,
-    *hubs.ROWS,
-    *latents.ROWS,
-    *local.ROWS,
-    *sequences.ROWS,
-    *streaming.ROWS,
-    *strided.ROWS,
-    *structure.ROWS,
-    *trees.ROWS,
-]
+FAMILIES = (basic, blocks, content, decoding, expanders, grids, hierarchies, hubs, latents, local)
+MORE = (sequences, streaming, strided, structure, trees)
+ROWS = [row for module in FAMILIES + MORE for row in read(module.ROWS, vars(module))]

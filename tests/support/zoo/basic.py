@@ -1,109 +1,29 @@
 """Theorems of ``patterns.basic``."""
 
-from support.zoo.row import Row, never, once, triangle
-
-from gnn_attention import patterns
-
-ROWS = [
-    Row(
-        "full",
-        patterns.full,
-        lambda n, i, j: True,
-        lambda n: n * n,
-        lambda n, i: n,
-        causal=False,
-        symmetric=True,
-        layers=once,
-    ),
-    Row("causal", patterns.causal, lambda n, i, j: j <= i, triangle, lambda n, i: i + 1, layers=once),
-    Row(
-        "strict_causal",
-        patterns.strict_causal,
-        lambda n, i, j: j < i,
-        lambda n: triangle(n - 1),
-        lambda n, i: i,
-        layers=once,
-    ),
-    Row(
-        "no_self",
-        patterns.no_self,
-        lambda n, i, j: i != j,
-        lambda n: n * (n - 1),
-        lambda n, i: n - 1,
-        causal=False,
-        symmetric=True,
-        layers=once,
-    ),
-    Row(
-        "cross, as many",
-        lambda n: patterns.cross(n, n),
-        lambda n, i, j: True,
-        lambda n: n * n,
-        lambda n, i: n,
-        causal=False,
-        symmetric=True,
-        layers=once,
-    ),
-    Row(
-        "self_loops",
-        patterns.self_loops,
-        lambda n, i, j: not i - j,
-        lambda n: n,
-        lambda n, i: 1,
-        layers=never,
-        symmetric=True,
-    ),
-    Row(
-        "anti_causal",
-        patterns.anti_causal,
-        lambda n, i, j: j in range(i, n),
-        triangle,
-        lambda n, i: n - i,
-        layers=never,
-        causal=False,
-        acyclic=True,
-    ),
-    Row(
-        "causal_aligned at the upper left",
-        lambda n: patterns.causal_aligned(n, n + 3, "upper_left"),
-        lambda n, i, j: j in range(i + 1),
-        triangle,
-        lambda n, i: i + 1,
-        nodes=lambda n: (n, n + 3),
-    ),
-    Row(
-        "causal_aligned at the upper left, fewer senders",
-        lambda n: patterns.causal_aligned(n + 3, n, "upper_left"),
-        lambda n, i, j: j in range(i + 1),
-        lambda n: triangle(n) + 3 * n,
-        lambda n, i: min(i + 1, n),
-        nodes=lambda n: (n + 3, n),
-    ),
-    Row(
-        "causal_aligned at the lower right",
-        lambda n: patterns.causal_aligned(n, n + 3, "lower_right"),
-        lambda n, i, j: n - 1 - i <= n + 2 - j,
-        lambda n: triangle(n) + 3 * n,
-        lambda n, i: i + 4,
-        causal=False,
-        nodes=lambda n: (n, n + 3),
-    ),
-    Row(
-        "causal_aligned at the lower right, deaf receivers",
-        lambda n: patterns.causal_aligned(n + 3, n, "lower_right"),
-        lambda n, i, j: n + 2 - i <= n - 1 - j,
-        triangle,
-        lambda n, i: max(0, i - 2),
-        nodes=lambda n: (n + 3, n),
-    ),
-    Row(
-        "encoder_decoder",
-        lambda n: patterns.encoder_decoder(3, n),
-        lambda n, i, j: (i < 3 and j < 3) or (i >= 3 and j <= i),
-        lambda n: 9 + 3 * n + triangle(n),
-        lambda n, i: 3 if i < 3 else i + 1,
-        layers=lambda n: None if n else 1,
-        causal=False,
-        nodes=lambda n: (n + 3, n + 3),
-    ),
-]
+ROWS = """
+full(n): True
+    degree=n; count=n * n; layers=once(n); symmetric=True
+causal(n): j <= i
+    degree=i + 1; count=triangle(n); layers=once(n)
+strict_causal(n): j < i
+    degree=i; count=triangle(n - 1); layers=once(n)
+no_self(n): i != j
+    degree=n - 1; count=n * (n - 1); layers=once(n); symmetric=True
+cross(n, n): True
+    degree=n; count=n * n; layers=once(n); symmetric=True
+self_loops(n): not i - j
+    degree=1; count=n; layers=never(n); symmetric=True; causal=True
+anti_causal(n): j in range(i, n)
+    degree=n - i; count=triangle(n); layers=never(n); causal=False; acyclic=True
+causal_aligned(n, n + 3, "upper_left"): j in range(i + 1)
+    degree=i + 1; count=triangle(n); nodes=n, n + 3
+causal_aligned(n + 3, n, "upper_left"): j in range(i + 1)
+    degree=min(i + 1, n); count=triangle(n) + 3 * n; nodes=n + 3, n
+causal_aligned(n, n + 3, "lower_right"): n - 1 - i <= n + 2 - j
+    degree=i + 4; count=triangle(n) + 3 * n; nodes=n, n + 3; causal=False
+causal_aligned(n + 3, n, "lower_right"): n + 2 - i <= n - 1 - j
+    degree=max(0, i - 2); count=triangle(n); nodes=n + 3, n
+encoder_decoder(3, n): (i < 3 and j < 3) or (i >= 3 and j <= i)
+    degree=3 if i < 3 else i + 1; count=9 + 3 * n + triangle(n); layers=None if n else 1; nodes=n + 3;
+    causal=False
+"""

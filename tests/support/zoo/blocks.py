@@ -2,11 +2,7 @@
 sorting in Python.
 """
 
-import torch
-from support.zoo.content import grid, logit, point, rounds
-from support.zoo.row import Row, once
-
-from gnn_attention.patterns import blocks
+from support.zoo.content import grid, logit, point
 
 
 def first_of(values, k):
@@ -20,9 +16,9 @@ def block_of(c, n, size=4):
 
 def selected(n, i):
     """Of blocks of 4: the first, the own one, and the largest of the rest, three together."""
-    kept = {0, i // 4}
-    others = [c for c in range(i // 4 + 1) if c not in kept]
-    return kept | {others[c] for c in first_of([logit(i, c) for c in others], 3 - len(kept))}
+    forced = {0, i // 4}
+    others = [c for c in range(i // 4 + 1) if c not in forced]
+    return forced | {others[c] for c in first_of([logit(i, c) for c in others], 3 - len(forced))}
 
 
 def is_selected(n, i, j):
@@ -84,105 +80,34 @@ def halved(n, i, j):
     return j <= i and j // 3 in (i // 3, i // 6)
 
 
-ROWS = [
-    Row(
-        "block_top_k",
-        lambda n: blocks.block_top_k(grid(logit, n, -(-n // 4)), 4, 3, initial=1),
-        is_selected,
-        lambda n: sum(4 * min(i // 4, 2) + i % 4 + 1 for i in range(n)),
-        lambda n, i: 4 * min(i // 4, 2) + i % 4 + 1,
-        layers=rounds(is_selected),
-        named_at=None,
-    ),
-    Row(
-        "block_top_k of all",
-        lambda n: blocks.block_top_k(grid(logit, n, -(-n // 4), torch.int64), 4, 2, local=0),
-        competes,
-        lambda n: sum(min(4, i - 4 * c + 1) for i in range(n) for c in competing(i)),
-        lambda n, i: sum(min(4, i - 4 * c + 1) for c in competing(i)),
-        layers=rounds(competes),
-        named_at=None,
-    ),
-    Row(
-        "moba",
-        lambda n: blocks.moba(grid(point, n, 2), keys(n), 4, 2),
-        by_mean,
-        lambda n: sum(4 * (i >= 4) + i % 4 + 1 for i in range(n)),
-        lambda n, i: 4 * (i >= 4) + i % 4 + 1,
-        layers=rounds(by_mean),
-        named_at=None,
-    ),
-    Row(
-        "quest",
-        lambda n: blocks.quest(grid(point, n, 2) - 6, keys(n), 4, 2),
-        by_bound,
-        lambda n: sum(len(page) for i in range(n) for page in best_pages(n, i)),
-        lambda n, i: sum(map(len, best_pages(n, i))),
-        layers=rounds(by_bound),
-        named_at=None,
-    ),
-    Row(
-        "compressed_blocks",
-        lambda n: blocks.compressed_blocks(n, 4, 2),
-        lambda n, i, j: i > 2 * j + 2,
-        lambda n: sum(n - 3 - 2 * c for c in range(n) if 2 * c + 4 <= n),
-        lambda n, i: max(0, (i - 1) // 2),
-        layers=lambda n: 0,
-        nodes=lambda n: (n, len([c for c in range(n) if 2 * c + 4 <= n])),
-        sizes=(0, 1, 4, 5, 17),
-    ),
-    Row(
-        "compressed_blocks side by side",
-        lambda n: blocks.compressed_blocks(n, 3),
-        lambda n, i, j: (i + 1) // 3 > j,
-        lambda n: sum((i + 1) // 3 for i in range(n)),
-        lambda n, i: (i + 1) // 3,
-        layers=lambda n: 0,
-        nodes=lambda n: (n, n // 3),
-    ),
-    Row(
-        "tile_top_k",
-        lambda n: blocks.tile_top_k(keys(n), keys(n), 4, 2),
-        by_tile,
-        lambda n: sum(len(block_of(c, n)) for i in range(n) for c in tiles_of(n, i)),
-        lambda n, i: sum(len(block_of(c, n)) for c in tiles_of(n, i)),
-        layers=rounds(by_tile, causal=False),
-        causal=False,
-        sizes=(0, 1, 4, 16, 17),
-        named_at=None,
-    ),
-    Row(
-        "sorted_blocks",
-        lambda n: blocks.sorted_blocks(n, [c // 2 for c in range(-(-n // 3))], 3),
-        halved,
-        lambda n: sum(i + 1 if i < 3 else 3 + i % 3 + 1 for i in range(n)),
-        lambda n, i: i + 1 if i < 3 else 3 + i % 3 + 1,
-        layers=lambda n: once(n) if n <= 6 else 2 if n <= 9 else None,
-        sizes=(0, 1, 2, 9, 17),
-    ),
-    Row(
-        "sorted_blocks on both sides",
-        lambda n: blocks.sorted_blocks(n, list(range(-(-n // 6)))[::-1], 6, causal=False),
-        lambda n, i, j: i // 6 == j // 6 or i // 6 + j // 6 == (n - 1) // 6,
-        lambda n: n * n if n <= 12 else 36 + (n - 6) ** 2,
-        lambda n, i: n if n <= 12 else 6 if i // 6 == 1 else n - 6,
-        layers=lambda n: once(n) if n <= 12 else None,
-        causal=False,
-        symmetric=True,
-        sizes=(0, 1, 2, 12, 17),
-    ),
-    Row(
-        "permuted_blocks",
-        lambda n: blocks.permuted_blocks(n, torch.arange(-(-n // 5)).roll(-1), 5),
-        lambda n, i, j: j // 5 == i // 5 + 1 or (i // 5 == (n - 1) // 5 and j < 5),
-        lambda n: (
-            n * n
-            if n <= 5
-            else sum(len(block_of(c, n, 5)) * len(block_of(c + 1, n, 5)) for c in range(n)) + 5 * (n % 5 or 5)
-        ),
-        lambda n, i: min(5, n) if i // 5 == (n - 1) // 5 else len(block_of(i // 5 + 1, n, 5)),
-        layers=lambda n: once(n) if n <= 5 else -(-n // 5),
-        causal=False,
-        sizes=(0, 1, 2, 10, 17),
-    ),
-]
+ROWS = """
+block_top_k(grid(logit, n, -(-n // 4)), 4, 3, initial=1): is_selected(n, i, j)
+    degree=4 * min(i // 4, 2) + i % 4 + 1; named_at=None
+block_top_k(grid(logit, n, -(-n // 4), torch.int64), 4, 2, local=0): competes(n, i, j)
+    degree=sum(min(4, i - 4 * c + 1) for c in competing(i)); named_at=None
+moba(grid(point, n, 2), keys(n), 4, 2): by_mean(n, i, j)
+    degree=4 * (i >= 4) + i % 4 + 1; named_at=None
+quest(grid(point, n, 2) - 6, keys(n), 4, 2): by_bound(n, i, j)
+    degree=sum(map(len, best_pages(n, i))); named_at=None
+compressed_blocks(n, 4, 2): i > 2 * j + 2
+    degree=max(0, (i - 1) // 2); count=sum(n - 3 - 2 * c for c in range(n) if 2 * c + 4 <= n); layers=0;
+    nodes=(n, len([c for c in range(n) if 2 * c + 4 <= n])); sizes=(0, 1, 4, 5, 17)
+compressed_blocks(n, 3): (i + 1) // 3 > j
+    degree=(i + 1) // 3; layers=0; nodes=n, n // 3
+tile_top_k(keys(n), keys(n), 4, 2): by_tile(n, i, j)
+    degree=sum(len(block_of(c, n)) for c in tiles_of(n, i)); causal=False; sizes=(0, 1, 4, 16, 17);
+    named_at=None
+sorted_blocks(n, [c // 2 for c in range(-(-n // 3))], 3): halved(n, i, j)
+    degree=i + 1 if i < 3 else 3 + i % 3 + 1; layers=once(n) if n <= 6 else 2 if n <= 9 else None;
+    sizes=(0, 1, 2, 9, 17)
+sorted_blocks(n, list(range(-(-n // 6)))[::-1], 6, causal=False):
+        i // 6 == j // 6 or i // 6 + j // 6 == (n - 1) // 6
+    degree=n if n <= 12 else 6 if i // 6 == 1 else n - 6; count=n * n if n <= 12 else 36 + (n - 6) ** 2;
+    layers=once(n) if n <= 12 else None; symmetric=True; sizes=(0, 1, 2, 12, 17)
+permuted_blocks(n, torch.arange(-(-n // 5)).roll(-1), 5):
+        j // 5 == i // 5 + 1 or (i // 5 == (n - 1) // 5 and j < 5)
+    degree=min(5, n) if i // 5 == (n - 1) // 5 else len(block_of(i // 5 + 1, n, 5));
+    count=n * n if n <= 5 else sum(len(block_of(c, n, 5)) * len(block_of(c + 1, n, 5)) for c in range(n))
+        + 5 * (n % 5 or 5);
+    layers=once(n) if n <= 5 else -(-n // 5); causal=False; sizes=(0, 1, 2, 10, 17)
+"""

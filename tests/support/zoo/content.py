@@ -3,33 +3,12 @@ sorting in Python.
 """
 
 import torch
-from support.zoo.row import Row, band, never, once, triangle
-
-from gnn_attention import patterns
-
-
-def rounds(edge, causal=True):
-    """``layers`` of a graph whose edges follow from data: news is passed on, set by set, until nobody hears
-    more.
-    """
-
-    def layers(n):
-        wanted = [set(range(i + 1 if causal else n)) for i in range(n)]
-        known, senders = [{i} for i in range(n)], [[j for j in range(n) if edge(n, i, j)] for i in range(n)]
-        for layer in range(n + 1):
-            if all(w <= k for w, k in zip(wanted, known, strict=True)):
-                return layer
-            known = [known[i].union(*(known[j] for j in senders[i])) for i in range(n)]
-        return None
-
-    return layers
 
 
 def grid(value, rows, columns, dtype=torch.float32):
     """The values of a function of two integers as a tensor."""
-    return torch.tensor([[value(i, j) for j in range(columns)] for i in range(rows)], dtype=dtype).reshape(
-        rows, columns
-    )
+    table = [[value(i, j) for j in range(columns)] for i in range(rows)]
+    return torch.tensor(table, dtype=dtype).reshape(rows, columns)
 
 
 def logit(i, j):
@@ -73,32 +52,6 @@ def members(axis, n):
     return sorted(range(n), key=lambda i: (-point(i, axis), i))[:5]
 
 
-def chosen_top(n, i, j):
-    return j <= i and j in best(i, range(i + 1), 3)
-
-
-def chosen_top_of_all(n, i, j):
-    return j in best(i, range(n), 2)
-
-
-def is_close(n, i, j):
-    return j in closest(i, range(i + 1), 3)
-
-
-def is_close_other(n, i, j):
-    return j in closest(i, [other for other in range(n) if other != i], 2)
-
-
-def is_mate(n, i, j):
-    heard = mates(i, range(i))
-    return j in (heard or [i])
-
-
-def is_mate_anywhere(n, i, j):
-    heard = mates(i, range(n))
-    return j in (heard or [i])
-
-
 def same_sign_before(n, i, j):
     if i == j:
         return all(sign(before) != sign(i) for before in range(i))
@@ -109,121 +62,33 @@ def routed(n, i, j):
     return j <= i and any({i, j} <= set(members(axis, n)) for axis in (0, 1))
 
 
-ROWS = [
-    Row(
-        "top_k",
-        lambda n: patterns.top_k(grid(logit, n, n), 3),
-        chosen_top,
-        lambda n: band(n, 3),
-        lambda n, i: min(i + 1, 3),
-        layers=rounds(chosen_top),
-        named_at=None,
-    ),
-    Row(
-        "top_k of all",
-        lambda n: patterns.top_k(grid(logit, n, n, torch.int32), 2, causal=False),
-        chosen_top_of_all,
-        lambda n: n * min(n, 2),
-        lambda n, i: min(n, 2),
-        layers=rounds(chosen_top_of_all, causal=False),
-        causal=False,
-        named_at=None,
-    ),
-    Row(
-        "nearest",
-        lambda n: patterns.nearest(grid(point, n, 2), 3),
-        is_close,
-        lambda n: band(n, 3),
-        lambda n, i: min(i + 1, 3),
-        layers=rounds(is_close),
-        named_at=None,
-    ),
-    Row(
-        "nearest others",
-        lambda n: patterns.nearest(grid(point, n, 2, torch.int64), 2, causal=False, loops=False),
-        is_close_other,
-        lambda n: n * min(max(n - 1, 0), 2),
-        lambda n, i: min(n - 1, 2),
-        layers=rounds(is_close_other, causal=False),
-        causal=False,
-        named_at=None,
-    ),
-    Row(
-        "shared_bucket",
-        lambda n: patterns.shared_bucket(grid(bucket, 2, n, torch.int64)),
-        is_mate,
-        lambda n: sum(max(1, count_of_mates(n, i, True)) for i in range(n)),
-        lambda n, i: max(1, count_of_mates(n, i, True)),
-        layers=rounds(is_mate),
-        named_at=None,
-    ),
-    Row(
-        "shared_bucket on both sides",
-        lambda n: patterns.shared_bucket(grid(bucket, 2, n, torch.int32), causal=False),
-        is_mate_anywhere,
-        lambda n: sum(max(1, count_of_mates(n, i, False)) for i in range(n)),
-        lambda n, i: max(1, count_of_mates(n, i, False)),
-        layers=rounds(is_mate_anywhere, causal=False),
-        causal=False,
-        symmetric=True,
-        named_at=None,
-    ),
-    # numbers on a line: whatever the directions are, a hash can only tell the two signs apart
-    Row(
-        "lsh",
-        lambda n: patterns.lsh(
-            torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, rounds=3, seed=8
-        ),
-        same_sign_before,
-        lambda n: sum(
-            triangle(m) - m + (m > 0) for m in (sum(sign(i) == s for i in range(n)) for s in (1, -1))
-        ),
-        lambda n, i: max(1, sum(sign(j) == sign(i) for j in range(i))),
-        layers=never,
-        named_at=None,
-    ),
-    Row(
-        "clusters",
-        lambda n: patterns.clusters([i % 3 for i in range(n)]),
-        lambda n, i, j: j <= i and (i - j) % 3 == 0,
-        lambda n: sum(triangle(len(range(r, n, 3))) for r in range(3)),
-        lambda n, i: i // 3 + 1,
-        layers=never,
-    ),
-    Row(
-        "clusters of two sequences",
-        lambda n: patterns.clusters(torch.arange(n) % 2, torch.arange(n + 3) // 2, causal=False),
-        lambda n, i, j: j in ((0, 1), (2, 3))[i % 2],
-        lambda n: sum(max(0, min(n + 3 - 2 * (i % 2), 2)) for i in range(n)),
-        lambda n, i: 2,
-        causal=False,
-        nodes=lambda n: (n, n + 3),
-    ),
-    Row(
-        "routing",
-        lambda n: patterns.routing(grid(point, n, 2), grid(point, n, 2), torch.eye(2), 5),
-        routed,
-        lambda n: 2 * triangle(min(n, 5)) - triangle(len(set(members(0, n)) & set(members(1, n)))),
-        lambda n, i: len(
-            {j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i}
-        ),
-        layers=rounds(routed),
-        named_at=None,
-    ),
-    Row(
-        "vertical_slash",
-        lambda n: patterns.vertical_slash(n, [0][:n], [0, 1][:n]),
-        lambda n, i, j: j in (0, i - 1, i),
-        lambda n: 3 * n - 3 if n > 1 else n,
-        lambda n, i: min(i + 1, 3),
-        layers=lambda n: max(n - 2, once(n)),
-    ),
-    Row(
-        "vertical_slash without loops",
-        lambda n: patterns.vertical_slash(n, [c for c in (1, 5) if c < n], [s for s in (2, 4) if s < n]),
-        lambda n, i, j: (j in (1, 5) and i >= j) or i - j in (2, 4),
-        lambda n: sum(max(0, n - x) for x in (1, 5, 2, 4)) - sum(n > x for x in (3, 5, 7, 9)),
-        lambda n, i: sum(i >= x for x in (1, 5, 2, 4)) - sum(i == x for x in (3, 5, 7, 9)),
-        layers=never,
-    ),
-]
+ROWS = """
+top_k(grid(logit, n, n), 3): j <= i and j in best(i, range(i + 1), 3)
+    degree=min(i + 1, 3); count=band_size(n, 3); named_at=None
+top_k(grid(logit, n, n, torch.int32), 2, causal=False): j in best(i, range(n), 2)
+    degree=min(n, 2); count=n * min(n, 2); causal=False; named_at=None
+nearest(grid(point, n, 2), 3): j in closest(i, range(i + 1), 3)
+    degree=min(i + 1, 3); count=band_size(n, 3); named_at=None
+nearest(grid(point, n, 2, torch.int64), 2, causal=False, loops=False): j in closest(i, {*range(n)} - {i}, 2)
+    degree=min(n - 1, 2); count=n * min(max(n - 1, 0), 2); causal=False; named_at=None
+shared_bucket(grid(bucket, 2, n, torch.int64)): j in (mates(i, range(i)) or [i])
+    degree=max(1, count_of_mates(n, i, True)); named_at=None
+shared_bucket(grid(bucket, 2, n, torch.int32), causal=False): j in (mates(i, range(n)) or [i])
+    degree=max(1, count_of_mates(n, i, False)); symmetric=True; named_at=None
+lsh(torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, rounds=3, seed=8):
+        same_sign_before(n, i, j)
+    degree=max(1, sum(sign(j) == sign(i) for j in range(i))); layers=never(n); named_at=None
+clusters([i % 3 for i in range(n)]): j <= i and (i - j) % 3 == 0
+    degree=i // 3 + 1; count=sum(triangle(len(range(r, n, 3))) for r in range(3)); layers=never(n)
+clusters(torch.arange(n) % 2, torch.arange(n + 3) // 2, causal=False): j in ((0, 1), (2, 3))[i % 2]
+    degree=2; nodes=n, n + 3; causal=False
+routing(grid(point, n, 2), grid(point, n, 2), torch.eye(2), 5): routed(n, i, j)
+    degree=len({j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i});
+    count=2 * triangle(min(n, 5)) - triangle(len(set(members(0, n)) & set(members(1, n)))); named_at=None
+vertical_slash(n, [0][:n], [0, 1][:n]): j in (0, i - 1, i)
+    degree=min(i + 1, 3); count=3 * n - 3 if n > 1 else n; layers=max(n - 2, once(n))
+vertical_slash(n, [c for c in (1, 5) if c < n], [s for s in (2, 4) if s < n]):
+        (j in (1, 5) and i >= j) or i - j in (2, 4)
+    degree=sum(i >= x for x in (1, 5, 2, 4)) - sum(i == x for x in (3, 5, 7, 9));
+    count=sum(max(0, n - x) for x in (1, 5, 2, 4)) - sum(n > x for x in (3, 5, 7, 9)); layers=never(n)
+"""

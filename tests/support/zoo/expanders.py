@@ -1,16 +1,10 @@
-"""Theorems of ``patterns.expanders``; the random ones are drawn again from the same numbers, by another
-way.
-"""
+"""Theorems of ``patterns.expanders``; the random ones are drawn again from the same numbers, differently."""
 
 from functools import cache
 from math import sqrt
 
 import networkx
 import torch
-from support.zoo.hierarchies import binary_ones, log2, rounds
-from support.zoo.row import Row, never, once, triangle
-
-from gnn_attention import patterns
 
 
 @cache
@@ -34,12 +28,8 @@ def best(n: int, d: int, method: str, seed: int) -> list[list[float]]:
         matrix = torch.zeros(n, n, dtype=torch.float64)
         for _ in range(d):
             order = torch.randperm(n, generator=generator).tolist()
-            ends = (
-                enumerate(order)
-                if method == "permutations"
-                else zip(order, order[1:] + order[:1], strict=True)
-            )
-            for a, b in ends:
+            following = order[1:] + order[:1]
+            for a, b in enumerate(order) if method == "permutations" else zip(order, following, strict=True):
                 matrix[a, b] += 1
                 matrix[b, a] += 1
         second = torch.linalg.eigvalsh(matrix)[-2].item() if n > 1 else 0.0
@@ -49,50 +39,14 @@ def best(n: int, d: int, method: str, seed: int) -> list[list[float]]:
     return min(draws)[2]
 
 
-def expander_edge(n: int, i: int, j: int, d: int, method: str, seed: int, causal: bool) -> bool:
-    return bool(best(n, d, method, seed)[i][j]) and (j < i if causal else j != i)
-
-
-def expander_row(name: str, d: int, method: str, seed: int, causal: bool) -> Row:
-    def degree(n: int, i: int) -> int:
-        return sum(
-            bool(x) for j, x in enumerate(best(n, d, method, seed)[i]) if (j < i if causal else j != i)
-        )
-
-    def edge(n: int, i: int, j: int) -> bool:
-        return expander_edge(n, i, j, d, method, seed, causal)
-
-    return Row(
-        name,
-        lambda n: patterns.expander(n, d, method=method, seed=seed, causal=causal),
-        edge,
-        lambda n: sum(degree(n, i) for i in range(n)),
-        degree,
-        layers=lambda n: rounds(n, lambda i, j: edge(n, i, j), causal=causal),
-        causal=causal,
-        symmetric=not causal,
-        sizes=(0, 1, 2, 3, 24),
-        named_at=24,
-    )
+def joined(n: int, i: int, d: int, method: str, seed: int) -> list[int]:
+    """The neighbours of token i."""
+    return [j for j, edges in enumerate(best(n, d, method, seed)[i]) if edges and j != i]
 
 
 def word(number: int, k: int, length: int) -> str:
     """The number with base k, most significant letter first."""
     return "".join(str(number // k**place % k) for place in reversed(range(length)))
-
-
-def de_bruijn_row(name: str, k: int, lengths: dict[int, int]) -> Row:
-    return Row(
-        name,
-        lambda n: patterns.de_bruijn(k, lengths[n]),
-        lambda n, i, j: word(i, k, lengths[n])[:-1] == word(j, k, lengths[n])[1:],
-        lambda n: n * k,
-        lambda n, i: k,
-        layers=lambda n: lengths[n],
-        causal=False,
-        sizes=tuple(lengths),
-        named_at=max(lengths),
-    )
 
 
 def cell(token: int, n: int) -> tuple[int, int, int]:
@@ -121,125 +75,44 @@ def random_graph(n: int) -> networkx.Graph:
     return networkx.fast_gnp_random_graph(n, 0.2, seed=1)
 
 
-ROWS = [
-    Row(
-        "random_senders",
-        lambda n: patterns.random_senders(n, 3),
-        lambda n, i, j: j in drawn(n, 3, 0, True)[i],
-        lambda n: triangle(n) if n < 3 else 3 * n - 3,
-        lambda n, i: min(i + 1, 3),
-        layers=lambda n: rounds(n, lambda i, j: j in drawn(n, 3, 0, True)[i], causal=True),
-        sizes=(0, 1, 2, 17, 40),
-    ),
-    Row(
-        "random_senders from both sides",
-        lambda n: patterns.random_senders(n, 2, seed=7, causal=False),
-        lambda n, i, j: j in drawn(n, 2, 7, False)[i],
-        lambda n: n * min(n, 2),
-        lambda n, i: min(n, 2),
-        layers=lambda n: rounds(n, lambda i, j: j in drawn(n, 2, 7, False)[i]),
-        causal=False,
-        sizes=(0, 1, 2, 17, 40),
-        acyclic=None,
-    ),
-    expander_row("expander", 2, "cycles", 0, causal=True),
-    expander_row("expander on both sides", 3, "cycles", 1, causal=False),
-    expander_row("expander of permutations", 2, "permutations", 4, causal=False),
-    Row(
-        "hypercube",
-        lambda n: patterns.hypercube(log2(n)),
-        lambda n, i, j: binary_ones(i ^ j) == 1,
-        lambda n: n * log2(n),
-        lambda n, i: log2(n),
-        layers=log2,
-        causal=False,
-        symmetric=True,
-        sizes=(1, 2, 4, 32),
-        named_at=8,
-    ),
-    de_bruijn_row("de_bruijn", 2, {2: 1, 4: 2, 32: 5}),
-    de_bruijn_row("de_bruijn of three letters", 3, {3: 1, 9: 2, 27: 3}),
-    Row(
-        "torus of one axis",
-        patterns.torus,
-        lambda n, i, j: ring_distance(n, i, j) == 1,
-        lambda n: n * min(n - 1, 2),
-        lambda n, i: min(n - 1, 2),
-        layers=lambda n: n // 2,
-        causal=False,
-        symmetric=True,
-        sizes=(1, 2, 3, 17),
-    ),
-    Row(
-        "torus",
-        lambda n: patterns.torus(3, 2, n),
-        grid_edge,
-        lambda n: 6 * n * (3 + min(n - 1, 2)),
-        lambda n, i: 3 + min(n - 1, 2),
-        layers=lambda n: 2 + n // 2,
-        causal=False,
-        symmetric=True,
-        nodes=lambda n: (6 * n, 6 * n),
-        sizes=(1, 2, 3, 6),
-    ),
-    Row(
-        "watts_strogatz, nothing moved",
-        lambda n: patterns.watts_strogatz(n, 4, 0.0),
-        lambda n, i, j: ring_distance(n, i, j) in (1, 2),
-        lambda n: n * min(n - 1, 4),
-        lambda n, i: min(n - 1, 4),
-        layers=lambda n: -(-(n // 2) // 2),
-        causal=False,
-        symmetric=True,
-        sizes=(4, 5, 6, 17),
-    ),
-    Row(
-        "watts_strogatz",
-        lambda n: patterns.watts_strogatz(n, 4, 0.5, seed=2),
-        lambda n, i, j: small_world(n).has_edge(i, j),
-        lambda n: 4 * n,
-        lambda n, i: small_world(n).degree(i),
-        layers=lambda n: networkx.diameter(small_world(n)) if networkx.is_connected(small_world(n)) else None,
-        causal=False,
-        symmetric=True,
-        sizes=(5, 17, 40),
-        named_at=17,
-    ),
-    Row(
-        "erdos_renyi",
-        lambda n: patterns.erdos_renyi(n, 0.2, seed=1),
-        lambda n, i, j: random_graph(n).has_edge(i, j),
-        lambda n: 2 * random_graph(n).number_of_edges(),
-        lambda n, i: random_graph(n).degree(i),
-        layers=lambda n: (
-            0
-            if not n
-            else networkx.diameter(random_graph(n))
-            if networkx.is_connected(random_graph(n))
-            else None
-        ),
-        causal=False,
-        symmetric=True,
-        sizes=(0, 1, 2, 17, 40),
-        named_at=17,
-    ),
-    Row(
-        "erdos_renyi of everyone",
-        lambda n: patterns.erdos_renyi(n, 1),
-        lambda n, i, j: i != j,
-        lambda n: n * (n - 1),
-        lambda n, i: n - 1,
-        layers=once,
-        causal=False,
-        symmetric=True,
-    ),
-    Row(
-        "erdos_renyi of nobody",
-        lambda n: patterns.erdos_renyi(n, 0.0, seed=5),
-        lambda n, i, j: False,
-        lambda n: 0,
-        lambda n, i: 0,
-        layers=never,
-        symmetric=True,
-    ),
-]
+def diameter(graph: networkx.Graph) -> int | None:
+    return networkx.diameter(graph) if networkx.is_connected(graph) else None
+
+
+ROWS = """
+random_senders(n, 3): j in drawn(n, 3, 0, True)[i]
+    degree=min(i + 1, 3); count=triangle(n) if n < 3 else 3 * n - 3; sizes=(0, 1, 2, 17, 40)
+random_senders(n, 2, seed=7, causal=False): j in drawn(n, 2, 7, False)[i]
+    degree=min(n, 2); count=n * min(n, 2); causal=False; sizes=(0, 1, 2, 17, 40)
+expander(n, 2): j < i and j in joined(n, i, 2, "cycles", 0)
+    degree=len([j for j in joined(n, i, 2, "cycles", 0) if j < i]); sizes=(0, 1, 2, 3, 24); named_at=24
+expander(n, 3, seed=1, causal=False): j in joined(n, i, 3, "cycles", 1)
+    degree=len(joined(n, i, 3, "cycles", 1)); symmetric=True; sizes=(0, 1, 2, 3, 24); named_at=24
+expander(n, 2, method="permutations", seed=4, causal=False): j in joined(n, i, 2, "permutations", 4)
+    degree=len(joined(n, i, 2, "permutations", 4)); symmetric=True; sizes=(0, 1, 2, 3, 24); named_at=24
+hypercube(log2(n)): binary_ones(i ^ j) == 1
+    degree=log2(n); count=n * log2(n); layers=log2(n); symmetric=True; sizes=(1, 2, 4, 32); named_at=8
+de_bruijn(2, log2(n)): word(i, 2, log2(n))[:-1] == word(j, 2, log2(n))[1:]
+    degree=2; count=2 * n; layers=log2(n); causal=False; sizes=(2, 4, 32); named_at=32
+de_bruijn(3, n): word(i, 3, n)[:-1] == word(j, 3, n)[1:]
+    degree=3; count=3**n * 3; layers=n; nodes=3**n; causal=False; sizes=(1, 2, 3); named_at=3
+torus(n): ring_distance(n, i, j) == 1
+    degree=min(n - 1, 2); count=n * min(n - 1, 2); layers=n // 2; symmetric=True; sizes=(1, 2, 3, 17)
+torus(3, 2, n): grid_edge(n, i, j)
+    degree=3 + min(n - 1, 2); count=6 * n * (3 + min(n - 1, 2)); layers=2 + n // 2; nodes=6 * n;
+    symmetric=True; sizes=(1, 2, 3, 6)
+watts_strogatz(n, 4, 0.0): ring_distance(n, i, j) in (1, 2)
+    degree=min(n - 1, 4); count=n * min(n - 1, 4); layers=-(-(n // 2) // 2); symmetric=True;
+    sizes=(4, 5, 6, 17)
+watts_strogatz(n, 4, 0.5, seed=2): small_world(n).has_edge(i, j)
+    degree=small_world(n).degree(i); count=4 * n;
+    layers=diameter(small_world(n));
+    symmetric=True; sizes=(5, 17, 40); named_at=17
+erdos_renyi(n, 0.2, seed=1): random_graph(n).has_edge(i, j)
+    degree=random_graph(n).degree(i); count=2 * random_graph(n).number_of_edges();
+    layers=diameter(random_graph(n)) if n else 0; symmetric=True; sizes=(0, 1, 2, 17, 40); named_at=17
+erdos_renyi(n, 1): i != j
+    degree=n - 1; count=n * (n - 1); layers=once(n); symmetric=True
+erdos_renyi(n, 0.0, seed=5): False
+    degree=0; count=0; layers=never(n); symmetric=True; causal=True
+"""

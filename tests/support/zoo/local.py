@@ -1,183 +1,55 @@
 """Theorems of ``patterns.local``."""
 
-from support.zoo.row import Row, band, both_sides, never, once, steps, triangle
-
-from gnn_attention import patterns
-
 
 def residues(n: int, step: int) -> list[int]:
     """How many of 0 .. n - 1 leave each remainder."""
     return [len(range(r, n, step)) for r in range(step)]
 
 
-ROWS = [
-    Row(
-        "window",
-        lambda n: patterns.window(n, 3),
-        lambda n, i, j: j in (i, i - 1, i - 2),
-        lambda n: band(n, 3),
-        lambda n, i: min(i + 1, 3),
-        layers=lambda n: steps(n - 1, 2),
-    ),
-    Row(
-        "window of nothing",
-        lambda n: patterns.window(n, 0),
-        lambda n, i, j: False,
-        lambda n: 0,
-        lambda n, i: 0,
-        symmetric=True,
-        layers=never,
-    ),
-    Row(
-        "window of itself",
-        lambda n: patterns.window(n, 1),
-        lambda n, i, j: i == j,
-        lambda n: n,
-        lambda n, i: 1,
-        symmetric=True,
-        layers=never,
-    ),
-    Row(
-        "window beyond",
-        lambda n: patterns.window(n, 99),
-        lambda n, i, j: j <= i,
-        triangle,
-        lambda n, i: i + 1,
-        layers=once,
-    ),
-    Row(
-        "window on both sides",
-        lambda n: patterns.window(n, 3, causal=False),
-        lambda n, i, j: -3 < i - j < 3,
-        lambda n: both_sides(n, 3),
-        lambda n, i: min(i, 2) + 1 + min(n - 1 - i, 2),
-        causal=False,
-        symmetric=True,
-        layers=lambda n: steps(n - 1, 2),
-    ),
-    Row(
-        "window of nothing on both sides",
-        lambda n: patterns.window(n, 0, causal=False),
-        lambda n, i, j: False,
-        lambda n: 0,
-        lambda n, i: 0,
-        symmetric=True,
-        layers=never,
-    ),
-    Row(
-        "dilated",
-        lambda n: patterns.dilated(n, 3, 4),
-        lambda n, i, j: j in (i, i - 4, i - 8),
-        lambda n: sum(band(m, 3) for m in residues(n, 4)),
-        lambda n, i: min(i // 4 + 1, 3),
-        layers=never,
-    ),
-    Row(
-        "dilated by one",
-        lambda n: patterns.dilated(n, 3, 1),
-        lambda n, i, j: j in (i, i - 1, i - 2),
-        lambda n: band(n, 3),
-        lambda n, i: min(i + 1, 3),
-        layers=lambda n: steps(n - 1, 2),
-    ),
-    Row(
-        "dilated on both sides",
-        lambda n: patterns.dilated(n, 2, 5, causal=False),
-        lambda n, i, j: j in (i - 5, i, i + 5),
-        lambda n: sum(both_sides(m, 2) for m in residues(n, 5)),
-        lambda n, i: (i >= 5) + 1 + (i + 5 < n),
-        causal=False,
-        symmetric=True,
-        layers=never,
-    ),
-    Row(
-        "band",
-        lambda n: patterns.band(n, 3, 1),
-        lambda n, i, j: j in (i - 3, i - 2, i - 1, i, i + 1),
-        lambda n: band(n, 4) + max(n - 1, 0),
-        lambda n, i: min(i, 3) + 1 + (i + 1 < n),
-        causal=False,
-        layers=lambda n: max(n - 1, 0),
-    ),
-    Row(
-        "band of the past",
-        lambda n: patterns.band(n, 4, 0),
-        lambda n, i, j: j in range(i - 4, i + 1),
-        lambda n: band(n, 5),
-        lambda n, i: min(i, 4) + 1,
-        layers=lambda n: steps(n - 1, 4),
-    ),
-    Row(
-        "band by a dilation",
-        lambda n: patterns.band(n, 7, 5, 3),
-        lambda n, i, j: j in (i - 6, i - 3, i, i + 3),
-        lambda n: n + 2 * max(n - 3, 0) + max(n - 6, 0),
-        lambda n, i: 1 + (i >= 3) + (i >= 6) + (i + 3 < n),
-        causal=False,
-        layers=never,
-    ),
-    Row(
-        "chunked",
-        lambda n: patterns.chunked(n, 4),
-        lambda n, i, j: j in range(i - i % 4, i + 1),
-        lambda n: n // 4 * 10 + triangle(n % 4),
-        lambda n, i: i % 4 + 1,
-        layers=lambda n: once(n) if n <= 4 else None,
-    ),
-    Row(
-        "chunked with the chunk before",
-        lambda n: patterns.chunked(n, 4, before=1),
-        lambda n, i, j: j in range(i - i % 4 - 4, i + 1),
-        lambda n: n // 4 * 10 + triangle(n % 4) + 4 * max(n - 4, 0),
-        lambda n, i: i % 4 + 1 + (4 if i >= 4 else 0),
-        layers=lambda n: max(once(n), (n - 1) // 4),
-    ),
-    Row(
-        "chunked on both sides",
-        lambda n: patterns.chunked(n, 3, before=1, after=2, causal=False),
-        lambda n, i, j: j in range(i - i % 3 - 3, i - i % 3 + 9),
-        lambda n: sum(min(n, start + 9) - max(0, start - 3) for start in (3 * (i // 3) for i in range(n))),
-        lambda n, i: min(i // 3, 1) * 3 + min(9, n - i + i % 3),
-        causal=False,
-        layers=lambda n: max(once(n), (n - 1) // 3),
-    ),
-    Row(
-        "chunked in a ring",
-        lambda n: patterns.chunked(n, 4, before=1, causal=False, wrap=True),
-        lambda n, i, j: j // 4 == i // 4 or j // 4 == (i // 4 or n // 4) - 1,
-        lambda n: 8 * n,
-        lambda n, i: 8,
-        causal=False,
-        layers=lambda n: n // 4 - 1,
-        sizes=(8, 12, 16),
-        named_at=12,
-    ),
-    Row(
-        "chunked in a ring whose last chunk is short",
-        lambda n: patterns.chunked(n, 4, before=1, after=1, causal=False, wrap=True),
-        lambda n, i, j: abs(i // 4 - j // 4) in (0, 1, (n - 1) // 4),
-        lambda n: 12 * n + 8 * (n % 4 - 4) + (n % 4) ** 2 - 4 * (n % 4),
-        lambda n, i: 12 if i in range(4, n - n % 4 - 4) else 8 + n % 4,
-        causal=False,
-        symmetric=True,
-        layers=lambda n: (n // 4 + 1) // 2,
-        sizes=(13, 17, 18, 23),
-        named_at=17,
-    ),
-    Row(
-        "segment_recurrence",
-        lambda n: patterns.segment_recurrence(n, 4, 3),
-        lambda n, i, j: j in range({0: i - 3, 1: i - 4, 2: i - 5, 3: i - 6}[i % 4], i + 1),
-        lambda n: n // 4 * 10 + triangle(n % 4) + 3 * max(n - 4, 0),
-        lambda n, i: i % 4 + 1 + (3 if i >= 4 else 0),
-        layers=lambda n: once(n) if n <= 4 else (n - 1) // 4 + 1,
-    ),
-    Row(
-        "segment_recurrence over several segments",
-        lambda n: patterns.segment_recurrence(n, 2, 5),
-        lambda n, i, j: j in range(i - i % 2 - 5, i + 1),
-        lambda n: sum(i % 2 + 1 + min(i - i % 2, 5) for i in range(n)),
-        lambda n, i: min(i, 5 + i % 2) + 1,
-        layers=lambda n: steps(n - (n - 1) % 2, 6) if n > 1 else 0,
-    ),
-]
+ROWS = """
+window(n, 3): j in (i, i - 1, i - 2)
+    degree=min(i + 1, 3); count=band_size(n, 3); layers=steps(n - 1, 2)
+window(n, 0): False
+    degree=0; count=0; layers=never(n); symmetric=True; causal=True
+window(n, 1): i == j
+    degree=1; count=n; layers=never(n); symmetric=True; causal=True
+window(n, 99): j <= i
+    degree=i + 1; count=triangle(n); layers=once(n)
+window(n, 3, causal=False): -3 < i - j < 3
+    degree=min(i, 2) + 1 + min(n - 1 - i, 2); count=both_sides(n, 3); layers=steps(n - 1, 2); symmetric=True
+window(n, 0, causal=False): False
+    degree=0; count=0; layers=never(n); symmetric=True; causal=True
+dilated(n, 3, 4): j in (i, i - 4, i - 8)
+    degree=min(i // 4 + 1, 3); count=sum(band_size(m, 3) for m in residues(n, 4)); layers=never(n)
+dilated(n, 3, 1): j in (i, i - 1, i - 2)
+    degree=min(i + 1, 3); count=band_size(n, 3); layers=steps(n - 1, 2)
+dilated(n, 2, 5, causal=False): j in (i - 5, i, i + 5)
+    degree=(i >= 5) + 1 + (i + 5 < n); count=sum(both_sides(m, 2) for m in residues(n, 5)); layers=never(n);
+    symmetric=True
+band(n, 3, 1): j in (i - 3, i - 2, i - 1, i, i + 1)
+    degree=min(i, 3) + 1 + (i + 1 < n); count=band_size(n, 4) + max(n - 1, 0); layers=max(n - 1, 0);
+    causal=False
+band(n, 4, 0): j in range(i - 4, i + 1)
+    degree=min(i, 4) + 1; count=band_size(n, 5); layers=steps(n - 1, 4)
+band(n, 7, 5, 3): j in (i - 6, i - 3, i, i + 3)
+    degree=1 + (i >= 3) + (i >= 6) + (i + 3 < n); count=n + 2 * max(n - 3, 0) + max(n - 6, 0);
+    layers=never(n); causal=False
+chunked(n, 4): j in range(i - i % 4, i + 1)
+    degree=i % 4 + 1; count=n // 4 * 10 + triangle(n % 4); layers=once(n) if n <= 4 else None
+chunked(n, 4, before=1): j in range(i - i % 4 - 4, i + 1)
+    degree=i % 4 + 1 + (4 if i >= 4 else 0); count=n // 4 * 10 + triangle(n % 4) + 4 * max(n - 4, 0);
+    layers=max(once(n), (n - 1) // 4)
+chunked(n, 3, before=1, after=2, causal=False): j in range(i - i % 3 - 3, i - i % 3 + 9)
+    degree=min(i // 3, 1) * 3 + min(9, n - i + i % 3); layers=max(once(n), (n - 1) // 3); causal=False
+chunked(n, 4, before=1, causal=False, wrap=True): j // 4 == i // 4 or j // 4 == (i // 4 or n // 4) - 1
+    degree=8; count=8 * n; layers=n // 4 - 1; causal=False; sizes=(8, 12, 16); named_at=12
+chunked(n, 4, before=1, after=1, causal=False, wrap=True): abs(i // 4 - j // 4) in (0, 1, (n - 1) // 4)
+    degree=12 if i in range(4, n - n % 4 - 4) else 8 + n % 4;
+    count=12 * n + 8 * (n % 4 - 4) + (n % 4) ** 2 - 4 * (n % 4); layers=(n // 4 + 1) // 2; symmetric=True;
+    sizes=(13, 17, 18, 23); named_at=17
+segment_recurrence(n, 4, 3): j in range({0: i - 3, 1: i - 4, 2: i - 5, 3: i - 6}[i % 4], i + 1)
+    degree=i % 4 + 1 + (3 if i >= 4 else 0); count=n // 4 * 10 + triangle(n % 4) + 3 * max(n - 4, 0);
+    layers=once(n) if n <= 4 else (n - 1) // 4 + 1
+segment_recurrence(n, 2, 5): j in range(i - i % 2 - 5, i + 1)
+    degree=min(i, 5 + i % 2) + 1; layers=steps(n - (n - 1) % 2, 6) if n > 1 else 0
+"""

@@ -1,53 +1,84 @@
-"""A row of the table of theorems, and the closed formulas that many rows share."""
+"""How a table of theorems is read, and the closed formulas that many of its rows share."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from gnn_attention import TokenGraph
+import torch
+
+from gnn_attention import TokenGraph, patterns
 
 SIZES = (0, 1, 2, 17)
 
 
-@dataclass(frozen=True)
 class Row:
-    """What must hold of a builder; every function is written without the library.
+    """What must hold of a builder, in formulas that are written without the library.
 
-    ``edge(n, dst, src)`` is the definition, ``count(n)`` the number of edges, ``degree(n, dst)`` the
-    in-degree. ``layers(n)``: the fewest layers after which every token has heard of every token that it may
-    ever hear of (of ``src <= dst`` if ``causal``, else of all), its own state carried along; None = never.
-    ``acyclic``: no directed cycle besides self loops; None = as ``causal``. ``nodes(n)``:
-    ``(num_dst, num_src)``; ``layers`` is left out where no size gives a square graph, and it and
-    ``symmetric`` are asked of square graphs alone. ``named_at``: a size at which the graph's name, read as
-    Python, builds it again; None = the name cannot say it all. The claims that something does *not* hold (not
-    symmetric, not causal, not acyclic) are tested at the largest size.
+    A row of a table reads ``graph: edge``, then indented ``word=formula; word=formula``. The formulas are
+    Python of the size n, the receiver i and the sender j. ``edge`` is the definition, ``degree`` the
+    in-degree, ``count`` the number of edges in closed form. ``layers``: the fewest layers after which every
+    token has received from every token that it may receive from (``src <= dst`` if ``causal``, else all), its
+    own state carried along; None = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed
+    cycle besides self loops; as ``causal`` unless stated. ``nodes``: how many tokens, or receivers and
+    senders. ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name
+    cannot say it all. That something does *not* hold is tested at the largest size.
     """
 
-    name: str
-    build: Callable[[int], TokenGraph]
-    edge: Callable[[int, int, int], bool]
-    count: Callable[[int], int]
-    degree: Callable[[int, int], int]
-    layers: Callable[[int], int | None] | None = None
-    causal: bool = True
-    symmetric: bool = False
-    acyclic: bool | None = None
-    nodes: Callable[[int], tuple[int, int]] = lambda n: (n, n)
-    sizes: tuple[int, ...] = SIZES
-    named_at: int | None = 5
+    def __init__(self, head: str, clauses: str, scope: dict[str, object]):
+        self.name, _, edge = head.partition(": ")
+        words = dict(clause.split("=", 1) for clause in clauses.strip().split("; "))
+        if unknown := words.keys() - {*FORMULAS, *CONSTANTS}:
+            raise ValueError(f"{self.name}: {unknown}")
+
+        def formula(word: str, default: str | None = None) -> Callable | None:
+            found = words.get(word, default)
+            return found and eval(f"lambda n, i=0, j=0: ({found})", scope)
+
+        self.build: Callable[[int], TokenGraph] = formula("graph", self.name)
+        self.edge: Callable[[int, int, int], bool] = formula("edge", edge)
+        self.degree, self.count, self.layers = (formula(word) for word in FORMULAS[:3])
+        self._nodes = formula("nodes", "n")
+        constants = {word: eval(words[word]) for word in CONSTANTS if word in words}
+        self.symmetric: bool = constants.get("symmetric", False)
+        self.causal: bool = constants.get("causal", not self.symmetric)
+        self.acyclic: bool = constants.get("acyclic", self.causal)
+        self.sizes: tuple[int, ...] = constants.get("sizes", SIZES)
+        self.named_at: int | None = constants.get("named_at", 5)
+
+    def nodes(self, n: int) -> tuple[int, int]:
+        """``(num_dst, num_src)``."""
+        nodes = self._nodes(n)
+        return nodes if isinstance(nodes, tuple) else (nodes, nodes)
+
+
+FORMULAS = ("degree", "count", "layers", "nodes")
+CONSTANTS = ("causal", "symmetric", "acyclic", "sizes", "named_at")
+
+
+def read(table: str, helpers: dict[str, object]) -> list[Row]:
+    """The rows of a table; ``helpers`` are the functions of its module."""
+    scope = {**vars(math), **vars(patterns), "torch": torch, **SHARED, **helpers}
+    rows: list[list[str]] = []
+    for line in table.strip().splitlines():
+        if not line.startswith(" "):
+            rows.append([line, ""])
+        else:  # a line further in goes on with the line above
+            goes_on = line.startswith("        ") and not rows[-1][1]
+            rows[-1][0 if goes_on else 1] += " " + line.strip()
+    return [Row(head, clauses, scope) for head, clauses in rows]
 
 
 def triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def band(n: int, w: int) -> int:
+def band_size(n: int, w: int) -> int:
     """Edges of a causal window: a triangle of side w, then w for each further receiver."""
     return triangle(n) if n <= w else triangle(w) + (n - w) * w
 
 
 def both_sides(n: int, w: int) -> int:
     """Edges of a window on both sides: every edge of the causal one twice, self loops once."""
-    return 2 * band(n, w) - (n if w else 0)
+    return 2 * band_size(n, w) - (n if w else 0)
 
 
 def steps(distance: int, stride: int) -> int:
@@ -61,5 +92,17 @@ def once(n: int) -> int:
 
 
 def never(n: int) -> int | None:
-    """Some token is never heard of, if there are two."""
+    """Some token is never reached, if there are two."""
     return None if n > 1 else 0
+
+
+def binary_ones(number: int) -> int:
+    return bin(number).count("1")
+
+
+def log2(n: int) -> int:
+    """Rounded down; 0 of nothing."""
+    return max(n.bit_length() - 1, 0)
+
+
+SHARED = {f.__name__: f for f in (triangle, band_size, both_sides, steps, once, never, binary_ones, log2)}

@@ -3,10 +3,6 @@
 import math
 from itertools import accumulate, chain
 
-from support.zoo.row import Row, never, once, triangle
-
-from gnn_attention import patterns
-
 
 def parents(n: int) -> list[int]:
     """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0
@@ -74,8 +70,8 @@ DOCUMENTS: dict[int, list[list[int]]] = {
 
 
 def circles(n: int) -> list[list[int]]:
-    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: who is in
-    one hears all.
+    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: a token
+    attends to all of its circles.
     """
     token = iter(range(tokens(n)))
     found = [[next(token)]]
@@ -94,67 +90,26 @@ def tokens(n: int) -> int:
     return 1 + sum(1 + len(section) + sum(section) for section in DOCUMENTS[n])
 
 
-ROWS = [
-    Row(
-        "tree",
-        lambda n: patterns.tree(parents(n)),
-        lambda n, i, j: j in ancestors(n, i),
-        lambda n: sum(len(ancestors(n, i)) for i in range(n)),
-        lambda n, i: depth(i) + 1,
-        layers=never,
-    ),
-    Row(
-        "tree, heard by its ancestors",
-        lambda n: patterns.tree(parents(n), causal=False),
-        lambda n, i, j: j in ancestors(n, i) or i in ancestors(n, j),
-        lambda n: 2 * sum(len(ancestors(n, i)) for i in range(n)) - n,
-        lambda n, i: len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1,
-        causal=False,
-        symmetric=True,
-        layers=never,
-    ),
-    Row(
-        "tree_decoding",
-        lambda n: patterns.tree_decoding(n // 2, parents(n - n // 2)),
-        lambda n, i, j: j in drafted(n, i),
-        lambda n: triangle(n // 2) + sum(n // 2 + 1 + depth(i) for i in range(n - n // 2)),
-        lambda n, i: i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1,
-        layers=lambda n: once(n) if n <= 2 else None,
-    ),
-    Row(
-        "prefix_tree",
-        lambda n: patterns.prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]),
-        lambda n, i, j: j in conversation(n, i),
-        lambda n: (
-            3 * triangle(n // 4)
-            + 3 * (n // 4) ** 2
-            + triangle(n - 3 * (n // 4))
-            + (n - 3 * (n // 4)) * (n // 4)
-        ),
-        lambda n, i: i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4),
-        layers=lambda n: once(n) if n < 4 else None,
-    ),
-    Row(
-        "family",
-        lambda n: patterns.family(parents(n)),
-        lambda n, i, j: j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i // 2 - 1),
-        lambda n: n + 2 * (n // 2) + 2 * max(n - 2, 0),
-        lambda n, i: 1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n),
-        causal=False,
-        symmetric=True,
-        layers=lambda n: {0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[
-            n
-        ],  # up from the deepest token of one tree, across, down the other
-    ),
-    Row(
-        "hierarchical_document",
-        lambda n: patterns.hierarchical_document(DOCUMENTS[n]),
-        lambda n, i, j: any(i in circle and j in circle for circle in circles(n)),
-        lambda n: sum(len(circle) ** 2 for circle in circles(n)) - len(circles(n)) + 1,
-        lambda n, i: 1 + sum(len(circle) - 1 for circle in circles(n) if i in circle),
-        causal=False,
-        symmetric=True,
-        nodes=lambda n: (tokens(n), tokens(n)),
-        layers=lambda n: {0: 0, 1: 1, 2: 5, 17: 5}[n],
-    ),
-]
+ROWS = """
+tree(parents(n)): j in ancestors(n, i)
+    degree=depth(i) + 1; layers=never(n)
+tree(parents(n), causal=False): j in ancestors(n, i) or i in ancestors(n, j)
+    degree=len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1;
+    count=2 * sum(len(ancestors(n, i)) for i in range(n)) - n; layers=never(n); symmetric=True
+tree_decoding(n // 2, parents(n - n // 2)): j in drafted(n, i)
+    degree=i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1;
+    count=triangle(n // 2) + sum(n // 2 + 1 + depth(i) for i in range(n - n // 2));
+    layers=once(n) if n <= 2 else None
+prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]): j in conversation(n, i)
+    degree=i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4);
+    count=3 * triangle(n // 4) + 3 * (n // 4) ** 2 + triangle(n - 3 * (n // 4))
+        + (n - 3 * (n // 4)) * (n // 4);
+    layers=once(n) if n < 4 else None
+family(parents(n)): j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i // 2 - 1)
+    degree=1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n);
+    count=n + 2 * (n // 2) + 2 * max(n - 2, 0); layers={0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[n]; symmetric=True
+hierarchical_document(DOCUMENTS[n]): any(i in circle and j in circle for circle in circles(n))
+    degree=1 + sum(len(circle) - 1 for circle in circles(n) if i in circle);
+    count=sum(len(circle) ** 2 for circle in circles(n)) - len(circles(n)) + 1;
+    layers={0: 0, 1: 1, 2: 5, 17: 5}[n]; nodes=tokens(n); symmetric=True
+"""

@@ -1,0 +1,179 @@
+"""The same graphs elsewhere: masks of attention-gym, Hugging Face and torch, and formulas of papers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import networkx
+import pytest
+import torch
+from support.extras import needs
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_mask, noop_mask
+from torch.nn.functional import scaled_dot_product_attention
+
+from gnn_attention import TokenGraph, convert, patterns
+
+# rule of attention-gym -> our graph; sliding windows count the distance, flash-attention's too
+GYM = """
+generate_sliding_window(0) -> window(17, 1)
+generate_sliding_window(5) -> window(17, 6)
+generate_dilated_sliding_window(5, 2) -> band(17, 5, 5, 2)
+generate_dilated_sliding_window(2, 3) -> band(17, 2, 2, 3)
+global_sliding_window.generate_global_sliding_window(4, at(3, 9)) -> longformer(17, 5, [3, 9], causal=False)
+global_sliding_window.generate_global_sliding_window(0, at()) -> longformer(17, 1, [], causal=False)
+generate_prefix_lm_mask(4) -> prefix(17, 4)
+generate_prefix_lm_mask(30) -> prefix(17, 30)
+generate_doc_mask_mod(causal_mask, offsets(2, 5, 1)) -> documents([2, 5, 1])
+generate_doc_mask_mod(noop_mask, offsets(2, 5, 1)) -> documents([2, 5, 1], causal=False)
+generate_packed_causal_doc_mask_mod(offsets(3, 0, 2)) -> documents([3, 0, 2])
+generate_shared_prefix_mask_mod(offsets(3, 2, 4, 1), torch.tensor([0] * 4)) -> shared_prefix(3, [2, 4, 1])
+generate_shared_prefix_mask_mod(offsets(3, 2, 4), torch.tensor([0, 0, 2])) -> prefix_tree([3, 2, 4], ROOTS)
+generate_jetspec_tree_causal_mask_mod(0, ancestors(FOREST)) -> tree(FOREST)
+generate_jetspec_tree_causal_mask_mod(6, ancestors(FOREST)) -> tree_decoding(6, FOREST).rows(6, 13)
+generate_jetspec_training_mask_mod(5, 4) -> draft_training(5, 3, 4).rows(5, 17)
+generate_jetspec_training_mask_mod(0, 3) -> draft_training(0, 2, 3)
+generate_block_diffusion_mask(12, 4) -> block_diffusion(12, 4)
+generate_block_diffusion_mask(7, 3) -> block_diffusion(7, 3)
+generate_natten(7, 7, 5, 3) -> natten((7, 7), (5, 3))
+generate_natten(7, 7, 1, 7) -> natten((7, 7), (1, 7))
+generate_natten(7, 7, 4, 4) -> natten((7, 7), 5)
+generate_sta_mask_mod_2d((8, 6), (6, 2), (2, 2), 3) -> sliding_tile((8, 6), 2, (3, 1), text=3, tiled=True)
+generate_sta_mask_mod_2d((8, 8), (4, 8), (2, 4), 0) -> sliding_tile((8, 8), (2, 4), 2, tiled=True)
+generate_sta_mask_mod_2d((9, 6), (9, 4), (3, 1), 0) -> sliding_tile((9, 6), (3, 1), (3, 4), tiled=True)
+generate_sta_mask_mod_3d((4, 4, 6), (4, 2, 6), (2, 2, 2), 2) -> sliding_tile((4, 4, 6), 2, (2, 1, 3), 2, True)
+generate_spatial_head_mask_mod(2, 4, 5, 2, True, 4) -> svg_spatial(4, 5, 8, prompt=2, first_frame=True)
+generate_spatial_head_mask_mod(0, 3, 4, 1, False, 1) -> svg_spatial(3, 4, 4)
+generate_temporal_head_mask_mod(2, 4, 10, 2) -> svg_temporal(4, 10, 5, prompt=2)
+generate_temporal_head_mask_mod(0, 3, 7, 1) -> svg_temporal(3, 7, 2)
+"""
+
+# ``sliding_window=w`` attends to w tokens, itself included; the bidirectional one to w on each side
+HUGGING_FACE = """
+causal_mask_function -> causal(17)
+bidirectional_mask_function -> full(17)
+sliding_window_causal_mask_function(3) -> window(17, 3)
+sliding_window_causal_mask_function(40) -> window(17, 40)
+sliding_window_bidirectional_mask_function(3) -> window(17, 4, causal=False)
+and_masks(causal_mask_function, sliding_window_overlay(3)) -> window(17, 3)
+chunked_causal_mask_function(4, torch.tensor([0])) -> chunked(17, 4)
+chunked_overlay(5, torch.tensor([0])) -> chunked(17, 5, causal=False)
+packed_sequence_mask_function(OWNER) -> documents([3, 1, 2], causal=False)
+and_masks(causal_mask_function, packed_sequence_mask_function(OWNER)) -> documents([3, 1, 2])
+or_masks(causal_mask_function, blockwise_overlay(GROUPS)) -> bidirectional_groups([0, 0, -1, 1, 1, 0, -1])
+"""
+
+
+def offsets(*sizes):
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def at(*tokens):
+    return torch.tensor([token in tokens for token in range(17)])
+
+
+FOREST = [-1, 0, 1, 1, 3, 3, 0]
+NAMES = {
+    "torch": torch,
+    "noop_mask": noop_mask,
+    "offsets": offsets,
+    "at": at,
+    "FOREST": FOREST,
+    "ROOTS": [-1, 0, -1],
+    "OWNER": torch.tensor([[0, 0, 0, 1, 2, 2]]),
+    "GROUPS": torch.tensor([[0, 0, -1, 1, 1, 0, -1]]),
+}
+
+
+def check(table, masks, **names):
+    for line in table.strip().splitlines():
+        theirs, ours = line.split(" -> ")
+        rule = eval(theirs, {**vars(masks), **NAMES, **names})
+        graph = eval(ours, {**vars(patterns), **NAMES})
+        assert torch.equal(TokenGraph.from_rule(rule, graph.num_dst, graph.num_src).mask(), graph.mask()), (
+            line
+        )
+
+
+def test_attention_gym():
+    masks = needs("attn_gym.masks")
+    needs("attn_gym.masks.global_sliding_window")
+    check(GYM, masks, ancestors=lambda forest: masks.build_tree_ancestor_matrix(forest, device="cpu"))
+
+
+def test_hugging_face():
+    check(HUGGING_FACE, needs("transformers.masking_utils"))
+
+
+def test_padding_by_sample():
+    """Right padding: a rule that reads b; the graph says so by its batch size."""
+    masking, real = needs("transformers.masking_utils"), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    rule = masking.and_masks(masking.causal_mask_function, masking.padding_mask_function(real))
+    graph = TokenGraph.from_rule(rule, 4, batch=2)
+    for sample in range(2):
+        assert graph.select(sample).mask().tolist() == (patterns.causal(4).mask() & real[sample]).tolist()
+
+
+@pytest.mark.parametrize("media", [[1, 4], [0, 5, 6], [2]])
+def test_attention_gym_over_images(media):
+    """It takes an interval of text for each image: from where it stands to the next."""
+    intervals = torch.tensor(list(pairwise([*media, 9])))
+    rule = needs("attn_gym.masks").generate_vision_cross_attention_mask_mod(intervals, 3)
+    theirs = create_mask(rule, 1, 1, 9, 3 * len(media), device="cpu")[0, 0]
+    assert torch.equal(theirs, patterns.media_cross(9, media, 3).mask())
+
+
+@pytest.mark.parametrize("largest", [1, 3, 20])
+def test_attention_gym_marks_far_and_unreachable_alike(largest):
+    """Its adjacency is [from, to] as networkx's; what is out of reach shares the bucket of the too far."""
+    graph = networkx.gnp_random_graph(11, 0.15, seed=2, directed=True)
+    adjacency = torch.tensor(networkx.to_numpy_array(graph, nodelist=range(11)))[None]
+    ours = patterns.shortest_paths(patterns.full(11), convert.from_networkx(graph)).view(11, 11)
+    ours = torch.where(ours < 0, largest + 1, ours.clamp(max=largest + 1))
+    graphormer = needs("attn_gym.mods.graphormer")
+    assert torch.equal(graphormer.shortest_path_distances(adjacency, largest)[0].T, ours.int())
+
+
+@pytest.mark.parametrize(("num_dst", "num_src"), [(3, 5), (4, 4), (1, 6), (6, 4)])
+def test_torch_alignments(num_dst, num_src):
+    """With an identity as values the output is the weights; torch's lower right has no isolated rows."""
+    q, k, v = torch.zeros(1, 1, num_dst, 8), torch.zeros(1, 1, num_src, 8), torch.eye(num_src)[None, None]
+    cases = [("upper_left", {"is_causal": True})]
+    cases.append(("upper_left", {"attn_mask": causal_upper_left(num_dst, num_src)}))
+    if num_dst <= num_src:
+        cases.append(("lower_right", {"attn_mask": causal_lower_right(num_dst, num_src)}))
+    for align, mask in cases:
+        weights = scaled_dot_product_attention(q, k, v, **mask)[0, 0]
+        assert torch.equal(weights > 0, patterns.causal_aligned(num_dst, num_src, align).mask())
+
+
+@pytest.mark.parametrize(("first", "local"), [(4, 3), (1, 1), (2, 7)])
+def test_streaming_masks(first, local):
+    """DuoAttention: a band and columns under the triangle. LM-Infinite: near, and the rest of the first."""
+    distance, early = torch.arange(16)[:, None] - torch.arange(16), torch.arange(16) < first
+    expected = patterns.sink_window(16, local, first).mask()
+    ones = torch.ones(16, 16, dtype=torch.bool)
+    assert torch.equal((ones.triu(1 - local) | early).tril(), expected)
+    assert torch.equal((distance >= 0) & (distance < local) | (distance >= local) & early, expected)
+
+
+def test_medusa():
+    """Its choices are paths of ranks; each attends to the root, its own prefixes, itself and the cache."""
+    choices = sorted([(0,), (0, 0), (1,), (0, 1), (1, 0), (0, 0, 0)], key=lambda path: (len(path), path))
+    nodes = [(), *choices]
+    table = [[node == path[: len(node)] for node in nodes] for path in nodes]
+    above = [nodes.index(path[:-1]) if path else -1 for path in nodes]
+    step = patterns.tree_decoding(2, above).rows(2, 2 + len(nodes))
+    assert step.mask().tolist() == [[True] * 2 + row for row in table]
+
+
+@pytest.mark.parametrize(("stride", "c", "heads"), [(4, 1, 4), (4, 2, 2), (6, 2, 6), (6, 3, 1)])
+def test_sparse_transformer_vertices(stride, c, heads):
+    """Their ``vertsize`` c and ``num_verts = stride / c``: columns, own rows, lower triangle."""
+    layout = torch.zeros(heads, 24, 24, dtype=torch.bool)
+    for head in range(heads):
+        for vertex in torch.arange(stride).flip(0).view(-1, c)[head % (stride // c)].tolist():
+            layout[head, :, vertex::stride] = True
+        for start in range(0, 24, stride):
+            layout[head, start : start + stride, start : start + stride] = True
+    assert torch.equal(patterns.sparse_fixed(24, stride, c, heads=heads).mask(), layout.tril())
