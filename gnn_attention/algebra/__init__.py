@@ -18,9 +18,4 @@ from gnn_attention.algebra.stacks import *  # noqa: F403
 from gnn_attention.algebra.tokens import *  # noqa: F403
 from gnn_attention.algebra.walks import *  # noqa: F403
 
-__all__: list[str] = []
-__all__ += blocks.__all__
-__all__ += products.__all__
-__all__ += stacks.__all__
-__all__ += tokens.__all__
-__all__ += walks.__all__
+__all__ = [name for module in (blocks, products, stacks, tokens, walks) for name in module.__all__]

@@ -23,9 +23,8 @@ def varies(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
         found = {getattr(graph, word): graph for graph in graphs if getattr(graph, word) is not None}
         if len(found) > 1:
             shown = " and ".join(repr(graph) for graph in list(found.values())[:2])
-            raise ValueError(
-                f"{function} needs graphs of the same {word}, got {shown}; select(batch, head) takes one of them"
-            )
+            hint = "select(batch, head) takes one of them"
+            raise ValueError(f"{function} needs graphs of the same {word}, got {shown}; {hint}")
         sizes[word] = next(iter(found), None)
     return sizes
 
@@ -36,29 +35,24 @@ def same_nodes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
     for graph in graphs:
         if any(getattr(graph, word) != getattr(graphs[0], word) for word in nodes):
-            raise ValueError(
-                f"{function} needs graphs of the same nodes (number and position), got {graphs[0]!r} and {graph!r}; "
-                "extend or restrict one of them first"
-            )
+            got = f"got {graphs[0]!r} and {graph!r}; extend or restrict one of them first"
+            raise ValueError(f"{function} needs graphs of the same nodes (number and position), {got}")
     return sizes
 
 
 def same_tokens(function: str, graph: TokenGraph, instead: str) -> None:
     """ValueError unless receivers and senders are the same tokens; ``instead`` says what to do."""
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(
-            f"{function} needs the same tokens as receivers and senders, got {graph!r}; {instead}"
-        )
+        wanted = "the same tokens as receivers and senders"
+        raise ValueError(f"{function} needs {wanted}, got {graph!r}; {instead}")
 
 
 def from_zero(function: str, *graphs: TokenGraph) -> None:
     """ValueError for a graph that begins elsewhere than at position 0: the result's tokens are others."""
     for graph in graphs:
         if graph.dst_offset or graph.src_offset:
-            raise ValueError(
-                f"{function} needs graphs that begin at position 0, got {graph!r}; "
-                f"restrict(graph, range({graph.num_dst}), range({graph.num_src})) forgets the positions"
-            )
+            hint = f"restrict(graph, range({graph.num_dst}), range({graph.num_src})) forgets the positions"
+            raise ValueError(f"{function} needs graphs that begin at position 0, got {graph!r}; {hint}")
 
 
 def positions(word: str, values: object, count: int) -> list[int]:
@@ -76,7 +70,8 @@ def positions(word: str, values: object, count: int) -> list[int]:
 def edge_lists(graphs: Iterable[TokenGraph]) -> list[Tensor] | None:
     """The lists that all of the graphs carry, or None if one of them is a rule alone."""
     lists = [graph.listed_edges for graph in graphs]
-    return None if any(edges is None for edges in lists) else [edges for edges in lists if edges is not None]
+    found = [edges for edges in lists if edges is not None]
+    return found if len(found) == len(lists) else None
 
 
 def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:

@@ -24,16 +24,14 @@ EDGES_AT_ONCE = 2**22  # of a rule, while a quotient looks at them
 def blow_up(
     g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable[int] | None = None
 ) -> TokenGraph:
-    """Every token becomes a block of tokens, every edge all pairs between its two blocks (a self loop: all
-    within the block).
+    """Every token becomes a block of tokens, every edge all pairs between its two blocks.
 
     ``mask[i, j] = g.mask()[block(i), block(j)]``. ``sizes``: one for all, or one for each token (0 allowed);
     ``src_sizes`` where the senders are others, None = the same. A graph of blocks as a graph of tokens:
     ``E * size^2`` edges. The blow-up of Phan 2026 (arXiv 2605.06725, section 1), with self loops as well.
-    Lists: edge by edge; for each, by receiver, then sender.
-
-    Raises TypeError (no graph, no integers), ValueError (a negative size, not one for each token,
-    ``src_sizes`` missing where the numbers differ, a graph that does not begin at position 0).
+    Lists: edge by edge; for each, by receiver, then sender. Raises TypeError (no graph, no integers),
+    ValueError (a negative size, not one for each token, ``src_sizes`` missing where the numbers differ, a
+    graph that does not begin at position 0).
 
     >>> from gnn_attention import patterns
     >>> print(blow_up(patterns.causal(2), [1, 2]))
@@ -42,20 +40,16 @@ def blow_up(
     1 ■ ■ ■   1 <- 0 1 2
     2 ■ ■ ■   2 <- 0 1 2
     """
-    varies, (own, others) = (
-        _operands.varies("blow_up", g),
-        _both_sides("blow_up", "sizes", g, sizes, src_sizes),
-    )
+    varies = _operands.varies("blow_up", g)
+    own, others = _both_sides("blow_up", "sizes", g, sizes, src_sizes)
     senders = "sizes" if src_sizes is None else "src_sizes"
     of_dst, of_src = _sizes("sizes", own, g.num_dst), _sizes(senders, others, g.num_src)
-    name = _operands.name(
-        "blow_up", (g,), _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes")
-    )
+    shown = _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes")
+    name = _operands.name("blow_up", (g,), *shown)
     num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
     if g.listed_edges is not None:
-        return TokenGraph.from_edges(
-            _block_edges(g.listed_edges, of_dst, of_src), num_dst, num_src, name=name
-        )
+        edges = _block_edges(g.listed_edges, of_dst, of_src)
+        return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
     blocks = [torch.arange(len(sizes), device="cpu").repeat_interleave(sizes) for sizes in (of_dst, of_src)]
     return TokenGraph.from_rule(partial(gathered, g.rule, *blocks), num_dst, num_src, **varies, name=name)
 
@@ -64,17 +58,14 @@ def blow_up(
 def quotient(
     g: TokenGraph, groups: int | Iterable[int], src_groups: int | Iterable[int] | None = None
 ) -> TokenGraph:
-    """Groups of tokens as tokens: an edge wherever any member of the one attends to any member of the other,
-    or of its own group.
+    """Groups of tokens as tokens, joined where any member of one attends to any of the other.
 
     ``mask[I, J] = any(g.mask()[i, j] for i in I for j in J)``. ``groups``: a block length (the last block may
     be shorter), or the group of each token, numbered 0, 1, ... without gaps; ``src_groups`` where the senders
     are others, None = the same. networkx's ``quotient_graph`` leaves out the self loops that edges within a
     group make here. It looks at the edges, and carries those it found, in the order in which g's edges first
-    show them.
-
-    Raises TypeError (no graph, no integers), ValueError (a block below 1, not one group for each token, a
-    gap, ``src_groups`` missing where the numbers differ, a graph that does not begin at position 0).
+    show them. Raises TypeError (no graph, no integers), ValueError (a block below 1, not one group for each
+    token, a gap, ``src_groups`` missing where the numbers differ, a graph that does not begin at position 0).
 
     >>> from gnn_attention import patterns
     >>> print(quotient(patterns.window(6, 2), 2))
@@ -87,9 +78,8 @@ def quotient(
     own, others = _both_sides("quotient", "groups", g, groups, src_groups, 1)
     senders = "groups" if src_groups is None else "src_groups"
     of_dst, of_src = _owners("groups", own, g.num_dst), _owners(senders, others, g.num_src)
-    name = _operands.name(
-        "quotient", (g,), _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups")
-    )
+    shown = _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups")
+    name = _operands.name("quotient", (g,), *shown)
     return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
@@ -127,9 +117,9 @@ def _for_each(word: str, numbers: list[int], count: int) -> Tensor:
 
 
 def _sizes(word: str, value: Given, count: int) -> Tensor:
-    return (
-        torch.full((count,), value, device="cpu") if isinstance(value, int) else _for_each(word, value, count)
-    )
+    if isinstance(value, int):
+        return torch.full((count,), value, device="cpu")
+    return _for_each(word, value, count)
 
 
 def _owners(word: str, value: Given, count: int) -> Tensor:
@@ -169,6 +159,5 @@ def _edges_in_parts(g: TokenGraph) -> Iterator[Tensor]:
         return
     step = max(1, EDGES_AT_ONCE // max(1, g.max_in_degree))
     for start in range(0, g.num_dst, step):
-        yield g.rows(start, min(start + step, g.num_dst)).edge_index + torch.tensor(
-            [[0], [start]], device="cpu"
-        )
+        rows = g.rows(start, min(start + step, g.num_dst)).edge_index
+        yield rows + torch.tensor([[0], [start]], device="cpu")

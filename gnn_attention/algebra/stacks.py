@@ -22,9 +22,8 @@ __all__ = ["intersection", "per_head", "per_sample", "union"]
 def union(*graphs: TokenGraph) -> TokenGraph:
     """The edges of any of the graphs: ``g1 | g2 | ...`` in one flat rule.
 
-    Where all carry lists: one after the other, each edge where it first stands.
-
-    Raises TypeError (no graph), ValueError (none at all; other nodes, heads or batch).
+    Where all carry lists: one after the other, each edge where it first stands. Raises TypeError (no graph),
+    ValueError (none at all; other nodes, heads or batch).
 
     >>> from gnn_attention import patterns
     >>> print(union(patterns.window(4, 1), patterns.sinks(4, 1), patterns.dilated(4, 2, 2)))
@@ -38,14 +37,10 @@ def union(*graphs: TokenGraph) -> TokenGraph:
     first, name = graphs[0], _operands.name("union", graphs)
     lists = _operands.edge_lists(graphs)
     if lists is not None:
-        listed = TokenGraph.from_edges(
-            torch.cat(lists, dim=1), first.num_dst, first.num_src, coalesce=True, name=name
-        )
+        edges = torch.cat(lists, dim=1)
+        listed = TokenGraph.from_edges(edges, first.num_dst, first.num_src, coalesce=True, name=name)
         return at_positions_of(first, listed)
-    rule = partial(any_of, tuple(graph.rule for graph in graphs))
-    return at_positions_of(
-        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    )
+    return _on_nodes_of(first, partial(any_of, tuple(graph.rule for graph in graphs)), sizes, name)
 
 
 @not_compiled
@@ -56,9 +51,8 @@ def intersection(*graphs: TokenGraph) -> TokenGraph:
     as :func:`union`.
 
     >>> from gnn_attention import patterns
-    >>> intersection(patterns.causal(9), patterns.documents([4, 5]), patterns.window(9, 2)) == patterns.documents([4, 5]) & (
-    ...     patterns.window(9, 2)
-    ... )
+    >>> packed, near = patterns.documents([4, 5]), patterns.window(9, 2)
+    >>> intersection(patterns.causal(9), packed, near) == packed & near
     True
     """
     sizes = _operands.same_nodes("intersection", *graphs)
@@ -69,30 +63,22 @@ def intersection(*graphs: TokenGraph) -> TokenGraph:
         src, dst = lists[0]
         chosen = lists[0][:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
         return at_positions_of(first, TokenGraph.from_edges(chosen, first.num_dst, first.num_src, name=name))
-    return at_positions_of(
-        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    )
+    return _on_nodes_of(first, rule, sizes, name)
 
 
 @not_compiled
 def per_head(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``; ``select(head=k)`` gives
-    graph k back.
+    """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``.
 
-    The graphs may differ by sample, not by head. Every pair evaluates all of the rules. Raises TypeError (no
-    graph), ValueError (none at all; a graph that differs by head; other nodes or batch).
+    ``select(head=k)`` gives graph k back. The graphs may differ by sample, not by head. Every pair evaluates
+    all of the rules. Raises TypeError (no graph), ValueError (none at all; a graph that differs by head;
+    other nodes or batch).
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
     [[1, 2, 2, 2], [1, 2, 3, 4]]
     """
-    sizes = _operands.same_nodes("per_head", *graphs)
-    if sizes["heads"] is not None:
-        first = next(graph for graph in graphs if graph.heads is not None)
-        raise ValueError(
-            f"per_head takes a graph for each head, got {first!r}; select(batch, head) takes one of its heads"
-        )
-    return _stacked("per_head", graphs, _if_head, {**sizes, "heads": len(graphs)})
+    return _stacked("per_head", graphs, _if_head, "heads")
 
 
 @not_compiled
@@ -106,13 +92,7 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
     [[[1, 1, 2, 3]], [[1, 2, 1, 2]]]
     """
-    sizes = _operands.same_nodes("per_sample", *graphs)
-    if sizes["batch"] is not None:
-        first = next(graph for graph in graphs if graph.batch is not None)
-        raise ValueError(
-            f"per_sample takes a graph for each sample, got {first!r}; select(batch, head) takes one of its samples"
-        )
-    return _stacked("per_sample", graphs, _if_sample, {**sizes, "batch": len(graphs)})
+    return _stacked("per_sample", graphs, _if_sample, "batch")
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -138,13 +118,20 @@ def _if_sample(sample: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: 
 
 
 def _stacked(
-    function: str, graphs: tuple[TokenGraph, ...], choose: Callable[..., Tensor], sizes: dict[str, int | None]
+    function: str, graphs: tuple[TokenGraph, ...], choose: Callable[..., Tensor], axis: str
 ) -> TokenGraph:
+    sizes = _operands.same_nodes(function, *graphs)
+    if sizes[axis] is not None:
+        first, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
+        hint = f"select(batch, head) takes one of its {word}s"
+        raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
     rule = partial(any_of, tuple(partial(choose, number, graph.rule) for number, graph in enumerate(graphs)))
-    name = _operands.name(function, graphs)
-    return at_positions_of(
-        graphs[0], TokenGraph.from_rule(rule, graphs[0].num_dst, graphs[0].num_src, **sizes, name=name)
-    )
+    return _on_nodes_of(graphs[0], rule, {**sizes, axis: len(graphs)}, _operands.name(function, graphs))
+
+
+def _on_nodes_of(first: TokenGraph, rule: Rule, sizes: dict[str, int | None], name: str) -> TokenGraph:
+    graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
+    return at_positions_of(first, graph)
 
 
 def at_positions_of(first: TokenGraph, graph: TokenGraph) -> TokenGraph:

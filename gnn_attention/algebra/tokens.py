@@ -6,6 +6,7 @@ A sequence says what the tokens of the result are: ``restrict(g, [5, 2])`` has t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -29,10 +30,9 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
 
     ``mask[i, j] = g.mask()[tokens[i], src[j]]``; ``src=None``: the senders are the same tokens. The result
     begins at position 0, whatever the positions in g were: ``restrict(g, range(num_dst), range(num_src))``
-    forgets offsets. Lists keep their order.
-
-    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (a token
-    twice; ``src`` missing where receivers and senders are not the same tokens).
+    forgets offsets. Lists keep their order. Raises TypeError (no graph, no sequence of integers), IndexError
+    (no such token), ValueError (a token twice; ``src`` missing where receivers and senders are not the same
+    tokens).
 
     >>> from gnn_attention import patterns
     >>> print(restrict(patterns.window(6, 2), [0, 4, 3]))
@@ -43,9 +43,8 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     """
     sizes = _operands.varies("restrict", g)
     if src is None:
-        _operands.same_tokens(
-            "restrict without src", g, "name the receivers and the senders: restrict(g, tokens, src)"
-        )
+        hint = "name the receivers and the senders: restrict(g, tokens, src)"
+        _operands.same_tokens("restrict without src", g, hint)
     dst_chosen = _distinct("tokens", tokens, g.num_dst)
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
     shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
@@ -59,10 +58,9 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
     ``mask[i, j] = g.mask()[order[i], order[j]]``. With ``rank[i]`` the step at which token i is generated,
     ``relabel(causal(n), rank)`` is a generation order as a graph: i attends to j iff ``rank[j] <= rank[i]``.
     Lists keep their order. A rule in a shuffled order is evaluated on nearly every pair: where tokens are
-    many and edges few, list them first, ``relabel(TokenGraph.from_edges(g.edge_index, n), order)``.
-
-    Raises TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (not every
-    token once; not the same tokens as receivers and senders).
+    many and edges few, list them first, ``relabel(TokenGraph.from_edges(g.edge_index, n), order)``. Raises
+    TypeError (no graph, no sequence of integers), IndexError (no such token), ValueError (not every token
+    once; not the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> print(relabel(patterns.causal(3), [2, 0, 1]))
@@ -72,48 +70,39 @@ def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
     2 · ■ ■   2 <- 1 2
     """
     sizes = _operands.varies("relabel", g)
-    _operands.same_tokens(
-        "relabel", g, "restrict(g, tokens, src) reorders the two sides of a bipartite graph"
-    )
+    hint = "restrict(g, tokens, src) reorders the two sides of a bipartite graph"
+    _operands.same_tokens("relabel", g, hint)
     chosen = _distinct("order", order, g.num_dst)
     if len(chosen) != g.num_dst:
-        raise ValueError(
-            f"order must hold each of the {g.num_dst} tokens once, got {len(chosen)}; restrict(g, tokens) takes some"
-        )
+        got = f"got {len(chosen)}; restrict(g, tokens) takes some"
+        raise ValueError(f"order must hold each of the {g.num_dst} tokens once, {got}")
     name = _operands.name("relabel", (g,), text.listed(chosen, "tokens"))
     return at_positions_of(g, _gathered_graph(g, sizes, chosen, chosen, name))
 
 
 @not_compiled
-def extend(g: TokenGraph, count: int, link: str = "hearing", among: str = "causal") -> TokenGraph:
+def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "causal") -> TokenGraph:
     """The graph with ``count`` new tokens at its end.
 
-    ``link``, the new tokens and the old: "hearing" (they attend to all the old ones), "heard" (all the old
-    ones attend to them), "both", "none". ``among``, the new tokens themselves: "causal" (``src <= dst``),
-    "full", "self" (a self loop each), "none". The default continues a text:
+    ``link`` says what the new tokens are to the old ones: "receivers" (they attend to all the old ones),
+    "senders" (all the old ones attend to them), "both", "none". ``among``, the new tokens themselves:
+    "causal" (``src <= dst``), "full", "self" (a self loop each), "none". The default continues a text:
     ``extend(causal(n), c) == causal(n + c)``. ``extend(g, m, "both", "full")`` adds m virtual nodes. A longer
     member of a family is its builder's business: a longer window is ``window(n + c, w)``. Positions stay.
     Lists: g's, then the new senders to the old receivers, the old senders to the new, and the new ones among
-    themselves.
-
-    Raises TypeError (no graph, no integer), ValueError (a negative count, an unknown word, not the same
-    tokens as receivers and senders).
+    themselves. Raises TypeError (no graph, no integer), ValueError (a negative count, an unknown word, not
+    the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
-    >>> print(extend(patterns.window(3, 1), 2, "heard", "self"))
-    extend(window(3, 1), 2, 'heard', 'self'): mask[dst, src] and in-edges
-    0 ■ · · ■ ■   0 <- 0 3 4
-    1 · ■ · ■ ■   1 <- 1 3 4
-    2 · · ■ ■ ■   2 <- 2 3 4
-    3 · · · ■ ·   3 <- 3
-    4 · · · · ■   4 <- 4
+    >>> extend(patterns.window(3, 1), 2, "senders", "self").in_degree().tolist()
+    [3, 3, 3, 1, 1]
     """
     sizes = _operands.varies("extend", g)
     _operands.same_tokens("extend", g, "extend the graph of all tokens and take rows(start, stop) of it")
     count = checks.size("count", count)
     link, among = checks.choice("link", link, LINKS), checks.choice("among", among, AMONG)
     n, parts = g.num_dst, _parts(g, count, link, among)
-    words = ("", "") if (link, among) == ("hearing", "causal") else (repr(link), repr(among))
+    words = ("", "") if (link, among) == ("receivers", "causal") else (repr(link), repr(among))
     name = _operands.name("extend", (g,), str(count), *words)
     if g.listed_edges is not None:
         return at_positions_of(g, TokenGraph.from_edges(block_edges(parts), n + count, name=name))
@@ -130,23 +119,17 @@ def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
 
-LINKS = ("none", "heard", "hearing", "both")
-AMONG: dict[str, Rule | None] = {
-    "none": None,
-    "self": _itself,
-    "causal": rules.causal,
-    "full": rules.everyone,
-}
+LINKS = ("none", "senders", "receivers", "both")
+AMONG: dict[str, Rule | None]
+AMONG = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
 
 
 def _distinct(word: str, values: object, count: int) -> list[int]:
     chosen = _operands.positions(word, values, count)
-    first = dict(zip(reversed(chosen), reversed(range(len(chosen))), strict=True))
-    if len(first) != len(chosen):
-        twice = next(token for place, token in enumerate(chosen) if first[token] != place)
-        raise ValueError(
-            f"{word} must hold a token at most once, got {twice} twice; blow_up makes copies of a token"
-        )
+    if len(set(chosen)) != len(chosen):
+        twice = next(token for token, count in Counter(chosen).items() if count > 1)
+        hint = "blow_up makes copies of a token"
+        raise ValueError(f"{word} must hold a token at most once, got {twice} twice; {hint}")
     return chosen
 
 
@@ -155,12 +138,11 @@ def _gathered_graph(
 ) -> TokenGraph:
     of_dst, of_src = (torch.tensor(chosen, dtype=torch.int64, device="cpu") for chosen in (dst, src))
     if g.listed_edges is None:
-        return TokenGraph.from_rule(
-            partial(gathered, g.rule, of_dst, of_src), len(dst), len(src), **sizes, name=name
-        )
-    edges = torch.stack(
-        [_places(of_src, g.num_src)[g.listed_edges[0]], _places(of_dst, g.num_dst)[g.listed_edges[1]]]
-    )
+        rule = partial(gathered, g.rule, of_dst, of_src)
+        return TokenGraph.from_rule(rule, len(dst), len(src), **sizes, name=name)
+    sides = ((of_src, g.num_src), (of_dst, g.num_dst))
+    places = [_places(*side)[ends] for side, ends in zip(sides, g.listed_edges, strict=True)]
+    edges = torch.stack(places)
     return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], len(dst), len(src), name=name)
 
 
@@ -173,9 +155,9 @@ def _places(chosen: Tensor, count: int) -> Tensor:
 
 def _parts(g: TokenGraph, count: int, link: str, among: str) -> list[Part]:
     n, parts = g.num_dst, [(g, 0, 0)]
-    if link in ("heard", "both"):
+    if link in ("senders", "both"):
         parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
-    if link in ("hearing", "both"):
+    if link in ("receivers", "both"):
         parts.append((TokenGraph.from_rule(rules.everyone, count, n), n, 0))
     rule = AMONG[among]
     return parts if rule is None else [*parts, (TokenGraph.from_rule(rule, count), n, n)]

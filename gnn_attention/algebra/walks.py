@@ -20,16 +20,14 @@ __all__ = ["ancestry", "closure"]
 
 @not_compiled
 def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> TokenGraph:
-    """The transitive closure: dst attends to src if a walk of 1 .. ``hops`` hops leads from src to dst; None
-    = of any length.
+    """The transitive closure: dst attends to src if a walk leads from src to dst.
 
-    ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` is the reflexive-transitive closure, ``g ** 0`` as
-    well: every token attends to itself, as a state that is carried along does; it is what a stack of ``hops``
-    layers over g lets through. networkx's ``transitive_closure``. It looks at the edges and carries its own,
-    by receiver, then sender; about log2(hops) products ``@``.
-
-    Raises TypeError (no graph, no integer), ValueError (a negative number of hops, not the same tokens as
-    receivers and senders).
+    A walk of 1 to ``hops`` hops; None = of any length. ``g | g ** 2 | ... | g ** hops``.
+    ``reflexive=True`` is the reflexive-transitive closure, ``g ** 0`` as well: every token attends to itself,
+    as a state that is carried along does; it is what a stack of ``hops`` layers over g lets through.
+    networkx's ``transitive_closure``. It looks at the edges and carries its own, by receiver, then sender;
+    about log2(hops) products ``@``. Raises TypeError (no graph, no integer), ValueError (a negative number of
+    hops, not the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)
@@ -46,23 +44,20 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     _operands.same_tokens("closure", g, "only their walks can be longer than a hop")
     most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
-    return each_alone(
-        lambda plain: _closure_of(plain, most, reflexive), g, _operands.name("closure", (g,), *shown)
-    )
+    name = _operands.name("closure", (g,), *shown)
+    return each_alone(lambda plain: _closure_of(plain, most, reflexive), g, name)
 
 
 @not_compiled
 def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
-    """The edges through which anything reaches a token: its line of descent in a tree, its receptive field in
-    ``hops`` layers.
+    """The edges through which anything reaches a token.
 
-    The edges of g whose receiver is ``token`` or one of its ancestors at most ``hops - 1`` hops away; None =
-    however far. All else about the graph stays: ``attend`` gives ``token`` the same in both after ``hops``
-    layers. It looks at the edges; the result is g's rule where g is a rule, and lists keep their order. What
-    a token reaches: ``ancestry(g.T, token).T``.
-
-    Raises TypeError (no graph, no integer), IndexError (no such token), ValueError (a negative number of
-    hops, not the same tokens as receivers and senders).
+    Its line of descent in a tree, its receptive field in ``hops`` layers. The edges of g whose receiver is
+    ``token`` or one of its ancestors at most ``hops - 1`` hops away; None = however far. All else about the
+    graph stays: ``attend`` gives ``token`` the same in both after ``hops`` layers. It looks at the edges; the
+    result is g's rule where g is a rule, and lists keep their order. What a token reaches:
+    ``ancestry(g.T, token).T``. Raises TypeError (no graph, no integer), IndexError (no such token),
+    ValueError (a negative number of hops, not the same tokens as receivers and senders).
 
     >>> from gnn_attention import patterns
     >>> print(ancestry(patterns.tree([-1, 0, 0, 1]), 3))

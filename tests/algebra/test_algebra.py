@@ -1,8 +1,6 @@
-"""The algebra of graphs: its laws over random small graphs, against boolean matrices and networkx; order,
-names, refusals.
+"""The algebra of graphs: its laws over random small graphs, against boolean matrices and networkx.
 
-A law is asked of graphs of every making: edge lists in any order, rules, and rules that differ by head or by
-sample.
+The graphs are edge lists in any order, rules, and rules that differ by head or by sample.
 """
 
 from __future__ import annotations
@@ -12,21 +10,18 @@ import inspect
 import operator
 import pickle
 import random
-import time
 from functools import partial, reduce
-from itertools import pairwise, product
+from itertools import product
 
 import networkx as nx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bounds import assert_exact
-from support.refusals import assert_refusals
+from support.error_tables import assert_errors
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-import gnn_attention as ga
 from gnn_attention import TokenGraph, algebra, convert, patterns
 from gnn_attention.algebra import (
     ancestry,
@@ -117,9 +112,7 @@ def wide(graph: TokenGraph) -> Tensor:
 
 
 def same_masks(graph: TokenGraph, expected: Tensor) -> None:
-    """The graph has this mask ``[3, 2, dst, src]``; mask, degrees, edges and number of edges tell the
-    same.
-    """
+    """The graph has this mask ``[3, 2, dst, src]``; mask, degrees, edges and number of edges agree."""
     assert torch.equal(wide(graph), expected)
     assert torch.equal(graph.in_degree(), graph.mask().sum(-1))
     if graph.heads is None and graph.batch is None:
@@ -166,13 +159,6 @@ def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
     assert torch.equal(edge_list.composed(left, right, rows, middle, columns), expected)
 
 
-def test_products_of_dense_graphs_are_fast():
-    """A thousand tokens: one product of matrices, not a walk over a thousand million pairs of edges."""
-    start = time.perf_counter()
-    assert patterns.full(1024) @ patterns.full(1024) == patterns.full(1024)
-    assert time.perf_counter() - start < 3
-
-
 class TestOperators:
     """Laws of ``| & - ^ ~ .T @ **``."""
 
@@ -195,17 +181,6 @@ class TestOperators:
 
     @given(st.data())
     @fixed
-    def test_transposition(self, data):
-        num_dst, num_src = data.draw(size()), data.draw(size())
-        a, b = (data.draw(any_kind(num_dst, num_src)) for _ in range(2))
-        for join in (operator.or_, operator.and_, operator.sub, operator.xor):
-            assert join(a.T, b.T) == join(a, b).T
-        assert (~a).T == ~a.T
-        assert a == a.T.T
-        same_masks(a.T, wide(a).mT)
-
-    @given(st.data())
-    @fixed
     def test_two_hops(self, data):
         k, m, n, p = (data.draw(size()) for _ in range(4))
         a, b, c, d = (data.draw(plain(*nodes)) for nodes in [(k, m), (m, n), (m, n), (n, p)])
@@ -216,17 +191,6 @@ class TestOperators:
         assert (a @ b) @ d == a @ (b @ d)
         assert ((a @ (b & c)) - (a @ b & a @ c)).num_edges == 0  # of an intersection: contained, no more
         assert patterns.window(k, 1) @ a == a == a @ patterns.window(m, 1)
-
-    @given(st.data(), st.integers(0, 4), st.integers(0, 3))
-    @fixed
-    def test_powers(self, data, j, k):
-        n = data.draw(size(5))
-        g = data.draw(plain(n, n))
-        expected = reduce(joined, [g.mask()] * j, eye(n))
-        assert torch.equal((g**j).mask(), expected)
-        assert g ** (j + k) == g**j @ g**k
-        assert (g**j) ** k == g ** (j * k)
-        assert g.T**j == (g**j).T
 
 
 class TestStacks:
@@ -249,16 +213,6 @@ class TestStacks:
         assert intersection(*graphs) == patterns.window(4, 1)
         assert union(*graphs).name == "union([3000 graphs])"
 
-    @given(st.data(), st.integers(1, 3))
-    @fixed
-    def test_one_for_each_head(self, data, count):
-        num_dst, num_src = data.draw(size()), data.draw(size())
-        graphs = [data.draw(plain(num_dst, num_src)) for _ in range(count)]
-        graph = per_head(*graphs)
-        assert (graph.heads, graph.batch) == (count, None)
-        assert torch.equal(graph.mask(), torch.stack([g.mask() for g in graphs]))
-        assert [graph.select(head=h) for h in range(count)] == graphs
-
     @given(st.data())
     @fixed
     def test_one_for_each_head_and_sample(self, data):
@@ -271,14 +225,6 @@ class TestStacks:
         for b, h in product(range(3), range(2)):
             assert by_sample.select(b, h) == table[b][h]
         assert per_sample(table[0][0], table[1][0]).mask().shape == (2, 1, num_dst, num_src)
-
-    def test_heads_attend_each_along_its_own_graph(self):
-        g = per_head(patterns.window(6, 2), patterns.causal(6))
-        q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        out = ga.attend(q, k, v, g)
-        for h in range(2):
-            alone = ga.attend(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1], g.select(head=h))
-            assert_exact(out[:, h : h + 1], alone)
 
 
 class TestDisjointSum:
@@ -293,27 +239,6 @@ class TestDisjointSum:
             disjoint_sum(graphs[0], *graphs[:-1]), graphs[-1]
         )
         assert disjoint_sum(*(g.T for g in graphs)) == total.T
-
-    def test_packing(self):
-        assert disjoint_sum(*(patterns.causal(n) for n in (3, 0, 1, 4))) == patterns.documents([3, 0, 1, 4])
-
-    @given(st.data())
-    @fixed
-    def test_the_summands_come_back(self, data):
-        a, b = (data.draw(any_kind(data.draw(size()), data.draw(size()))) for _ in range(2))
-        total = disjoint_sum(a, b)
-        for graph, dst, src in [(a, 0, 0), (b, a.num_dst, a.num_src)]:
-            part = restrict(total, range(dst, dst + graph.num_dst), range(src, src + graph.num_src))
-            assert torch.equal(wide(part), wide(graph))
-
-    @given(st.data())
-    @fixed
-    def test_hops_stay_in_their_block(self, data):
-        m, n = data.draw(size()), data.draw(size())
-        a, b = (data.draw(plain(m, m)) for _ in range(2))
-        c, d = (data.draw(plain(n, n)) for _ in range(2))
-        assert disjoint_sum(a, c) @ disjoint_sum(b, d) == disjoint_sum(a @ b, c @ d)
-        assert closure(disjoint_sum(a, c)) == disjoint_sum(closure(a), closure(c))
 
 
 class TestProducts:
@@ -341,18 +266,6 @@ class TestProducts:
         same_masks(tensor_product(a, b), both.view(3, 2, m * n, m * n))
         same_masks(strong_product(a, b), up | along | both.view(3, 2, m * n, m * n))
 
-    @given(st.data())
-    @fixed
-    def test_bipartite_tensor_product(self, data):
-        a, b, c, d = (data.draw(plain(data.draw(size(3)), data.draw(size(3)))) for _ in range(4))
-        assert torch.equal(tensor_product(a, b).mask(), torch.kron(a.mask(), b.mask()))
-        assert tensor_product(a, b).num_edges == a.num_edges * b.num_edges
-        assert tensor_product(a.T, b.T) == tensor_product(a, b).T
-        assert tensor_product(a @ a.T, b @ b.T) == tensor_product(a, b) @ tensor_product(a, b).T
-        assert tensor_product(disjoint_sum(a, c), d) == disjoint_sum(
-            tensor_product(a, d), tensor_product(c, d)
-        )
-
     @each_product
     @given(data=st.data())
     @fixed
@@ -364,37 +277,6 @@ class TestProducts:
         assert multiply(disjoint_sum(a, b), c) == disjoint_sum(multiply(a, c), multiply(b, c))
         transposed_grid = [i * m + j for j in range(m) for i in range(k)]
         assert relabel(multiply(a, b), transposed_grid) == multiply(b, a)
-
-    @given(st.data())
-    @fixed
-    def test_counts_without_self_loops(self, data):
-        m, n = data.draw(size()), data.draw(size())
-        a = data.draw(plain(m, m)) - patterns.window(m, 1)
-        b = data.draw(plain(n, n)) - patterns.window(n, 1)
-        steps = n * a.num_edges + m * b.num_edges
-        assert cartesian_product(a, b).num_edges == steps
-        assert strong_product(a, b).num_edges == steps + a.num_edges * b.num_edges
-
-    def test_the_moves_of_chess(self):
-        """Paths of squares: the king goes the strong product, one step of the rook is the Cartesian, of the
-        bishop the tensor.
-        """
-        height, width = 4, 3
-        step = [patterns.window(n, 2, causal=False) - patterns.window(n, 1) for n in (height, width)]
-        squares = list(product(range(height), range(width)))
-        for multiply, legal in [
-            (strong_product, lambda i, j: max(i, j) == 1),
-            (cartesian_product, lambda i, j: i + j == 1),
-            (tensor_product, lambda i, j: i == j == 1),
-        ]:
-            expected = [[bool(legal(abs(i - k), abs(j - m))) for k, m in squares] for i, j in squares]
-            assert multiply(*step).mask().tolist() == expected
-
-    def test_a_hypercube_is_a_product_of_edges(self):
-        edge = patterns.no_self(2)
-        cube = reduce(cartesian_product, [edge] * 4)
-        expected = [[(i ^ j).bit_count() == 1 for j in range(16)] for i in range(16)]
-        assert cube.mask().tolist() == expected
 
 
 @st.composite
@@ -408,32 +290,14 @@ class TestTokens:
     @fixed
     def test_restrict(self, data):
         n = data.draw(size(5))
-        g, kept = data.draw(any_kind(n, n)), data.draw(some(n))
-        part = restrict(g, kept)
-        same_masks(part, wide(g)[:, :, kept][..., kept])
-        again = data.draw(some(len(kept)))
-        assert restrict(part, again) == restrict(g, [kept[i] for i in again])
-        assert restrict(~g, kept) == ~part
-        assert restrict(g.T, kept) == part.T
-        assert restrict(g, torch.tensor(kept, dtype=torch.int32)) == part
-
-    @given(st.data())
-    @fixed
-    def test_restrict_both_sides(self, data):
-        num_dst, num_src = data.draw(size()), data.draw(size())
-        g = data.draw(any_kind(num_dst, num_src))
-        dst, src = data.draw(some(num_dst)), data.draw(some(num_src))
-        part = restrict(g, dst, src)
-        assert (part.num_dst, part.num_src) == (len(dst), len(src))
-        same_masks(part, wide(g)[:, :, dst][..., src])
-        assert restrict(g.T, src, dst) == part.T
-
-    def test_restrict_forgets_positions(self):
-        rows = patterns.window(6, 3).rows(2, 5)
-        part = restrict(rows, range(1, 3), range(6))
-        assert (part.dst_offset, part.src_offset) == (0, 0)
-        assert torch.equal(part.mask(), rows.mask()[1:])
-        assert disjoint_sum(part, part).num_edges == 12
+        g, chosen = data.draw(any_kind(n, n)), data.draw(some(n))
+        part = restrict(g, chosen)
+        same_masks(part, wide(g)[:, :, chosen][..., chosen])
+        again = data.draw(some(len(chosen)))
+        assert restrict(part, again) == restrict(g, [chosen[i] for i in again])
+        assert restrict(~g, chosen) == ~part
+        assert restrict(g.T, chosen) == part.T
+        assert restrict(g, torch.tensor(chosen, dtype=torch.int32)) == part
 
     @given(st.data())
     @fixed
@@ -449,25 +313,10 @@ class TestTokens:
         assert relabel(g.T, order) == moved.T
         assert relabel(h @ h, order) == relabel(h, order) @ relabel(h, order)
         assert sorted(relabel(h, order).in_degree().tolist()) == sorted(h.in_degree().tolist())
-        kept = data.draw(some(n))
-        assert restrict(moved, kept) == restrict(g, [order[i] for i in kept])
+        chosen = data.draw(some(n))
+        assert restrict(moved, chosen) == restrict(g, [order[i] for i in chosen])
 
-    @given(st.data())
-    @fixed
-    def test_relabel_is_networkx_order(self, data):
-        n = data.draw(size(5))
-        g, order = data.draw(plain(n, n)), data.draw(st.permutations(range(n)))
-        names = [f"token {i}" for i in range(n)]
-        network = nx.relabel_nodes(convert.to_networkx(g), dict(enumerate(names)))
-        assert relabel(g, order) == convert.from_networkx(network, [names[i] for i in order])
-
-    def test_a_generation_order(self):
-        """Token i is made at step rank[i] and hears what was made before."""
-        rank = [3, 0, 2, 1]
-        expected = [[rank[j] <= rank[i] for j in range(4)] for i in range(4)]
-        assert relabel(patterns.causal(4), rank).mask().tolist() == expected
-
-    @given(st.data(), st.integers(0, 3), st.sampled_from(["none", "heard", "hearing", "both"]))
+    @given(st.data(), st.integers(0, 3), st.sampled_from(["none", "senders", "receivers", "both"]))
     @pytest.mark.parametrize(
         ("among", "own"),
         [
@@ -483,12 +332,14 @@ class TestTokens:
         n = data.draw(size())
         g = data.draw(any_kind(n, n))
         longer = extend(g, count, link, among)
-        old_hear, new_hear = link in ("heard", "both"), link in ("hearing", "both")
+        old_receive, new_receive = link in ("senders", "both"), link in ("receivers", "both")
         expected = torch.zeros(3, 2, n + count, n + count, dtype=torch.bool)
         expected[:, :, :n, :n] = wide(g)
         for i, j in product(range(n + count), repeat=2):
             if i >= n or j >= n:
-                expected[:, :, i, j] = own(i, j) if i >= n and j >= n else new_hear if i >= n else old_hear
+                expected[:, :, i, j] = (
+                    own(i, j) if i >= n and j >= n else new_receive if i >= n else old_receive
+                )
         same_masks(longer, expected)
         assert restrict(longer, range(n)) == g
 
@@ -521,31 +372,6 @@ class TestBlocks:
             chosen = pairs_of(g.select(b, h))
             assert big.select(b, h).num_edges == sum(rows[dst] * columns[src] for src, dst in chosen)
 
-    @given(st.data(), st.integers(0, 3))
-    @fixed
-    def test_blow_up_by_one_size(self, data, block):
-        g = data.draw(plain(data.draw(size()), data.draw(size())))
-        big = blow_up(g, block)
-        assert torch.equal(big.mask(), torch.kron(g.mask(), torch.ones(block, block, dtype=torch.bool)))
-        assert big == blow_up(g, [block] * g.num_dst, [block] * g.num_src)
-        assert big.num_edges == g.num_edges * block**2
-
-    @given(st.data(), st.integers(1, 3))
-    @fixed
-    def test_blow_up_is_a_lexicographic_product(self, data, block):
-        """With a graph without edges, where there are no self loops."""
-        n = data.draw(size())
-        g = data.draw(plain(n, n)) - patterns.window(n, 1)
-        theirs = nx.lexicographic_product(
-            convert.to_networkx(g), nx.empty_graph(block, create_using=nx.DiGraph)
-        )
-        assert blow_up(g, block) == convert.from_networkx(theirs, list(product(range(n), range(block))))
-
-    def test_blocks_of_text(self):
-        expected = [[j // 3 <= i // 3 for j in range(12)] for i in range(12)]
-        assert blow_up(patterns.causal(4), 3).mask().tolist() == expected
-        assert blow_up(patterns.window(4, 1), [2, 1, 0, 3]) == patterns.documents([2, 1, 0, 3], causal=False)
-
     @given(st.data())
     @fixed
     def test_a_quotient_of_the_blow_up_gives_back(self, data):
@@ -567,19 +393,6 @@ class TestBlocks:
         same_masks(small, any_member(wide(g), rows, columns))
         assert quotient(g.T, columns, rows) == small.T
 
-    @given(st.data(), st.integers(1, 4))
-    @fixed
-    def test_quotient_by_blocks(self, data, block):
-        num_dst, num_src = data.draw(size(6)), data.draw(size(6))
-        g = data.draw(plain(num_dst, num_src))
-        small = quotient(g, block)
-        assert small == quotient(
-            g, [i // block for i in range(num_dst)], [j // block for j in range(num_src)]
-        )
-        cover = restrict(blow_up(small, block), range(num_dst), range(num_src))
-        assert (g - cover).num_edges == 0  # the tiles of a graph cover it
-        assert quotient(cover, block) == small
-
     @given(st.data())
     @fixed
     def test_networkx_makes_the_same_quotient_without_self_loops(self, data):
@@ -595,17 +408,6 @@ class TestBlocks:
         monkeypatch.setattr(blocks, "EDGES_AT_ONCE", at_once)
         expected = [[j <= i and i - j <= 2 for j in range(7)] for i in range(7)]
         assert quotient(patterns.window(20, 5), 3).mask().tolist() == expected
-
-    def test_the_condensation_has_no_cycle(self):
-        """Strongly connected components as groups."""
-        network = nx.gnp_random_graph(12, 0.15, seed=1, directed=True)
-        groups = [0] * 12
-        for number, component in enumerate(nx.strongly_connected_components(network)):
-            for token in component:
-                groups[token] = number
-        small = quotient(convert.from_networkx(network), groups)
-        assert 1 < small.num_dst < 12
-        assert nx.is_directed_acyclic_graph(convert.to_networkx(small - patterns.window(small.num_dst, 1)))
 
 
 @st.composite
@@ -642,21 +444,6 @@ class TestClosure:
         assert torch.equal(closure(g, hops).mask(), expected)
         assert torch.equal(closure(g, hops, reflexive=True).mask(), expected | eye(n))
 
-    @given(st.data(), st.booleans())
-    @fixed
-    def test_laws(self, data, reflexive):
-        n = data.draw(size(6))
-        g, h = data.draw(plain(n, n)), data.draw(plain(n, n))
-        closed = closure(g, reflexive=reflexive)
-        assert closure(closed, reflexive=reflexive) == closed
-        assert closure(g.T, reflexive=reflexive) == closed.T
-        assert (g - closed).num_edges == 0
-        assert (closed @ closed - closed).num_edges == 0
-        assert (closed - closure(g | h, reflexive=reflexive)).num_edges == 0
-        assert closure(g, n, reflexive) == closed
-        order = data.draw(st.permutations(range(n)))
-        assert closure(relabel(g, order), reflexive=reflexive) == relabel(closed, order)
-
     @pytest.mark.parametrize("n", [0, 1, 2, 9])
     def test_known_closures(self, n):
         assert closure(patterns.window(n, 2)) == patterns.causal(n)
@@ -688,38 +475,6 @@ class TestAncestry:
         part = ancestry(g, token, hops)
         assert pairs_of(part) == [(src, dst) for src, dst in pairs_of(g) if dst in near]
         assert torch.equal(part.mask(), g.mask() & torch.tensor([[i in near] for i in range(n)]))
-
-    @given(st.data())
-    @fixed
-    def test_it_hears_the_same_in_the_end(self, data):
-        n = data.draw(st.integers(1, 6))
-        g, token = data.draw(plain(n, n)), data.draw(st.integers(0, n - 1))
-        assert closure(ancestry(g, token)).rows(token, token + 1) == closure(g).rows(token, token + 1)
-        for hops in range(4):
-            assert closure(ancestry(g, token, hops), hops).rows(token, token + 1) == closure(g, hops).rows(
-                token, token + 1
-            )
-
-    def test_the_line_of_descent_in_a_tree(self):
-        parents = [-1, 0, 0, 1, 3, 2, 3]
-        line = [6, 3, 1, 0]
-        assert all(parents[child] == parent for child, parent in pairwise(line))
-        of_six = ancestry(patterns.tree(parents), 6)
-        assert restrict(of_six, line[::-1]) == patterns.causal(4)
-        assert of_six.num_edges == 10
-        children = from_pairs([(parent, child) for child, parent in enumerate(parents) if parent >= 0], 7)
-        assert pairs_of(ancestry(children, 6)) == [(0, 1), (1, 3), (3, 6)]
-        assert pairs_of(ancestry(children.T, 1).T) == [(1, 3), (3, 4), (3, 6)]
-
-    @pytest.mark.parametrize(("hops", "same"), [(2, False), (3, True), (4, True)])
-    def test_as_many_layers_give_the_token_the_same(self, hops, same):
-        g, token = patterns.window(9, 2), 7
-        x = torch.randn(1, 1, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        whole, part = x, x
-        for _ in range(3):
-            whole = ga.attend(whole, whole, whole, g)
-            part = ga.attend(part, part, part, ancestry(g, token, hops))
-        assert torch.equal(whole[..., token, :], part[..., token, :]) == same
 
 
 CHANGES = {
@@ -758,6 +513,7 @@ def test_each_head_and_sample_by_itself(change, heads, batch):
 A = from_pairs([(2, 0), (0, 1), (1, 1)], 3)
 B = from_pairs([(1, 0), (0, 0)], 2)
 
+AMONG_NEW = [(2, 2), (2, 3), (3, 3)]
 ORDERS = {
     "union": (union(A, from_pairs([(1, 2), (0, 1)], 3)), [(2, 0), (0, 1), (1, 1), (1, 2)]),
     "intersection": (
@@ -782,17 +538,9 @@ ORDERS = {
         [
             (1, 0),
             (0, 0),
-            (2, 0),
-            (3, 0),
-            (2, 1),
-            (3, 1),
-            (0, 2),
-            (1, 2),
-            (0, 3),
-            (1, 3),
-            (2, 2),
-            (2, 3),
-            (3, 3),
+            *((s, d) for d in (0, 1) for s in (2, 3)),
+            *((s, d) for d in (2, 3) for s in (0, 1)),
+            *AMONG_NEW,
         ],
     ),
     "blow_up": (blow_up(A, [1, 2, 0]), [(0, 1), (0, 2), (1, 1), (2, 1), (1, 2), (2, 2)]),
@@ -816,7 +564,7 @@ class TestEdgeOrder:
         assert change(g) == change(from_table(g.mask()[None, None]))
 
     @pytest.mark.parametrize("change", [CHANGES["disjoint_sum"], CHANGES["tensor_product"], CHANGES["union"]])
-    def test_a_list_beside_a_rule_is_a_rule(self, change):
+    def test_a_list_and_a_rule_make_a_rule(self, change):
         assert not listed(change(from_pairs([(1, 0)], 5)))
 
 
@@ -836,7 +584,7 @@ MADE = {
     "restrict both sides": restrict(patterns.window(6, 2), [5, 4], torch.tensor([4, 5, 0])),
     "relabel": relabel(patterns.causal(4), (3, 0, 2, 1)),
     "extend": extend(patterns.window(3, 1), 2),
-    "extend otherwise": extend(patterns.window(3, 1), 2, link="heard", among="self"),
+    "extend otherwise": extend(patterns.window(3, 1), 2, link="senders", among="self"),
     "blow_up": blow_up(patterns.causal(3), 2),
     "blow_up by sizes": blow_up(patterns.cross(2, 3) - patterns.cross(2, 3), [1, 2], range(3)),
     "quotient": quotient(patterns.window(6, 2), 2),
@@ -866,29 +614,13 @@ class TestResults:
         scope = {name: getattr(module, name) for module in (patterns, algebra) for name in module.__all__}
         assert eval(MADE[name].name, scope) == MADE[name]
 
-    def test_long_arguments_are_not_spelt_out(self):
-        g = patterns.causal(50)
-        for graph in [
-            disjoint_sum(*[g] * 9),
-            restrict(g, range(40), range(30)),
-            relabel(g, range(50)),
-            blow_up(g, [1] * 50, [1] * 50),
-            quotient(g, [0] * 50, [0] * 50),
-        ]:
-            assert len(graph.name) < 60
-
     @EVERY
-    def test_pickle_and_copies(self, graph):
+    def test_copies_rows_and_mask_mod(self, graph):
+        """The rule has four named positional parameters; FlexAttention calls it under vmap."""
         for again in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
-            assert again == graph
-            assert again.name == graph.name
-            assert torch.equal(again.mask(), graph.mask())
-
-    @EVERY
-    def test_the_rule_is_a_mask_mod(self, graph):
-        """Four named positional parameters; FlexAttention, which calls it under vmap, finds the same
-        edges.
-        """
+            assert (again, again.name) == (graph, graph.name)
+        start = graph.num_dst // 2
+        assert torch.equal(graph.rows(start, graph.num_dst).mask(), graph.mask()[..., start:, :])
         parameters = [
             p
             for p in inspect.signature(graph.rule).parameters.values()
@@ -897,11 +629,6 @@ class TestResults:
         assert [p.name for p in parameters] == ["b", "h", "dst", "src"]
         mask = create_mask(graph.rule, graph.batch, graph.heads, graph.num_dst, graph.num_src, device="cpu")
         assert torch.equal(mask, graph.mask().expand(mask.shape))
-
-    @EVERY
-    def test_rows_of_it(self, graph):
-        start = graph.num_dst // 2
-        assert torch.equal(graph.rows(start, graph.num_dst).mask(), graph.mask()[..., start:, :])
 
     @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
     def test_another_default_device(self, change):
@@ -913,7 +640,7 @@ class TestResults:
                 assert changed.mask().device.type == "cpu"
                 assert torch.equal(changed.edge_index, expected)
 
-    def test_the_callers_lists_are_not_held(self):
+    def test_later_changes_of_an_argument_change_no_graph(self):
         g, order, sizes, groups = patterns.causal(3), [2, 1, 0], torch.tensor([1, 2, 1]), [0, 1, 1]
         made = [relabel(g, order), restrict(g, order), blow_up(g, sizes), quotient(g, groups)]
         before = [graph.edge_index.clone() for graph in made]
@@ -922,26 +649,19 @@ class TestResults:
             assert torch.equal(graph.rows(0, graph.num_dst).edge_index, edges)
 
 
-class TestPositions:
-    def test_changes_that_keep_the_tokens_keep_their_positions(self):
-        part = patterns.window(8, 3).rows(2, 6).T.rows(2, 6).T
-        assert (part.dst_offset, part.src_offset) == (2, 2)
-        for graph in [
-            closure(part),
-            closure(part, 0),
-            ancestry(part, 1),
-            union(part, part.T),
-            intersection(part, part.T),
-            per_head(part, part.T),
-            per_sample(part, part.T),
-            relabel(part, [3, 2, 1, 0]),
-            extend(part, 2),
-            extend(part**1, 2, "both"),
-            ancestry(part**1, 1),
-            union(part**1, part**2),
-            intersection(part, part**2),
-        ]:
-            assert (graph.dst_offset, graph.src_offset) == (2, 2), graph.name
+def test_changes_that_keep_the_tokens_keep_their_positions():
+    part = patterns.window(8, 3).rows(2, 6).T.rows(2, 6).T
+    lists = part**1
+    graphs = [closure(part), closure(part, 0), ancestry(part, 1), ancestry(lists, 1), union(part, part.T)]
+    graphs += [union(lists, part**2), intersection(part, part**2), per_head(part, part.T)]
+    graphs += [
+        per_sample(part, part.T),
+        relabel(part, [3, 2, 1, 0]),
+        extend(part, 2),
+        extend(lists, 2, "both"),
+    ]
+    for graph in graphs:
+        assert (graph.dst_offset, graph.src_offset) == (2, 2), graph.name
 
 
 class TestLarge:
@@ -1007,193 +727,61 @@ ROWS = patterns.causal(5).rows(2, 5)
 G = patterns.causal(3)
 
 
-def test_refusals():
-    assert_refusals(
-        [
-            (lambda: union(), ValueError, "union needs at least one graph, got none"),
-            (lambda: disjoint_sum(), ValueError, "disjoint_sum needs at least one graph"),
-            (lambda: union([G, G]), TypeError, r"got list; a list of graphs is union\(\*graphs\)"),
-            (lambda: intersection(G, 3), TypeError, r"intersection takes graphs \(TokenGraph\), got int$"),
-            (lambda: closure(G.mask()), TypeError, "closure takes graphs .*, got Tensor"),
-            (lambda: strong_product(G, None), TypeError, "strong_product takes graphs .*, got NoneType"),
-            (
-                lambda: union(G, patterns.causal(4)),
-                ValueError,
-                r"same nodes .* got .*causal\(3\).*causal\(4\)",
-            ),
-            (
-                lambda: intersection(G, patterns.causal(5).rows(0, 3)),
-                ValueError,
-                "intersection needs graphs of the same nodes",
-            ),
-            (
-                lambda: per_head(G, patterns.causal(2)),
-                ValueError,
-                "per_head needs graphs of the same nodes .* restrict one",
-            ),
-            (
-                lambda: per_sample(ROWS, patterns.cross(3, 5)),
-                ValueError,
-                "per_sample needs graphs of the same nodes",
-            ),
-            (
-                lambda: union(HEADS, MORE),
-                ValueError,
-                r"the same heads, .*heads 2.*heads 3.*select\(batch, head\)",
-            ),
-            (lambda: disjoint_sum(HEADS, MORE), ValueError, "disjoint_sum needs graphs of the same heads"),
-            (
-                lambda: tensor_product(HEADS, MORE),
-                ValueError,
-                "tensor_product needs graphs of the same heads",
-            ),
-            (
-                lambda: per_head(G, HEADS),
-                ValueError,
-                r"a graph for each head, got .*heads 2.*select\(batch, head\)",
-            ),
-            (lambda: per_sample(SAMPLES), ValueError, "a graph for each sample, got .*batch 2.*select"),
-            (
-                lambda: disjoint_sum(G, ROWS),
-                ValueError,
-                r"at position 0, got .*dst from 2.*restrict\(graph, range\(3\), range\(5\)\)",
-            ),
-            (
-                lambda: tensor_product(ROWS, G),
-                ValueError,
-                "tensor_product needs graphs that begin at position 0",
-            ),
-            (
-                lambda: cartesian_product(G, ROWS),
-                ValueError,
-                "cartesian_product needs graphs that begin at position 0",
-            ),
-            (lambda: blow_up(ROWS, 2), ValueError, "blow_up needs graphs that begin at position 0"),
-            (lambda: quotient(ROWS, 2), ValueError, "quotient needs graphs that begin at position 0"),
-            (
-                lambda: cartesian_product(G, patterns.cross(2, 3)),
-                ValueError,
-                "same tokens .*tensor_product takes bipartite",
-            ),
-            (
-                lambda: strong_product(patterns.cross(2, 3), G),
-                ValueError,
-                "strong_product needs the same tokens",
-            ),
-            (
-                lambda: closure(patterns.cross(2, 3)),
-                ValueError,
-                "closure needs the same tokens .*got .*2 dst",
-            ),
-            (
-                lambda: closure(patterns.causal(5).rows(2, 5).T.rows(0, 3)),
-                ValueError,
-                "closure needs the same tokens",
-            ),
-            (lambda: closure(G, -1), ValueError, "hops must be at least 0, got -1"),
-            (lambda: closure(G, 1.5), TypeError, "hops must be an integer, got 1.5"),
-            (lambda: closure(G, True), TypeError, "hops must be an integer, got the bool True"),
-            (lambda: ancestry(patterns.cross(2, 3), 0), ValueError, "ancestry needs the same tokens"),
-            (lambda: ancestry(G, 3), IndexError, r"token must be in 0 \.\. 2, got 3"),
-            (lambda: ancestry(G, -1), IndexError, r"token must be in 0 \.\. 2, got -1"),
-            (lambda: ancestry(patterns.causal(0), 0), IndexError, r"token must be in 0 \.\. -1, got 0"),
-            (lambda: ancestry(G, [1]), TypeError, r"token must be an integer, got \[1\]"),
-            (lambda: ancestry(G, 1, -2), ValueError, "hops must be at least 0, got -2"),
-            (lambda: restrict(G, [3]), IndexError, r"tokens must be positions in 0 \.\. 2, got 3"),
-            (lambda: restrict(G, [-1]), IndexError, r"tokens must be positions in 0 \.\. 2, got -1"),
-            (lambda: restrict(G, 2), TypeError, "tokens must be a sequence of positions, got 2 of type int"),
-            (lambda: restrict(G, "12"), TypeError, "tokens must be a sequence of positions, got '12'"),
-            (lambda: restrict(G, [1.0]), TypeError, "each of tokens must be an integer, got 1.0"),
-            (
-                lambda: restrict(G, torch.tensor([True, False, True])),
-                TypeError,
-                "must be an integer, got the bool True",
-            ),
-            (
-                lambda: restrict(G, torch.tensor([[0, 1]])),
-                TypeError,
-                r"each of tokens must be an integer, got \[0, 1\]",
-            ),
-            (
-                lambda: restrict(G, [0, 2, 0, 2]),
-                ValueError,
-                "a token at most once, got 0 twice; blow_up makes copies",
-            ),
-            (
-                lambda: restrict(G, [0], [1, 2, 2]),
-                ValueError,
-                "src must hold a token at most once, got 2 twice",
-            ),
-            (
-                lambda: restrict(patterns.cross(2, 3), [0]),
-                ValueError,
-                r"without src needs .*restrict\(g, tokens, src\)",
-            ),
-            (
-                lambda: restrict(patterns.cross(2, 3), [0], [3]),
-                IndexError,
-                r"src must be positions in 0 \.\. 2, got 3",
-            ),
-            (
-                lambda: relabel(G, [0, 1]),
-                ValueError,
-                r"each of the 3 tokens once, got 2; restrict\(g, tokens\)",
-            ),
-            (lambda: relabel(G, [0, 1, 1]), ValueError, "order must hold a token at most once, got 1 twice"),
-            (lambda: relabel(G, [1, 2, 3]), IndexError, r"order must be positions in 0 \.\. 2, got 3"),
-            (lambda: relabel(patterns.cross(2, 3), [0, 1]), ValueError, "relabel needs the same tokens"),
-            (lambda: extend(G, -1), ValueError, "count must be at least 0, got -1"),
-            (
-                lambda: extend(G, 1, "listen"),
-                ValueError,
-                "link must be one of 'none', 'heard', 'hearing', 'both', got 'listen'",
-            ),
-            (
-                lambda: extend(G, 1, "both", "all"),
-                ValueError,
-                "among must be one of 'none', 'self', 'causal', 'full', got 'all'",
-            ),
-            (lambda: extend(ROWS, 1), ValueError, r"extend needs the same tokens .*rows\(start, stop\)"),
-            (lambda: blow_up(G, -1), ValueError, "sizes must be at least 0, got -1"),
-            (lambda: blow_up(G, 1.5), TypeError, "sizes must be an integer, got 1.5"),
-            (lambda: blow_up(G, "2"), TypeError, "sizes must be an integer, got '2'"),
-            (
-                lambda: blow_up(G, [1, 2]),
-                ValueError,
-                "sizes must hold one number for each of 3 tokens, got 2",
-            ),
-            (lambda: blow_up(G, [1, -2, 0]), ValueError, "each of sizes must be at least 0, got -2"),
-            (
-                lambda: blow_up(patterns.cross(2, 3), [1, 2]),
-                ValueError,
-                r"blow_up of .*cross\(2, 3\).* needs src_sizes too",
-            ),
-            (
-                lambda: blow_up(patterns.cross(2, 3), 1, [1, 2]),
-                ValueError,
-                "src_sizes must hold one .* each of 3 tokens, got 2",
-            ),
-            (lambda: quotient(G, 0), ValueError, "groups must be at least 1, got 0"),
-            (
-                lambda: quotient(G, [0, 1]),
-                ValueError,
-                "groups must hold one number for each of 3 tokens, got 2",
-            ),
-            (lambda: quotient(G, [0, 0, -1]), ValueError, "each of groups must be at least 0, got -1"),
-            (
-                lambda: quotient(G, [0, 3, 1]),
-                ValueError,
-                r"groups must be numbered 0, 1, ... without gaps, got 3 but no 2",
-            ),
-            (
-                lambda: quotient(G, 2, [1, 1, 2]),
-                ValueError,
-                r"src_groups must be numbered 0, 1, ... without gaps, got 2 but no 0",
-            ),
-            (
-                lambda: quotient(patterns.cross(2, 3), [0, 0]),
-                ValueError,
-                r"quotient of .*cross\(2, 3\).* needs src_groups too",
-            ),
-        ]
-    )
+ERRORS = r"""
+union() -> ValueError: union needs at least one graph, got none
+union([G, G]) -> TypeError: got list; a list of graphs is union\(\*graphs\)
+intersection(G, 3) -> TypeError: intersection takes graphs \(TokenGraph\), got int$
+closure(G.mask()) -> TypeError: closure takes graphs .*, got Tensor
+strong_product(G, None) -> TypeError: strong_product takes graphs .*, got NoneType
+union(G, causal(4)) -> ValueError: same nodes .* got .*causal\(3\).*causal\(4\)
+intersection(G, causal(5).rows(0, 3)) -> ValueError: intersection needs graphs of the same nodes
+per_head(G, causal(2)) -> ValueError: per_head needs graphs of the same nodes .* restrict one
+per_sample(ROWS, cross(3, 5)) -> ValueError: per_sample needs graphs of the same nodes
+union(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)
+disjoint_sum(HEADS, MORE) -> ValueError: disjoint_sum needs graphs of the same heads
+tensor_product(HEADS, MORE) -> ValueError: tensor_product needs graphs of the same heads
+per_head(G, HEADS) -> ValueError: a graph for each head, got .*heads 2.*select\(batch, head\)
+per_sample(SAMPLES) -> ValueError: a graph for each sample, got .*batch 2.*select
+disjoint_sum(G, ROWS) -> ValueError: at position 0, got .*dst from 2.*restrict\(graph, range\(3\)
+cartesian_product(G, ROWS) -> ValueError: cartesian_product needs graphs that begin at position 0
+cartesian_product(G, cross(2, 3)) -> ValueError: same tokens .*tensor_product takes bipartite
+closure(causal(5).rows(2, 5).T.rows(0, 3)) -> ValueError: closure needs the same tokens
+closure(G, -1) -> ValueError: hops must be at least 0, got -1
+closure(G, 1.5) -> TypeError: hops must be an integer, got 1.5
+ancestry(cross(2, 3), 0) -> ValueError: ancestry needs the same tokens
+ancestry(G, 3) -> IndexError: token must be in 0 \.\. 2, got 3
+ancestry(G, [1]) -> TypeError: token must be an integer, got \[1\]
+ancestry(G, 1, -2) -> ValueError: hops must be at least 0, got -2
+restrict(G, [3]) -> IndexError: tokens must be positions in 0 \.\. 2, got 3
+restrict(G, 2) -> TypeError: tokens must be a sequence of positions, got 2 of type int
+restrict(G, [1.0]) -> TypeError: each of tokens must be an integer, got 1.0
+restrict(G, torch.tensor([True, False, True])) -> TypeError: must be an integer, got the bool True
+restrict(G, torch.tensor([[0, 1]])) -> TypeError: each of tokens must be an integer, got \[0, 1\]
+restrict(G, [0, 2, 0, 2]) -> ValueError: a token at most once, got 0 twice; blow_up makes copies
+restrict(G, [0], [1, 2, 2]) -> ValueError: src must hold a token at most once, got 2 twice
+restrict(cross(2, 3), [0]) -> ValueError: without src needs .*restrict\(g, tokens, src\)
+restrict(cross(2, 3), [0], [3]) -> IndexError: src must be positions in 0 \.\. 2, got 3
+relabel(G, [0, 1]) -> ValueError: each of the 3 tokens once, got 2; restrict\(g, tokens\)
+relabel(G, [0, 1, 1]) -> ValueError: order must hold a token at most once, got 1 twice
+relabel(G, [1, 2, 3]) -> IndexError: order must be positions in 0 \.\. 2, got 3
+extend(G, -1) -> ValueError: count must be at least 0, got -1
+extend(G, 1, "listen") -> ValueError: link must be one of 'none', 'senders', 'receivers', 'both', got 'listen'
+extend(G, 1, "both", "all") -> ValueError: among must be one of 'none', 'self', 'causal', 'full', got 'all'
+extend(ROWS, 1) -> ValueError: extend needs the same tokens .*rows\(start, stop\)
+blow_up(G, -1) -> ValueError: sizes must be at least 0, got -1
+blow_up(G, 1.5) -> TypeError: sizes must be an integer, got 1.5
+blow_up(G, [1, 2]) -> ValueError: sizes must hold one number for each of 3 tokens, got 2
+blow_up(G, [1, -2, 0]) -> ValueError: each of sizes must be at least 0, got -2
+blow_up(cross(2, 3), [1, 2]) -> ValueError: blow_up of .*cross\(2, 3\).* needs src_sizes too
+blow_up(cross(2, 3), 1, [1, 2]) -> ValueError: src_sizes must hold one .* each of 3 tokens, got 2
+quotient(G, 0) -> ValueError: groups must be at least 1, got 0
+quotient(G, [0, 1]) -> ValueError: groups must hold one number for each of 3 tokens, got 2
+quotient(G, [0, 0, -1]) -> ValueError: each of groups must be at least 0, got -1
+quotient(G, [0, 3, 1]) -> ValueError: groups must be numbered 0, 1, ... without gaps, got 3 but no 2
+quotient(G, 2, [1, 1, 2]) -> ValueError: src_groups must be numbered 0, 1, ... without gaps, got 2 but no 0
+quotient(cross(2, 3), [0, 0]) -> ValueError: quotient of .*cross\(2, 3\).* needs src_groups too
+"""
+
+
+def test_wrong_arguments():
+    assert_errors(ERRORS, {**vars(patterns), **globals()})
