@@ -18,17 +18,15 @@ GROUP = 8  # bits that are looked up at once
 def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
     """ValueError where there are too many tokens to look at every pair of them."""
     if graph.num_dst > ALL_PAIRS:
-        raise ValueError(
-            f"{what} looks at every pair of tokens, at most {ALL_PAIRS} tokens; got {graph!r}: {instead}"
-        )
+        most = f"{what} looks at every pair of tokens, at most {ALL_PAIRS} tokens"
+        raise ValueError(f"{most}; got {graph!r}: {instead}")
 
 
 def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:
-    """The fewest layers after which every token has received from all that is wanted, None if that never
-    happens.
+    """The fewest layers after which every token has received from all that is wanted, None for never.
 
-    The graphs are cycled. Twice as many cycles until they suffice, then the most that do not, from the
-    longest stretch to the shortest, then layer by layer: about 2 log2(cycles) products, however deep it is.
+    Twice as many cycles of the graphs until they suffice, then the most that do not, from the longest stretch
+    to the shortest, then layer by layer: about 2 log2(cycles) products, however deep it is.
     """
     layers = [_layer(graph) for graph in graphs]
     stretches = [_cycle(layers)]
@@ -56,11 +54,11 @@ def reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]
 
 
 def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
-    """What every token receives by way of those that it attends to: the boolean product of two packed
-    matrices.
+    """What every token receives by way of those that it attends to.
 
-    Eight columns at a time, all unions of their eight rows looked up in a table (the method of four
-    Russians): at 4096 tokens some ten times as fast as a product of float32 matrices.
+    The boolean product of two packed matrices. Eight columns at a time, all unions of their eight rows looked
+    up in a table (the method of four Russians): at 4096 tokens some ten times as fast as a product of float32
+    matrices.
     """
     result = torch.zeros(len(later), earlier.shape[1], dtype=torch.int64, device="cpu")
     for first in range(0, len(earlier), GROUP):
@@ -71,7 +69,6 @@ def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) 
 
 
 def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
-    """Bits in words of 64."""
     words = -(-mask.shape[1] // WORD)
     bits = torch.zeros(len(mask), words * WORD, dtype=torch.bool, device="cpu")
     bits[:, : mask.shape[1]] = mask
@@ -82,7 +79,6 @@ def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
 
 
 def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:
-    """The bits, one by one."""
     bits = torch.empty(len(words), words.shape[1] * WORD, dtype=torch.bool, device="cpu")
     for place in range(WORD):
         bits[:, place::WORD] = (words >> place) & 1 > 0
@@ -90,7 +86,6 @@ def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst
 
 
 def _layer(graph: TokenGraph) -> Tensor:
-    """The tokens that every token attends to in one layer, and itself."""
     return packed(graph.mask()) | _identity(graph.num_dst)
 
 

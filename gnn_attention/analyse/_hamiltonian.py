@@ -40,31 +40,24 @@ def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
     src, dst = edges_of(graph)
     if bool((src <= dst).all()):
         token = int((~forwards).nonzero()[0])
-        return Answer(
-            False, why=f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
-        )
+        why = f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
+        return Answer(False, why=why)
     if bool((src >= dst).all()):
         token = int((~backwards).nonzero()[0])
-        return Answer(
-            False,
-            why=f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order",
-        )
-    obstacle = _obstacle(graph, src, dst)
-    return (
-        Answer(False, why=obstacle) if obstacle else _search(graph, src[src != dst], dst[src != dst], budget)
-    )
+        why = f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order"
+        return Answer(False, why=why)
+    if obstacle := _obstacle(graph, src, dst):
+        return Answer(False, why=obstacle)
+    return _search(graph, src[src != dst], dst[src != dst], budget)
 
 
 def _obstacle(graph: TokenGraph, src: Tensor, dst: Tensor) -> str:
-    """What forbids a path, in words; empty where nothing is seen to."""
     parts = int(components(graph).max()) + 1
     if parts > 1:
         return f"the graph falls apart into {parts} components"
     others = src != dst
-    for ends, words in (
-        (dst, "{} and {} both attend to no other token"),
-        (src, "no other token attends to {} or {}"),
-    ):
+    alone = ((dst, "{} and {} both attend to no other token"), (src, "no other token attends to {} or {}"))
+    for ends, words in alone:
         lonely = (torch.bincount(ends[others], minlength=graph.num_dst) == 0).nonzero().flatten()
         if len(lonely) > 1:
             return words.format(*lonely[:2].tolist())
@@ -126,13 +119,15 @@ class _Search:
         while choices and self.budget > 0:
             token = next(choices[-1], None)
             if token is not None:
-                self._enter(token)
+                self.path.append(token)
+                self._mark(token, True)
                 if len(self.path) == len(self.visited):
                     return self.path
                 choices.append(self._onwards(token))
             else:
                 choices.pop()
-                self._leave()
+                if self.path:
+                    self._mark(self.path.pop(), False)
         return None
 
     def _starts(self) -> Iterator[int]:
@@ -141,20 +136,8 @@ class _Search:
 
     def _onwards(self, token: int) -> Iterator[int]:
         self.budget -= len(self.receivers[token])
-        return iter(
-            sorted(
-                (other for other in self.receivers[token] if not self.visited[other]),
-                key=self.ways.__getitem__,
-            )
-        )
-
-    def _enter(self, token: int) -> None:
-        self.path.append(token)
-        self._mark(token, True)
-
-    def _leave(self) -> None:
-        if self.path:
-            self._mark(self.path.pop(), False)
+        others = (other for other in self.receivers[token] if not self.visited[other])
+        return iter(sorted(others, key=self.ways.__getitem__))
 
     def _mark(self, token: int, visited: bool) -> None:
         self.visited[token] = visited

@@ -34,7 +34,6 @@ class Neighbours:
         return place, self.others[torch.arange(len(place), device="cpu") + skipped]
 
     def of_any(self, tokens: Tensor) -> Tensor:
-        """The neighbours of any of the tokens, in increasing order."""
         neighbours: Tensor = torch.unique(self.of(tokens)[1])
         return neighbours
 
@@ -46,28 +45,24 @@ class RuleSenders:
     graph: TokenGraph
 
     def of_any(self, tokens: Tensor) -> Tensor:
-        """The senders that any of the tokens attends to, in increasing order."""
-        rows = TokenGraph(
-            partial(_of_these, self.graph.rule, tokens.sort().values), len(tokens), self.graph.num_src
-        )
+        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
+        rows = TokenGraph(rule, len(tokens), self.graph.num_src)
         return rows.T.in_degree().nonzero().flatten()
 
 
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
+    wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
     if not isinstance(graphs, (TokenGraph, Iterable)):
-        raise TypeError(f"graphs must be a TokenGraph or a list of them, layer 1 first; got {quoted(graphs)}")
+        raise TypeError(f"{wanted}; got {quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):
-            raise TypeError(
-                f"graphs must be a TokenGraph or a list of them, layer 1 first; got {type(graph).__name__} as number {number}"
-            )
+            raise TypeError(f"{wanted}; got {type(graph).__name__} as number {number}")
         _check_square(graph)
         if graph.frame != layers[0].frame:
-            raise ValueError(
-                f"the graphs of all layers must have the same tokens, got {layers[0]!r} and {graph!r}"
-            )
+            got = f"got {layers[0]!r} and {graph!r}"
+            raise ValueError(f"the graphs of all layers must have the same tokens, {got}")
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
     return layers
@@ -76,13 +71,13 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
 def _check_square(graph: TokenGraph) -> None:
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(
-            f"one graph for each layer is needed, but {graph!r} differs by {graph.varying_axes}: take one with "
-            "select(batch, head), or join several by |"
+            f"one graph for each layer is needed, but {graph!r} differs by {graph.varying_axes}: "
+            "take one with select(batch, head), or join several by |"
         )
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         raise ValueError(
-            f"layers can follow one another only where senders and receivers are the same tokens, got {graph!r}; "
-            "compose graphs between different tokens by @ first"
+            "layers can follow one another only where senders and receivers are the same tokens, "
+            f"got {graph!r}; compose graphs between different tokens by @ first"
         )
 
 
@@ -111,20 +106,13 @@ def receivers(graph: TokenGraph) -> Neighbours:
     return _neighbours(src, dst, graph.num_src)
 
 
-def senders(graph: TokenGraph) -> Neighbours:
-    """For each receiver the senders that it attends to."""
-    src, dst = edges_of(graph)
-    return _neighbours(dst, src, graph.num_dst)
-
-
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
-    return (
-        RuleSenders(graph)
-        if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES)
-        else senders(graph)
-    )
+    if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
+        return RuleSenders(graph)
+    src, dst = edges_of(graph)
+    return _neighbours(dst, src, graph.num_dst)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -141,11 +129,11 @@ def _neighbours(owner: Tensor, other: Tensor, count: int) -> Neighbours:
 def spread(
     layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tokens reached for the first time in layer 1, 2, ..., and where from; own states stay (the residual
-    stream).
+    """The tokens reached for the first time in layer 1, 2, ..., and where from.
 
-    Where from is -1 in a layer whose rule is evaluated. The layers are cycled; it ends when no further layer
-    can reach anything. Each token is passed on once by each of the layers, however many rounds there are.
+    Own states stay (the residual stream). Where from is -1 in a layer whose rule is evaluated. The layers are
+    cycled; it ends when no further layer can reach anything. Each token is passed on once by each of the
+    layers, however many rounds there are.
     """
     seen = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     seen[start] = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.analyse.structure import graph_like, same_token
 from gnn_attention.graph import TokenGraph, rules
 
 MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
@@ -45,14 +46,11 @@ class Difference:
         lines = [f"{self.first} and {self.second}: {self._verdict()}"]
         lines += [] if self.sizes is None else [self.sizes]
         if self.example is not None:
-            lines.append(
-                f"{self.only_first} edges only in the first, {self.only_second} only in the second, {self.common} in both"
-            )
-            src, dst = self.example
+            only = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
+            lines.append(f"{only}, {self.common} in both")
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
-            lines.append(
-                f"first difference: receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
-            )
+            edge = "receiver {1} attends to sender {0}".format(*self.example)
+            lines.append(f"first difference: {edge} in the {has}, not in the {lacks}")
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
@@ -84,22 +82,15 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """
     for word, graph in (("first", first), ("second", second)):
         if not isinstance(graph, TokenGraph):
-            raise TypeError(
-                f"{word} must be a TokenGraph, got {type(graph).__name__}; gnn_attention.convert makes one of a mask"
-            )
+            got = f"got {type(graph).__name__}; gnn_attention.convert makes one of a mask"
+            raise TypeError(f"{word} must be a TokenGraph, {got}")
     names, sizes = (first.name, second.name), _about_sizes(first, second)
     if sizes is not None:
         first, second = _common_part(first, second)
     less, more = first - second, second - first
-    common = (first & second).num_edges
     differing, example, side, remarks = _details(first, second, less, more)
-    return Difference(
-        *names, less.num_edges, more.num_edges, common, example, side, differing, remarks, sizes
-    )
-
-
-def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return dst == src
+    counts = (less.num_edges, more.num_edges, (first & second).num_edges)
+    return Difference(*names, *counts, example, side, differing, remarks, sizes)
 
 
 def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -109,7 +100,6 @@ def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 def _shift_senders(
     inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
-    """Every edge with its sender ``step`` tokens later, where there is one."""
     before = (src - step).clamp(0, max(num_src - 1, 0))
     return inner(b, h, dst, before) & (src - step >= 0) & (src - step < num_src)
 
@@ -117,12 +107,10 @@ def _shift_senders(
 def _reverse(
     inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
-    """Both sides counted from the end."""
     return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
 
 
 def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
-    """What tokens, heads or samples the two graphs do not share, in words; None if they share all."""
     words = []
     for word, a, b in (
         ("receivers", first.num_dst, second.num_dst),
@@ -132,36 +120,32 @@ def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
         ("the position of the first receiver", first.dst_offset, second.dst_offset),
         ("the position of the first sender", first.src_offset, second.src_offset),
     ):
-        if a != b and (None not in (a, b)):
+        if a != b and None not in (a, b):
             words.append(f"{word}: {a} and {b}")
+    listed = "; ".join(words)
     return (
-        f"they differ in {'; '.join(words)}; compared is what both have, from the first of each on"
-        if words
-        else None
+        f"they differ in {listed}; compared is what both have, from the first of each on" if words else None
     )
 
 
 def _common_part(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
-    """Both graphs cut to the first receivers, senders, heads and samples that they share."""
     num_dst, num_src = min(first.num_dst, second.num_dst), min(first.num_src, second.num_src)
     fewest = {
         word: min(getattr(graph, word) for graph in (first, second))
         for word in ("heads", "batch")
         if None not in (getattr(first, word), getattr(second, word))
     }
-    parts = [
-        TokenGraph(
-            g.rule, num_dst, num_src, fewest.get("heads", g.heads), fewest.get("batch", g.batch), g.name
-        )
-        for g in (first, second)
-    ]
-    return parts[0], parts[1]
+    sizes = [{"heads": graph.heads, "batch": graph.batch, **fewest} for graph in (first, second)]
+    one, other = (
+        TokenGraph(g.rule, num_dst, num_src, **s) for g, s in zip((first, second), sizes, strict=True)
+    )
+    return one, other
 
 
 def _details(
     first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, int] | None, int | None, tuple[str, ...]]:
-    """What differs where: (batch, head) pairs, the first differing edge, who has it, and the remarks."""
+    """The (batch, head) pairs that differ, the first differing edge, the graph that has it, and remarks."""
     if less.heads is None and less.batch is None:
         return ((), *_example(less, more), tuple(_remarks(first, second, less, more)))
     counts = (less.in_degree() + more.in_degree()).sum(-1).view(less.batch or 1, less.heads or 1)
@@ -170,14 +154,10 @@ def _details(
         return (), None, None, ()
     one = [graph.select(*differing[0]) for graph in (first, second, less, more)]
     remarks = [f"in {_place(less, *differing[0])}: {remark}" for remark in _remarks(*one)]
-    which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES]) + (
-        ", ..." if len(differing) > EXAMPLES else ""
-    )
-    return (
-        differing,
-        *_example(one[2], one[3]),
-        (f"{len(differing)} of {counts.numel()} differ: {which}", *remarks),
-    )
+    which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES])
+    dots = ", ..." if len(differing) > EXAMPLES else ""
+    counted = f"{len(differing)} of {counts.numel()} differ: {which}{dots}"
+    return differing, *_example(one[2], one[3]), (counted, *remarks)
 
 
 def _place(graph: TokenGraph, batch: int, head: int) -> str:
@@ -200,54 +180,41 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
     """What kind of difference it is: one of the usual mistakes, else where the differing edges are."""
     if not less.num_edges and not more.num_edges:
         return []
-    empty = [
-        f"the {word} has no edges"
-        for word, graph in (("first", first), ("second", second))
-        if not graph.num_edges
-    ]
-    if empty:
+    sides = (("first", first), ("second", second))
+    if empty := [f"the {word} has no edges" for word, graph in sides if not graph.num_edges]:
         return empty
     kinds = [*_about_loops(less, more), *(remark for holds, remark in _kinds(first, second) if holds)]
-    return kinds or [
-        *_about_causality(first, second),
-        *_about_receivers(less, more),
-        *_about_distances(less | more),
-    ]
+    if kinds:
+        return kinds
+    return _about_causality(first, second) + _about_receivers(less, more) + _about_distances(less | more)
 
 
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
     """Whether the second graph is the first changed in a usual way, with the sentence that says so."""
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        moved = _graph_like(first, partial(_shift_senders, first.rule, first.num_src, step))
+        moved = graph_like(first, partial(_shift_senders, first.rule, first.num_src, step))
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
     if (first.num_dst, first.dst_offset) == (first.num_src, first.src_offset):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
-        backwards = _graph_like(first, partial(_reverse, first.rule, first.num_dst, first.num_src))
+        backwards = graph_like(first, partial(_reverse, first.rule, first.num_dst, first.num_src))
         yield second == backwards, "the second is the first with the tokens in reverse order"
         for rule, words in ((rules.causal, "src <= dst"), (_anti_causal, "src >= dst")):
-            half = _graph_like(first, rule)
+            half = graph_like(first, rule)
             yield second == first & half, f"the second is the first with the edges {words} alone"
             yield first == second & half, f"the first is the second with the edges {words} alone"
 
 
-def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    return TokenGraph(
-        rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset
-    )
-
-
 def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
-    if any((graph - _graph_like(graph, _self)).num_edges for graph in (less, more)):
+    if any((graph - graph_like(graph, same_token)).num_edges for graph in (less, more)):
         return []
-    lacking = [
-        (word, graph.num_edges) for word, graph in (("second", less), ("first", more)) if graph.num_edges
-    ]
-    return [f"they differ in self loops alone: the {word} lacks {count}" for word, count in lacking]
+    words = "they differ in self loops alone: the {} lacks {}"
+    sides = (("second", less), ("first", more))
+    return [words.format(word, graph.num_edges) for word, graph in sides if graph.num_edges]
 
 
 def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
-    causal = [not (graph - _graph_like(graph, rules.causal)).num_edges for graph in (first, second)]
+    causal = [not (graph - graph_like(graph, rules.causal)).num_edges for graph in (first, second)]
     if causal[0] == causal[1] or (first.num_dst, first.dst_offset) != (first.num_src, first.src_offset):
         return []
     one, other = ("first", "second") if causal[0] else ("second", "first")
@@ -255,30 +222,17 @@ def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
 
 
 def _about_receivers(less: TokenGraph, more: TokenGraph) -> list[str]:
-    """A sentence for each graph with equally many further in-edges from a receiver on, else the places."""
     further = {word: graph for word, graph in (("first", less), ("second", more)) if graph.num_edges}
-    said = {
-        word: sentence
-        for word, graph in further.items()
-        if (sentence := _same_from_some_receiver_on(word, graph))
-    }
-    if not said:
+    sentences = {word: _same_from_some_receiver_on(word, graph) for word, graph in further.items()}
+    if not any(sentences.values()):
         return _about_places(less | more)
-    others = [
-        f"in the {word} alone, {place}"
-        for word in further
-        if word not in said
-        for place in _about_places(further[word])
-    ]
-    return [*said.values(), *others]
+    others = [word for word, sentence in sentences.items() if not sentence]
+    places = [f"in the {word} alone, {place}" for word in others for place in _about_places(further[word])]
+    return [*filter(None, sentences.values()), *places]
 
 
 def _same_from_some_receiver_on(word: str, further: TokenGraph) -> str:
-    """How many further senders, if most of the receivers that have any have the same number and all later
-    ones too, else empty.
-
-    The number may grow to it receiver by receiver, as where a window is wider by two.
-    """
+    """Empty unless most receivers that have further senders have equally many, and all later ones too."""
     extra = further.in_degree()
     concerned = extra.nonzero().flatten()
     count, first = int(extra[-1]), int(concerned[0])
@@ -293,29 +247,21 @@ def _same_from_some_receiver_on(word: str, further: TokenGraph) -> str:
 
 
 def _about_places(differing: TokenGraph) -> list[str]:
-    """Which receivers and senders are concerned, where these are not all."""
     remarks = []
     for word, degree in (("receivers", differing.in_degree()), ("senders", differing.T.in_degree())):
         found = (degree > 0).nonzero().flatten().tolist()
         if len(found) < len(degree):
-            places = (
-                ", ".join(map(str, found))
-                if len(found) <= EXAMPLES
-                else f"{len(found)} in {found[0]} .. {found[-1]}"
-            )
+            few, listed = len(found) <= EXAMPLES, ", ".join(map(str, found))
+            places = listed if few else f"{len(found)} in {found[0]} .. {found[-1]}"
             remarks.append(f"{word} concerned: {places}")
     return remarks
 
 
 def _about_distances(differing: TokenGraph) -> list[str]:
-    """How far the differing edges reach, in absolute positions, unless they are too many to be listed."""
     if differing.num_edges > MOST_LISTED:
         return []
     src, dst = differing.edge_index
     distance = dst + differing.dst_offset - src - differing.src_offset
     low, high = int(distance.min()), int(distance.max())
-    return [
-        f"all differing edges have dst - src = {low}"
-        if low == high
-        else f"their dst - src is in {low} .. {high}"
-    ]
+    one = f"all differing edges have dst - src = {low}"
+    return [one if low == high else f"their dst - src is in {low} .. {high}"]

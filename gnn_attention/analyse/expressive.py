@@ -49,13 +49,9 @@ class YunConditions:
 
     def __str__(self) -> str:
         verdict = {True: "all three hold", False: "not all hold", None: "undecided"}[self.hold]
-        return "\n".join(
-            [
-                f"conditions of Yun et al. 2020: {verdict}",
-                f"  1 self loops        {self._about_loops()}",
-                f"  2 Hamiltonian path  {self._about_path()}",
-                f"  3 full reach        {self._about_reach()}",
-            ]
+        return (
+            f"conditions of Yun et al. 2020: {verdict}\n  1 self loops        {self._about_loops()}\n"
+            f"  2 Hamiltonian path  {self._about_path()}\n  3 full reach        {self._about_reach()}"
         )
 
     def _about_loops(self) -> str:
@@ -78,8 +74,7 @@ class YunConditions:
 
 
 def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_000_000) -> YunConditions:
-    """Whether sparse attention on these graphs meets the sufficient conditions for universal approximation of
-    Yun et al. 2020.
+    """Whether sparse attention on these graphs meets conditions for universal approximation.
 
     With one graph for each layer, cycled: (1) every token attends to itself in every layer; (2) there is an
     order of all tokens in which each attends to the one before it, in some layer (a Hamiltonian path of the
@@ -87,9 +82,8 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
     carried along, which changes nothing where (1) holds). A causal graph of two tokens or more never meets
     (3).
 
-    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862). Read were the abstract
-    (sufficient conditions on the sparsity patterns) and a restatement of (1) and (2) by others; the wording
-    of the conditions was not, (3) least of all.
+    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862): after the abstract and a
+    restatement of (1) and (2) by others, not the paper's wording of the conditions.
 
     (1) and (3) are decided. (2) is NP-hard in general: the order of the positions and its reverse are tried,
     then what forbids a path (separate components, two tokens that attend to no other token, ...), then a
@@ -109,16 +103,8 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
     answer = hamiltonian_path(union, budget)
     missing_pair = _missing_pair(union)
     layers = diameter(stacked) if missing_pair is None and union.num_dst <= ALL_PAIRS else None
-    return YunConditions(
-        missing is None,
-        missing,
-        answer.exists,
-        answer.path,
-        answer.why or None,
-        missing_pair is None,
-        layers,
-        missing_pair,
-    )
+    path = (answer.exists, answer.path, answer.why or None)
+    return YunConditions(missing is None, missing, *path, missing_pair is None, layers, missing_pair)
 
 
 def _missing_self_loop(stacked: list[TokenGraph]) -> tuple[int, int] | None:
@@ -131,11 +117,7 @@ def _missing_self_loop(stacked: list[TokenGraph]) -> tuple[int, int] | None:
 
 
 def _missing_pair(union: TokenGraph) -> tuple[int, int] | None:
-    """A pair (src, dst) without a way from src to dst, None if every token reaches every other.
-
-    With the residual stream it takes one cycle of the layers to use an edge of any layer, so that the union
-    decides.
-    """
+    # with the residual stream one cycle of the layers uses an edge of any layer: the union decides
     apart = components(union, strong=True).nonzero()
     if not len(apart):
         return None

@@ -15,13 +15,8 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._everyone import (
-    check_all_pairs,
-    layers_until,
-    packed,
-    reached_in_the_end,
-    unpacked,
-)
+from gnn_attention.analyse import _everyone
+from gnn_attention.analyse._everyone import check_all_pairs, packed
 from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
@@ -78,11 +73,11 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
 def witness(
     graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layers: int | None = None
 ) -> list[int] | None:
-    """A shortest way of information from ``src`` to ``dst``: the token that holds it after 0, 1, 2, ...
-    layers; else None.
+    """A shortest way of information from ``src`` to ``dst``, the token that has it after each layer, or None.
 
-    A token repeated holds it in its residual stream while the layers pass (only where layers differ). With
-    ``layers`` the way must not take more. TypeError, ValueError or IndexError for wrong layers or positions.
+    The list begins with ``src``; a token repeated carries it in its residual stream (only where layers
+    differ). With ``layers`` the way must not take more. TypeError, ValueError or IndexError for wrong
+    layers or positions.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -92,15 +87,13 @@ def witness(
     count = stacked[0].num_dst
     src, dst = token("src", src, count), token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    origin, since = (
-        torch.full((count,), -1, device="cpu"),
-        torch.zeros(count, dtype=torch.int64, device="cpu"),
-    )
+    origin = torch.full((count,), -1, device="cpu")
+    since = torch.zeros(count, dtype=torch.int64, device="cpu")
     walks = spread([receivers(graph) for graph in stacked], src, count)
-    for layer, (new, heard_from) in enumerate(islice(walks, limit), 1):
+    for layer, (new, sender) in enumerate(islice(walks, limit), 1):
         if origin[dst] >= 0 or src == dst:
             break
-        origin[new], since[new] = heard_from, layer
+        origin[new], since[new] = sender, layer
     return _path_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
 
 
@@ -124,8 +117,7 @@ def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | N
 
 
 def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
-    """The fewest layers after which every token has received from every token, None if that never happens (as
-    in every causal graph).
+    """The fewest layers after which every token has received from every token, None for never.
 
     For a single graph the longest of all shortest paths, as in networkx. ValueError above 8192 tokens.
 
@@ -140,8 +132,7 @@ def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
 def layers_to_full_reach(
     graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None
 ) -> int | None:
-    """The fewest layers after which every receiver has received from every sender that it may, None if that
-    never happens.
+    """The fewest layers after which receivers have all that they may receive, None for never.
 
     ``target`` holds the wanted pairs: by default all, or ``src <= dst`` where no layer has another edge.
     ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond which no receptive field grows.
@@ -152,12 +143,11 @@ def layers_to_full_reach(
     (33, None)
     """
     stacked = stack(graphs)
-    return layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
+    return _everyone.layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
 
 
 def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> TokenGraph:
-    """The pairs ``src -> dst`` of ``target`` such that dst never receives from src, however many layers there
-    are.
+    """The pairs ``src -> dst`` such that dst never receives from src, however many the layers.
 
     ``target`` is as in :func:`layers_to_full_reach`. ValueError above 8192 tokens.
 
@@ -167,7 +157,9 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     """
     stacked = stack(graphs)
     wanted = _target_bits("never_hears", stacked, target)
-    dst, src = unpacked(wanted & ~reached_in_the_end(stacked), stacked[0].num_src).nonzero(as_tuple=True)
+    dst, src = _everyone.unpacked(
+        wanted & ~_everyone.reached_in_the_end(stacked), stacked[0].num_src
+    ).nonzero(as_tuple=True)
     names = ", ".join(text.bracketed(graph.name) for graph in stacked)
     return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
 
@@ -175,12 +167,12 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
 def path_counts(
     graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int | None = None, exact: bool = True
 ) -> Tensor:
-    """How many walks of exactly ``layers`` hops lead from src to dst: int64 ``[dst, src]``, the product of
-    the layers' masks.
+    """How many walks of exactly ``layers`` hops lead from src to dst.
 
-    With ``src`` only those from one token, ``[dst]``, at any size. A self loop is a hop like any other.
-    ``exact=False`` returns float64: rounded where numbers are large, and at most the largest float64.
-    ValueError where there are 2^53 walks or more, or above 8192 tokens without ``src``.
+    Int64 ``[dst, src]``, the product of the layers' masks. With ``src`` only those from one token, ``[dst]``,
+    at any size. A self loop is a hop like any other. ``exact=False`` returns float64: rounded where numbers
+    are large, and at most the largest float64. ValueError where there are 2^53 walks or more, or above 8192
+    tokens without ``src``.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -217,9 +209,8 @@ def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
 
 
 def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    check_all_pairs(
-        what, stacked[0], "take single tokens with receptive_field, layers_between or eccentricity"
-    )
+    hint = "take single tokens with receptive_field, layers_between or eccentricity"
+    check_all_pairs(what, stacked[0], hint)
     target = _admissible(stacked) if target is None else target
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
@@ -236,10 +227,8 @@ def _hop(edges: Tensor, walks: Tensor) -> Tensor:
 
 
 def _integers(walks: Tensor, layers: int) -> Tensor:
-    """The numbers as integers: float64 holds all below 2^53 and has added them up without rounding."""
     if bool((walks >= TOO_MANY).any()):
-        raise ValueError(
-            f"some pair of tokens is joined by 2^53 walks of {layers} hops or more, too many to be counted exactly: "
-            "take fewer layers, or exact=False for rounded numbers"
-        )
+        joined = f"some pair of tokens is joined by 2^53 walks of {layers} hops or more"
+        hint = "take fewer layers, or exact=False for rounded numbers"
+        raise ValueError(f"{joined}, too many to be counted exactly: {hint}")
     return walks.long()

@@ -19,15 +19,14 @@ CHECK_EVERY = 50
 
 
 def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1e-6) -> float:
-    """``1 - lambda_2`` of the random walk on the graph, its edges taken in both directions: how well
-    connected it is.
+    """``1 - lambda_2`` of the random walk on the graph, its edges taken in both directions.
 
-    A is the 0/1 adjacency with ``A[i, j] = 1`` if ``i -> j`` or ``j -> i`` is an edge (a self loop is a 1 on
-    the diagonal), D its row sums; ``1 = lambda_1 >= lambda_2 >= ... >= lambda_n >= -1`` are the eigenvalues
-    of ``D^-1 A``. The gap is the second smallest eigenvalue of the normalised Laplacian
-    ``1 - D^-1/2 A D^-1/2``: exactly 0 if the graph falls apart (an isolated token too), and expanders keep it
-    away from 0 as n grows. ``absolute=True``: ``1 - max(|lambda_2|, |lambda_n|)``, which bounds the mixing
-    time; 0 for a bipartite graph.
+    How well connected it is. A is the 0/1 adjacency with ``A[i, j] = 1`` if ``i -> j`` or ``j -> i`` is an
+    edge (a self loop is a 1 on the diagonal), D its row sums;
+    ``1 = lambda_1 >= lambda_2 >= ... >= lambda_n >= -1`` are the eigenvalues of ``D^-1 A``. The gap is the
+    second smallest eigenvalue of the normalised Laplacian ``1 - D^-1/2 A D^-1/2``: exactly 0 if the graph
+    falls apart (an isolated token too), and expanders keep it away from 0 as n grows. ``absolute=True``:
+    ``1 - max(|lambda_2|, |lambda_n|)``, which bounds the mixing time; 0 for a bipartite graph.
 
     Up to 1024 tokens from all eigenvalues, above by Lanczos iteration to within ``tolerance``. ValueError for
     less than two tokens, for a graph that is not square or differs by head or sample, and where the iteration
@@ -80,29 +79,24 @@ def _normalise(graph: TokenGraph) -> _Symmetric:
 
 
 def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str) -> float:
-    """The largest eigenvalue (or absolute value) apart from the first.
-
-    An eigenvalue lies within the residual of a Ritz value, and the largest is not below it: so the value is
-    good enough where the residual is small, or where it is within ``tolerance`` of 1 itself.
-    """
+    # an eigenvalue lies within the residual of a Ritz value, and the largest is not below it: the value is
+    # good enough where the residual is small, or where it is within the tolerance of 1 itself
     value, residual = 0.0, math.inf
     for alpha, beta in _lanczos(matrix):
         if len(alpha) % CHECK_EVERY == 0 or beta[-1] <= tolerance:
             value, residual = _ritz(alpha, beta, absolute)
             if min(residual, 1.0 - value) <= tolerance:
                 return value
-    raise ValueError(
-        f"the spectral gap of {name} is at most {1.0 - value:.2g}, and {LANCZOS_STEPS} steps of Lanczos iteration leave an error "
-        f"of up to {residual:.1g}: pass a larger tolerance than {tolerance:.1g}, or take fewer tokens"
-    )
+    left = f"{LANCZOS_STEPS} steps of Lanczos iteration leave an error of up to {residual:.1g}"
+    hint = f"pass a larger tolerance than {tolerance:.1g}, or take fewer tokens"
+    raise ValueError(f"the spectral gap of {name} is at most {1.0 - value:.2g}, and {left}: {hint}")
 
 
 def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
     """The tridiagonal matrix step by step, orthogonal to the first eigenvector."""
     first = matrix.first
-    start = torch.randn(
-        len(first), generator=torch.Generator().manual_seed(0), dtype=first.dtype, device="cpu"
-    )
+    seed = torch.Generator().manual_seed(0)
+    start = torch.randn(len(first), generator=seed, dtype=first.dtype, device="cpu")
     before, vector = torch.zeros_like(first), start - (first @ start) * first
     vector = vector / vector.norm()
     alpha: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -65,7 +65,8 @@ class Summary:
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
-            rows += [(word, _yes_or_no(getattr(self, word))) for word in ("symmetric", "causal", "acyclic")]
+            answers = {True: "yes", False: "no", None: "not worked out"}
+            rows += [(word, answers[getattr(self, word)]) for word in ("symmetric", "causal", "acyclic")]
         return "\n".join([self.name, *(f"  {word:<16}{text}" for word, text in rows)])
 
 
@@ -90,30 +91,17 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(
-            f"{graph!r} differs by {graph.varying_axes}: summarise one of them, select(batch, head)"
-        )
+        hint = "summarise one of them, select(batch, head)"
+        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
     isolated_dst, isolated_src = (in_degree == 0).nonzero().flatten(), (out_degree == 0).nonzero().flatten()
     square = (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
-    loops, symmetric, causal, acyclic = _square_facts(graph) if square else (None, None, None, None)
-    return Summary(
-        graph.name,
-        graph.num_dst,
-        graph.num_src,
-        graph.num_edges,
-        graph.num_edges / max(1, graph.num_dst * graph.num_src),
-        _degrees(in_degree),
-        _degrees(out_degree),
-        tuple(isolated_dst[:EXAMPLES].tolist()),
-        len(isolated_dst),
-        tuple(isolated_src[:EXAMPLES].tolist()),
-        len(isolated_src),
-        loops,
-        symmetric,
-        causal,
-        acyclic,
-    )
+    facts = _square_facts(graph) if square else (None, None, None, None)
+    density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
+    isolated = [(tuple(tokens[:EXAMPLES].tolist()), len(tokens)) for tokens in (isolated_dst, isolated_src)]
+    sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
+    degrees = (_degrees(in_degree), _degrees(out_degree))
+    return Summary(graph.name, *sizes, *degrees, *isolated[0], *isolated[1], *facts)
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
@@ -130,8 +118,9 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     """
     stack(graph)
     src, dst = edges_of(graph)
-    joined = _component_leaders(src, dst, graph.num_dst)
-    return _renumber(_strong_leaders(graph, src, dst, joined) if strong else joined)
+    leader = _strong_leaders(graph, src, dst) if strong else _component_leaders(src, dst, graph.num_dst)
+    number: Tensor = torch.unique(leader, return_inverse=True)[1]
+    return number
 
 
 def _degrees(degree: Tensor) -> Degrees:
@@ -145,43 +134,31 @@ def _examples(count: int, examples: tuple[int, ...]) -> str:
     return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
 
 
-def _yes_or_no(holds: bool | None) -> str:
-    return {True: "yes", False: "no", None: "not worked out"}[holds]
-
-
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
-    loops, past = (_graph_like(graph, rule) for rule in (_self, rules.causal))
+    loops, past = (graph_like(graph, rule) for rule in (same_token, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
     one_sided = causal or in_past == num_loops
-    acyclic = True if one_sided else False if both_ways > num_loops else _without_cycles(graph)
+    acyclic = True if one_sided else False if both_ways > num_loops else None
+    if acyclic is None and graph.num_edges <= MOST_EDGES:
+        acyclic = bool((components(graph, strong=True).diff() > 0).all())
     return num_loops, both_ways == graph.num_edges, causal, acyclic
 
 
-def _graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    return TokenGraph(
-        rule, graph.num_dst, graph.num_src, dst_offset=graph.dst_offset, src_offset=graph.src_offset
-    )
+def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
+    """Another rule over the same receivers and senders."""
+    same = TokenGraph(rule, graph.num_dst, graph.num_src)
+    return replace(same, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
-def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
 
-def _without_cycles(graph: TokenGraph) -> bool | None:
-    if graph.num_edges > MOST_EDGES:
-        return None
-    return bool((components(graph, strong=True).diff() > 0).all())
-
-
 def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
-    """For each token the least of those that it is joined to by edges of either direction.
-
-    Each round hooks the leader of every token to the least leader among its neighbours, then halves all the
-    ways to the leaders.
-    """
+    """For each token the least of those joined to it: leaders hook to lesser ones, then the ways halve."""
     leader = torch.arange(tokens, device="cpu")
     while True:
         a, b = leader[src], leader[dst]
@@ -194,7 +171,7 @@ def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
             leader = leader[leader]
 
 
-def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor, joined: Tensor) -> Tensor:
+def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
     mutual = graph.T.rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
     leader = _component_leaders(src[mutual], dst[mutual], graph.num_dst)
     src, dst = leader[src], leader[dst]
@@ -241,8 +218,3 @@ def _close(token: int, open_tokens: list[int], leader: list[int]) -> None:
     for member in open_tokens[start:]:
         leader[member] = least
     del open_tokens[start:]
-
-
-def _renumber(leader: Tensor) -> Tensor:
-    number: Tensor = torch.unique(leader, return_inverse=True)[1]
-    return number

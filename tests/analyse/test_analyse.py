@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bounds import assert_exact
-from support.refusals import assert_refusals
+from support.error_tables import assert_errors
 
 from gnn_attention import TokenGraph, analyse, convert, patterns
 from gnn_attention.analyse import _everyone, _hamiltonian, _walks, spectrum, structure
@@ -29,10 +29,6 @@ def cycle_graph(n, directed=False):
 
 def hypercube(bits):
     return graph_of(2**bits, [(i, i ^ 1 << k) for i in range(2**bits) for k in range(bits)])
-
-
-def binary_tree(n):
-    return graph_of(n, [pair for i in range(1, n) for pair in ((i, (i - 1) // 2), ((i - 1) // 2, i))])
 
 
 def random_graph(n, degree, seed=0):
@@ -57,9 +53,7 @@ def stacks(draw):
 
 
 def powers_of(stack, layers, residual=True):
-    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... so many layers, the masks multiplied one by
-    one.
-    """
+    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... layers, the masks multiplied one by one."""
     masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
         before = powers[-1]
@@ -80,15 +74,13 @@ class TestReach:
     @settings(max_examples=30, deadline=None)
     @given(stacks())
     def test_layers_between_and_witness(self, stack):
-        """The fewest layers are the first power that has the pair; the witness walks along edges of its
-        layers, or waits.
-        """
+        """The first power that has the pair; the witness walks along edges of its layers, or waits."""
         n, long_enough = stack[0].num_dst, stack[0].num_dst * len(stack)
         powers = powers_of(stack, long_enough)
         for src in range(n):
             for dst in range(n):
-                heard = powers[:, dst, src]
-                expected = int(heard.int().argmax()) if bool(heard.any()) else None
+                reached = powers[:, dst, src]
+                expected = int(reached.int().argmax()) if bool(reached.any()) else None
                 assert analyse.layers_between(stack, src, dst) == expected
                 path = analyse.witness(stack, src, dst)
                 assert (path is None) == (expected is None)
@@ -104,18 +96,18 @@ class TestReach:
     def test_full_reach_eccentricity_and_never_hears(self, stack):
         n = stack[0].num_dst
         powers = powers_of(stack, n * len(stack))
-        everyone = [layers for layers, heard in enumerate(powers) if bool(heard.all())]
-        assert analyse.diameter(stack) == (everyone[0] if everyone else None)
+        complete = [layers for layers, reached in enumerate(powers) if bool(reached.all())]
+        assert analyse.diameter(stack) == (complete[0] if complete else None)
         causal = all(bool((src <= dst).all()) for src, dst in (graph.edge_index for graph in stack))
         may = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
         assert analyse.never_hears(stack).mask().tolist() == (may & ~powers[-1]).tolist()
-        enough = [layers for layers, heard in enumerate(powers) if bool(heard[may].all())]
+        enough = [layers for layers, reached in enumerate(powers) if bool(reached[may].all())]
         assert analyse.layers_to_full_reach(stack) == (enough[0] if enough else None)
-        saturated = [layers for layers, heard in enumerate(powers) if torch.equal(heard, powers[-1])]
+        saturated = [layers for layers, reached in enumerate(powers) if torch.equal(reached, powers[-1])]
         everything = TokenGraph.from_rule(lambda b, h, dst, src: (dst >= 0) & (src >= 0), n)
         assert analyse.layers_to_full_reach(stack, ~analyse.never_hears(stack, everything)) == saturated[0]
         for src in range(n):
-            until = [layers for layers, heard in enumerate(powers) if bool(heard[:, src].all())]
+            until = [layers for layers, reached in enumerate(powers) if bool(reached[:, src].all())]
             assert analyse.eccentricity(stack, src) == (until[0] if until else None)
 
     @settings(max_examples=40, deadline=None)
@@ -142,31 +134,6 @@ class TestReach:
             expected = list(range(max(0, n - 1 - layers * (w - 1)), n))
             assert analyse.receptive_field(graph, n - 1, layers).tolist() == expected
 
-    @pytest.mark.parametrize("bits", [1, 2, 4, 6])
-    def test_hypercube(self, bits):
-        """The distance is the number of differing bits; shortest paths are orders of these bits."""
-        graph = hypercube(bits)
-        assert analyse.diameter(graph) == analyse.eccentricity(graph, 1) == bits
-        assert analyse.layers_between(graph, 0, 2**bits - 1) == bits
-        assert int(analyse.path_counts(graph, bits, src=0)[2**bits - 1]) == math.factorial(bits)
-
-    @pytest.mark.parametrize("levels", [1, 2, 3, 5])
-    def test_binary_tree(self, levels):
-        graph = binary_tree(2**levels - 1)
-        assert analyse.diameter(graph) == 2 * (levels - 1)
-        assert analyse.eccentricity(graph, 0) == levels - 1
-
-    @pytest.mark.parametrize("n", [3, 4, 9, 100])
-    def test_cycles(self, n):
-        assert analyse.diameter(cycle_graph(n)) == n // 2
-        assert analyse.diameter(cycle_graph(n, directed=True)) == n - 1
-
-    def test_without_the_residual_stream_a_cycle_turns(self):
-        graph = cycle_graph(5, directed=True)
-        assert analyse.receptive_field(graph, 0, 7, residual=False).tolist() == [3]
-        assert analyse.receptive_field(graph, 0, 7).tolist() == [0, 1, 2, 3, 4]
-        assert analyse.receptive_field(patterns.strict_causal(4), 0, 1, residual=False).tolist() == []
-
     def test_layers_come_in_order(self):
         """First 0 -> 1, then 1 -> 2: the other way round it takes a layer more, the list being cycled."""
         first, second = graph_of(3, [(0, 1)]), graph_of(3, [(1, 2)])
@@ -176,18 +143,6 @@ class TestReach:
         assert analyse.receptive_field([second, first], 2, 2).tolist() == [1, 2]
         assert analyse.layers_to_full_reach([second, first]) == 3
 
-    def test_strided_and_local_heads_reach_all_in_two_layers(self):
-        """Child et al.: a window of l and steps of l, one after the other, join every pair src <= dst;
-        neither does alone.
-        """
-        local, strided = patterns.window(64, 8), patterns.dilated(64, 64, 8)
-        assert (
-            analyse.layers_to_full_reach([local, strided])
-            == analyse.layers_to_full_reach([strided, local])
-            == 2
-        )
-        assert analyse.layers_to_full_reach(strided) is None
-
     def test_no_token_and_one_token(self):
         assert analyse.diameter(patterns.full(0)) == analyse.diameter(patterns.strict_causal(1)) == 0
         assert analyse.never_hears(patterns.strict_causal(1)).num_edges == 0
@@ -195,34 +150,12 @@ class TestReach:
         assert analyse.witness(patterns.strict_causal(1), 0, 0) == [0]
         assert analyse.path_counts(patterns.causal(0), 3).shape == (0, 0)
 
-    @pytest.mark.slow
-    def test_long_sequences_are_walked_without_their_square(self):
-        n = 200_000
-        graph = random_graph(n, 8) | graph_of(n, [(i, i + 1) for i in range(n - 1)])
-        path = analyse.witness(graph, 5, 123_456)
-        assert len(path) - 1 == analyse.layers_between(graph, 5, 123_456) < 12
-        src, dst = torch.tensor(list(pairwise(path))).t()
-        assert len(graph.positions_of(torch.stack([src, dst]))) == len(path) - 1
-        assert bool(
-            torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 1))
-        )
-        assert not bool(
-            torch.isin(torch.tensor(path[:1]), analyse.receptive_field(graph, 123_456, len(path) - 2))
-        )
-
     def test_pieces_do_not_change_the_answer(self, monkeypatch):
         graph = random_graph(300, 3)
         receivers = range(0, 300, 23)
         expected = [analyse.layers_between(graph, 0, dst) for dst in receivers]
         monkeypatch.setattr(_walks, "EDGES_AT_ONCE", 7)
         assert [analyse.layers_between(graph, 0, dst) for dst in receivers] == expected
-
-    def test_bits_in_words(self):
-        for n in (0, 1, 63, 64, 65, 130):
-            mask = torch.rand(3, n, generator=torch.Generator().manual_seed(n)) < 0.5
-            words = _everyone.packed(mask)
-            assert words.shape == (3, math.ceil(n / 64))
-            assert torch.equal(_everyone.unpacked(words, n), mask)
 
 
 class TestPaths:
@@ -235,10 +168,6 @@ class TestPaths:
             for src in range(n):
                 expected = math.comb(dst - src + layers - 1, layers - 1) if src <= dst else 0
                 assert int(counts[dst, src]) == expected
-
-    def test_strictly_causal_walks_are_subsets(self):
-        counts = analyse.path_counts(patterns.strict_causal(9), 3)
-        assert [int(counts[8, src]) for src in range(9)] == [*(math.comb(7 - src, 2) for src in range(8)), 0]
 
     @settings(max_examples=40, deadline=None)
     @given(stacks(), st.integers(0, 5))
@@ -279,19 +208,6 @@ class TestComponents:
                     expected[member] = number
             assert analyse.components(graph, strong=strong).tolist() == expected
 
-    def test_large_ones_against_networkx(self):
-        graph = random_graph(3000, 1, seed=3) | random_graph(3000, 1, seed=4)
-        digraph = convert.to_networkx(graph)
-        labels = analyse.components(graph, strong=True)
-        parts = {frozenset(part) for part in networkx.strongly_connected_components(digraph)}
-        assert len(parts) > 10
-        assert {
-            frozenset((labels == k).nonzero().flatten().tolist()) for k in range(int(labels.max()) + 1)
-        } == parts
-        assert int(analyse.components(graph).max()) + 1 == networkx.number_weakly_connected_components(
-            digraph
-        )
-
     @pytest.mark.parametrize("n", [1, 2, 1000])
     def test_known_graphs(self, n):
         numbers, zeros = list(range(n)), [0] * n
@@ -304,11 +220,6 @@ class TestComponents:
 
     def test_a_long_directed_cycle_needs_no_deep_stack(self):
         assert not bool(analyse.components(cycle_graph(50_000, directed=True), strong=True).any())
-
-    def test_a_path_in_random_order_is_one_component(self):
-        order = torch.randperm(20_000, generator=torch.Generator().manual_seed(0))
-        graph = TokenGraph.from_edges(torch.stack([order[:-1], order[1:]]), 20_000)
-        assert not bool(analyse.components(graph).any())
 
 
 class TestSummary:
@@ -323,10 +234,8 @@ class TestSummary:
         for degrees, sums in ((found.in_degree, mask.sum(1)), (found.out_degree, mask.sum(0))):
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
             assert_exact(degrees.mean, int(mask.sum()) / n)
-        assert (found.num_isolated_dst, found.num_isolated_src) == (
-            int((~mask.any(1)).sum()),
-            int((~mask.any(0)).sum()),
-        )
+        isolated = (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
+        assert (found.num_isolated_dst, found.num_isolated_src) == isolated
         assert list(found.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
         assert list(found.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
         assert found.self_loops == int(mask.diagonal().sum())
@@ -349,10 +258,7 @@ class TestSummary:
         assert (found.in_degree, found.out_degree) == (analyse.Degrees(5, 5.0, 5), analyse.Degrees(2, 2.0, 2))
         assert (found.symmetric, found.causal, found.acyclic, found.self_loops) == (None, None, None, None)
         assert "symmetric" not in str(found)
-
-    def test_no_tokens(self):
-        found = analyse.summary(patterns.full(0))
-        assert (found.edges, found.density, found.in_degree) == (0, 0.0, analyse.Degrees(0, 0.0, 0))
+        assert analyse.summary(patterns.full(0)).in_degree == analyse.Degrees(0, 0.0, 0)
 
     def test_too_many_edges_are_not_walked(self, monkeypatch):
         graph = cycle_graph(9, directed=True)
@@ -380,9 +286,7 @@ class TestSpectralGap:
 
     @pytest.mark.parametrize("n", [2, 5, 30])
     def test_complete(self, n):
-        """Without self loops -1 / (n - 1) in all other directions, with them (and causal: both directions
-        count) 0.
-        """
+        """Other eigenvalues: -1 / (n - 1) without self loops, 0 with them (causal too: both ways count)."""
         assert_gap(patterns.no_self(n), 1 + 1 / (n - 1))
         assert_gap(patterns.full(n), 1)
         assert_gap(patterns.causal(n), 1)
@@ -403,42 +307,23 @@ class TestSpectralGap:
         if not networkx.is_connected(undirected):
             assert analyse.spectral_gap(graph) == 0
             return
-        adjacency = torch.tensor(
-            [[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]
-        ).double()
-        root = adjacency.sum(
-            1
-        ).sqrt()  # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
+        table = [[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]
+        adjacency = torch.tensor(table).double()
+        # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
+        root = adjacency.sum(1).sqrt()
         laplacian = torch.eye(len(adjacency)) - adjacency / (root.unsqueeze(1) * root)
         assert_gap(graph, float(torch.linalg.eigvalsh(laplacian)[1]))
 
     @pytest.mark.parametrize("absolute", [False, True])
     def test_both_ways_agree_at_the_border(self, monkeypatch, absolute):
-        for graph in (
-            random_graph(300, 4),
-            hypercube(8),
-            patterns.window(200, 40, causal=False),
-            cycle_graph(41),
-        ):
+        dense = patterns.window(200, 40, causal=False)
+        for graph in (random_graph(300, 4), hypercube(8), dense, cycle_graph(41)):
             exact = analyse.spectral_gap(graph, absolute)
             monkeypatch.setattr(spectrum, "LARGEST_DENSE", 1)
             # Lanczos stops at a residual of 1e-6, the tolerance, which bounds the error of an eigenvalue of a
             # symmetric matrix
             assert abs(analyse.spectral_gap(graph, absolute) - exact) <= 1e-6
             monkeypatch.undo()
-
-    def test_a_large_expander(self):
-        """The union of random cycles of both directions stays near the bound of Alon and Boppana, 1 - 2
-        sqrt(d - 1) / d.
-        """
-        n, edges = 5000, []
-        for seed in range(4):
-            order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-            edges.append(torch.stack([order, order.roll(1)]))
-        graph = TokenGraph.from_edges(torch.cat(edges, 1), n, coalesce=True)
-        # the second eigenvalue of one draw lies about n^(-2/3) = 0.0034 around the bound; another graph's is
-        # 0.1 away and more
-        assert abs(analyse.spectral_gap(graph) - (1 - 2 * math.sqrt(7) / 8)) < 0.03
 
     def test_falls_apart(self):
         assert analyse.spectral_gap(patterns.documents([3, 4])) == 0
@@ -473,17 +358,6 @@ def star(n, relay=0):
 class TestLongOrDeep:
     """What visiting every edge in every layer would take hours for, or memory that there is not."""
 
-    @pytest.mark.slow
-    def test_dense_and_deep(self):
-        """Half of the tokens all attend to each other, the others in a line: every layer reaches one more of
-        them.
-        """
-        graph = TokenGraph.from_rule(
-            lambda b, h, dst, src: ((dst < 1024) & (src < 1024)) | ((dst - src).abs() <= 1), 2048
-        )
-        assert analyse.layers_to_full_reach(graph) == 1025
-        assert analyse.layers_to_full_reach([graph, local(2048, 0)]) == 2 * 1025 - 1
-
     @pytest.mark.parametrize("sizes", [(0, 0, 0), (1, 1, 1), (3, 8, 64), (65, 7, 9), (70, 130, 200)])
     def test_product_of_packed_bits(self, sizes):
         generator = torch.Generator().manual_seed(0)
@@ -502,13 +376,6 @@ class TestLongOrDeep:
         assert found.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
         assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3, residual)) == n // 2 + 1
 
-    @pytest.mark.slow
-    def test_layers_where_the_edges_cannot_be_listed(self):
-        n = 200_000
-        assert analyse.layers_between(patterns.window(n, 4096), 0, n - 1) == -(-(n - 1) // 4095)
-        assert analyse.layers_between(patterns.window(n, 4096), n - 1, 0) is None
-        assert analyse.eccentricity(patterns.window(n, 4096, causal=False), 0) == -(-(n - 1) // 4095)
-
 
 class TestYun:
     @pytest.mark.parametrize(
@@ -526,12 +393,8 @@ class TestYun:
     def test_the_patterns_of_the_literature(self, stack, layers):
         found = analyse.yun_conditions(stack)
         assert found.hold is True
-        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.layers) == (
-            True,
-            True,
-            True,
-            layers,
-        )
+        assert (found.self_loops, found.hamiltonian_path, found.full_reach) == (True, True, True)
+        assert found.layers == layers
         assert found.path == tuple(range(stack[0].num_dst))
         assert found.obstacle is found.missing_pair is found.no_self_loop is None
         assert "all three hold" in str(found)
@@ -539,12 +402,8 @@ class TestYun:
 
     def test_causal_graphs_never_reach_backwards(self):
         found = analyse.yun_conditions(patterns.causal(6))
-        assert (found.self_loops, found.hamiltonian_path, found.full_reach, found.hold) == (
-            True,
-            True,
-            False,
-            False,
-        )
+        assert (found.self_loops, found.hamiltonian_path) == (True, True)
+        assert (found.full_reach, found.hold) == (False, False)
         src, dst = found.missing_pair
         assert src > dst
         assert f"no: {dst} never receives from {src}" in str(found)
@@ -563,18 +422,6 @@ class TestYun:
     @settings(max_examples=80, deadline=None)
     @given(graphs(most=6))
     def test_against_all_orders(self, graph):
-        self.check_all_orders(graph)
-
-    @pytest.mark.slow
-    def test_five_tokens_against_all_orders(self):
-        """Each attends to two others, so that only a search can tell."""
-        for seed in range(150):
-            generator = torch.Generator().manual_seed(seed)
-            sources = [torch.randperm(4, generator=generator)[:2] + 1 for _ in range(5)]
-            edges = [((dst + int(step)) % 5, dst) for dst in range(5) for step in sources[dst]]
-            self.check_all_orders(graph_of(5, edges, f"seed {seed}"))
-
-    def check_all_orders(self, graph):
         mask = graph.mask().tolist()
         orders = [p for p in permutations(range(graph.num_dst)) if all(mask[b][a] for a, b in pairwise(p))]
         found = analyse.yun_conditions(graph)
@@ -583,28 +430,19 @@ class TestYun:
         assert found.full_reach == (analyse.diameter(graph) is not None)
         assert found.layers == analyse.diameter(graph)
 
-    @pytest.mark.parametrize(
-        ("graph", "words"),
-        [
+    def test_obstacles(self):
+        sinks, order = patterns.window(6, 1) | patterns.sinks(6, 1), "causal graph allows no other order"
+        for graph, words in (
             (patterns.documents([3, 3], causal=False), "falls apart into 2 components"),
-            (
-                patterns.window(6, 1) | patterns.sinks(6, 1),
-                "2 does not attend to 1, and a causal graph allows no other order",
-            ),
-            (
-                (patterns.window(6, 1) | patterns.sinks(6, 1)).T,
-                "1 does not attend to 2, and an anti-causal graph allows no other order",
-            ),
+            (sinks, f"2 does not attend to 1, and a {order}"),
+            (sinks.T, f"1 does not attend to 2, and an anti-{order}"),
             (graph_of(4, [(0, 1), (3, 1), (1, 2), (2, 1)]), "0 and 3 both attend to no other token"),
             (graph_of(4, [(1, 0), (1, 3), (1, 2), (2, 1)]), "no other token attends to 0 or 3"),
             (patterns.global_tokens(5, [2], causal=False), "none of all possible orders"),
-        ],
-        ids=["documents", "causal", "anti-causal", "two sources", "two sinks", "hub"],
-    )
-    def test_obstacles(self, graph, words):
-        found = analyse.yun_conditions(graph)
-        assert found.hamiltonian_path is False
-        assert words in found.obstacle
+        ):
+            found = analyse.yun_conditions(graph)
+            assert found.hamiltonian_path is False
+            assert words in found.obstacle
 
     def test_branches_of_strong_components(self):
         """A pair that attends to itself, then two branches, each a pair: no path enters both."""
@@ -613,18 +451,8 @@ class TestYun:
         assert found.hamiltonian_path is False
         assert "no path passes all 3 strong components" in found.obstacle
 
-    def test_a_hidden_path_is_found(self):
-        """The positions are shuffled: neither their order nor its reverse is the path."""
-        n = 200
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
-        line = torch.cat([torch.stack([order[:-1], order[1:]]), torch.stack([order[1:], order[:-1]])], 1)
-        found = analyse.yun_conditions(TokenGraph.from_edges(line, n))
-        assert found.path in (tuple(order.tolist()), tuple(order.flip(0).tolist()))
-
     def test_out_of_budget_is_not_a_no(self):
-        """A hub with 30 leaves has no path, which takes a search to see; the answer within a small budget is
-        open.
-        """
+        """A hub with 30 leaves has no path, which takes a search to see."""
         graph = patterns.global_tokens(30, [7], causal=False) | patterns.window(30, 1)
         found = analyse.yun_conditions(graph, budget=50)
         assert (found.hamiltonian_path, found.hold) == (None, None)
@@ -637,14 +465,6 @@ class TestYun:
         found = analyse.yun_conditions(patterns.global_tokens(5, [2], causal=False))
         assert (found.hamiltonian_path, found.path) == (None, None)
         assert "not searched" in found.obstacle
-
-    def test_long_sequences(self):
-        found = analyse.yun_conditions(TokenGraph.from_rule(star(9).rule, 10_000))
-        assert (found.hold, found.layers) == (True, None)
-        assert "some number of layers" in str(found)
-
-    def test_no_token(self):
-        assert analyse.yun_conditions(patterns.full(0)).hold is True
 
 
 PER_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 4, heads=2)
@@ -661,87 +481,49 @@ STACKED = [
 ]
 
 
-class TestRefusals:
+ERRORS = r"""
+receptive_field(causal(4), 4, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got 4
+receptive_field(causal(4), -1, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got -1
+receptive_field(causal(4), 1.0, 1) -> TypeError: receiver must be the position of a token.*got 1.0
+receptive_field(causal(4), True, 1) -> TypeError: receiver must be the position of a token.*got True
+receptive_field(causal(4), 0, -1) -> ValueError: layers must be at least 0, got -1
+layers_between(causal(4), 4, 0) -> IndexError: src must be a position
+witness(causal(4), 0, 9) -> IndexError: dst must be a position
+witness(causal(4), 0, 1, layers=1.5) -> TypeError: layers must be an integer, got 1.5
+eccentricity(causal(4), 4) -> IndexError: src must be a position
+path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
+path_counts(causal(4), 1, src=4) -> IndexError: src must be a position
+layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
+diameter(5) -> TypeError: layer 1 first; got 5
+yun_conditions(causal(4), budget=-1) -> ValueError: budget must be at least 0, got -1
+spectral_gap(PER_HEAD) -> ValueError: differs by head
+spectral_gap(full(1)) -> ValueError: at least two tokens, got
+components(cross(3, 4)) -> ValueError: same tokens
+summary(PER_HEAD) -> ValueError: differs by head: summarise one of them, select\(batch, head\)
+diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got int
+diameter(window(8193, 1)) -> ValueError: looks at every pair of tokens, at most 8192 tokens; got .*take
+never_hears(window(8193, 1)) -> ValueError: looks at every pair of tokens
+path_counts(window(8193, 1), 1) -> ValueError: looks at every pair of tokens
+"""
+
+
+class TestErrors:
+    def test_wrong_arguments(self):
+        assert_errors(ERRORS, {**vars(patterns), **vars(analyse), "PER_HEAD": PER_HEAD})
+
     @pytest.mark.parametrize("function", STACKED)
     def test_wrong_layers(self, function):
+        causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
             (PER_HEAD, ValueError, r"differs by head: take one with select\(batch, head\)"),
             (patterns.cross(3, 4), ValueError, "senders and receivers are the same tokens.*compose.*by @"),
-            (
-                [patterns.causal(3), patterns.causal(4)],
-                ValueError,
-                r"same tokens, got .*causal\(3\).*causal\(4\)",
-            ),
+            (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
             ([], ValueError, "at least one layer's graph, got an empty list"),
-            ([patterns.causal(3), 5], TypeError, "layer 1 first; got int as number 1"),
+            ([causal[0], 5], TypeError, "layer 1 first; got int as number 1"),
         ]:
             with pytest.raises(error, match=match):
                 function(graphs)
         function(PER_HEAD.select(0, 1))
-
-    def test_wrong_arguments(self):
-        cases = [
-            (
-                lambda g: analyse.receptive_field(g, 4, 1),
-                IndexError,
-                r"receiver must be a position in 0 \.\. 3, got 4",
-            ),
-            (
-                lambda g: analyse.receptive_field(g, -1, 1),
-                IndexError,
-                r"receiver must be a position in 0 \.\. 3, got -1",
-            ),
-            (
-                lambda g: analyse.receptive_field(g, 1.0, 1),
-                TypeError,
-                "receiver must be the position of a token.*got 1.0",
-            ),
-            (
-                lambda g: analyse.receptive_field(g, True, 1),
-                TypeError,
-                "receiver must be the position of a token.*got True",
-            ),
-            (lambda g: analyse.receptive_field(g, 0, -1), ValueError, "layers must be at least 0, got -1"),
-            (lambda g: analyse.layers_between(g, 4, 0), IndexError, "src must be a position"),
-            (lambda g: analyse.witness(g, 0, 9), IndexError, "dst must be a position"),
-            (lambda g: analyse.witness(g, 0, 1, layers=1.5), TypeError, "layers must be an integer, got 1.5"),
-            (lambda g: analyse.eccentricity(g, 4), IndexError, "src must be a position"),
-            (lambda g: analyse.path_counts(g, -2), ValueError, "layers must be at least 0, got -2"),
-            (lambda g: analyse.path_counts(g, 1, src=4), IndexError, "src must be a position"),
-            (
-                lambda g: analyse.layers_to_full_reach(g, patterns.causal(5)),
-                ValueError,
-                r"target must have the tokens.*causal\(5\)",
-            ),
-            (
-                lambda g: analyse.never_hears(g, patterns.causal(5)),
-                ValueError,
-                "target must have the tokens of the graphs",
-            ),
-            (lambda g: analyse.yun_conditions(g, budget=-1), ValueError, "budget must be at least 0, got -1"),
-            (lambda g: analyse.spectral_gap(PER_HEAD), ValueError, "differs by head"),
-            (lambda g: analyse.spectral_gap(patterns.cross(3, 4)), ValueError, "same tokens"),
-            (lambda g: analyse.spectral_gap(patterns.full(1)), ValueError, "at least two tokens, got"),
-            (lambda g: analyse.components(PER_HEAD), ValueError, "differs by head"),
-            (lambda g: analyse.components(patterns.cross(3, 4)), ValueError, "same tokens"),
-            (
-                lambda g: analyse.summary(PER_HEAD),
-                ValueError,
-                r"differs by head: summarise one of them, select\(batch, head\)",
-            ),
-        ]
-        assert_refusals(
-            [(lambda call=call: call(patterns.causal(4)), error, match) for call, error, match in cases]
-        )
-
-    @pytest.mark.parametrize(
-        "function", [analyse.diameter, analyse.never_hears, lambda g: analyse.path_counts(g, 1)]
-    )
-    def test_too_many_tokens_for_all_pairs(self, function):
-        with pytest.raises(
-            ValueError, match=r"looks at every pair of tokens, at most 8192 tokens; got .*take "
-        ):
-            function(patterns.window(8193, 1))
 
     def test_too_many_edges_to_list(self, monkeypatch):
         monkeypatch.setattr(_walks, "MOST_EDGES", 9)
