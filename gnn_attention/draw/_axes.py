@@ -1,8 +1,8 @@
-"""What every picture is made of: figures, colours, axes, lines with a direction. ``draw`` uses it, and the
-plot of ``compare``.
+"""What every picture is made of: figures, colours, axes, lines with a direction.
 
-matplotlib is imported when something is drawn. Figures are made without pyplot: nothing is shown, no global
-setting is read for longer than the drawing or changed, and a figure without references is freed.
+``draw`` uses it, and the plot of ``compare``. matplotlib is imported when something is drawn. Figures are
+made without pyplot: nothing is shown, no global setting is read for longer than the drawing or changed, and a
+figure without references is freed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from gnn_attention._support.shapes import Bool, Tensor
+import torch
+
+from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention._support.text import printable
 
 if TYPE_CHECKING:
@@ -26,18 +28,8 @@ if TYPE_CHECKING:
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
-Point = tuple[float, float]
-Curve = list[Point]
-
-
-class Stroke(NamedTuple):
-    """A curve and how it looks."""
-
-    curve: Curve
-    width: float = 1.2
-    colour: str = BLUE
-    alpha: float = 0.9
-
+Points = Float[Tensor, "points 2"]
+Curves = Float[Tensor, "edges points 2"]
 
 LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
 FEW = 32  # tokens up to which each has its own label and each edge its own arrow
@@ -100,22 +92,11 @@ def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
         text.set(text=label, **AS_IT_IS)
 
 
-def ticks(
-    ax: Axes,
-    which: str,
-    names: Sequence[str] | None,
-    count: int,
-    offset: int = 0,
-    inches: float | None = None,
-) -> None:
+def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0) -> None:
     """A tick with a name for each token where there is room, else for every second, fourth, ... token."""
-    axis = getattr(ax, f"{which}axis")
-    inches = (
-        (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi
-        if inches is None
-        else inches
-    )
-    step = 1
+    axis, step = getattr(ax, f"{which}axis"), 1
+    ax.apply_aspect()  # cells that are squares do not fill their axes
+    inches = (ax.bbox.width if which == "x" else ax.bbox.height) / ax.figure.figure.dpi
     while count > FEW * step or inches < 0.15 * count / step:
         step *= 2
     step = max(step, _step(count)) if step > 1 else 1
@@ -137,41 +118,25 @@ def mask_height(rows: int, columns: int) -> float:
     return 1.2 + 5.2 * min(1.0, max(1 / LONGEST_SIDE, rows / max(columns, 1))) if rows else 6.4
 
 
-def cells_room(ax: Axes, rows: int, columns: int) -> Point:
-    """Inches that a mask fills in its axes, across and down."""
-    across, down = (side / ax.figure.figure.dpi for side in (ax.bbox.width, ax.bbox.height))
-    if not _has_squares(rows, columns):
-        return across, down
-    cell = min(across / max(columns, 1), down / max(rows, 1))
-    return cell * columns, cell * rows
-
-
-def _has_squares(rows: int, columns: int) -> bool:
-    return max(rows, columns) <= LONGEST_SIDE * min(rows, columns)
-
-
 def cells(ax: Axes, mask: Bool[Tensor, "dst src"]) -> None:
     """A dark cell for each True; thin gaps between the cells where there are few."""
     from matplotlib.colors import ListedColormap
 
-    look: dict[str, Any] = (
-        {"interpolation": "nearest"} if max(mask.shape) <= 256 else {"interpolation_stage": "rgba"}
-    )
     if mask.numel() == 0:
         return
-    look["aspect"] = "equal" if _has_squares(*mask.shape) else "auto"
+    small = max(mask.shape) <= 256
+    look: dict[str, Any] = {"interpolation": "nearest"} if small else {"interpolation_stage": "rgba"}
+    look["aspect"] = "equal" if max(mask.shape) <= LONGEST_SIDE * min(mask.shape) else "auto"
     ax.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, **look)
     ax.spines[:].set_visible(False)  # they would hide a sink, a column of one token, at the border
     if max(mask.shape) <= FEW:
         for axis, count in ((ax.xaxis, mask.shape[1]), (ax.yaxis, mask.shape[0])):
             axis.set_ticks([place + 0.5 for place in range(count - 1)], minor=True)
-        across, down = cells_room(ax, *mask.shape)
-        points = 72 * min(across / mask.shape[1], down / mask.shape[0])
-        ax.grid(which="minor", color="white", linewidth=min(2.0, 0.1 * points))
+        ax.grid(which="minor", color="white", linewidth=min(2.0, 36 / max(mask.shape)))
         ax.tick_params(which="minor", length=0)
 
 
-def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str, mean: float) -> None:
+def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str) -> None:
     """A bar for each of a few tokens, a filled curve for many, and their mean as a broken line."""
     from matplotlib.ticker import MaxNLocator
 
@@ -180,7 +145,7 @@ def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str, mean: fl
         ax.bar(places, numbers, color=colour, width=0.8)
     else:
         ax.fill_between(places, numbers, color=colour, step="mid", linewidth=0)
-    ax.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+    ax.axhline(sum(numbers) / max(len(numbers), 1), color=BLACK, linestyle="--", linewidth=1)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     open_box(ax)
@@ -201,9 +166,8 @@ def curves(ax: Axes, counts: Sequence[Sequence[int]], token: int) -> None:
 
     number, n = range(len(counts)), len(counts[0])
     few: dict[str, Any] = {"markersize": 5} if len(counts) <= FEW else {"markersize": 0}
-    ax.fill_between(
-        number, list(map(min, counts)), list(map(max, counts)), color=LIGHT, label="all tokens: range"
-    )
+    lowest, highest = list(map(min, counts)), list(map(max, counts))
+    ax.fill_between(number, lowest, highest, color=LIGHT, label="all tokens: range")
     ax.plot(number, [sum(row) / n for row in counts], "s--", color=ORANGE, label="all tokens: mean", **few)
     ax.plot(number, [row[token] for row in counts], "o-", color=BLUE, label=f"token {token}", **few)
     ax.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
@@ -220,57 +184,46 @@ def open_box(ax: Axes) -> None:
     ax.set_axisbelow(True)
 
 
-def bezier(points: Sequence[Point], steps: int = SMOOTHNESS) -> Curve:
-    """The curve of two ends and the control points between them, as a line of ``steps + 1`` points."""
-    curve = []
-    for step in range(steps + 1):
-        corners, t = list(points), step / steps
-        while len(corners) > 1:  # de Casteljau
-            corners = [(a + t * (c - a), b + t * (d - b)) for (a, b), (c, d) in pairwise(corners)]
-        curve.append(corners[0])
-    return curve
+def bezier(corners: Sequence[Points], steps: int = SMOOTHNESS) -> Curves:
+    """The curves of two ends and the control points between them, in ``steps`` straight pieces."""
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)[:, None]
+    points = [corner[:, None].double() for corner in corners]
+    while len(points) > 1:  # de Casteljau
+        points = [a + t * (b - a) for a, b in pairwise(points)]
+    return points[0]
 
 
-def trimmed(start: Point, end: Point, by: float) -> Point:
-    """The point ``by`` away from ``start``, on the way to ``end``."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    share = by / max((dx * dx + dy * dy) ** 0.5, by)
-    return start[0] + share * dx, start[1] + share * dy
-
-
-def arrows(ax: Axes, strokes: Sequence[Stroke]) -> None:
-    """Each stroke with a head at its end."""
+def arrows(
+    ax: Axes, curves: Curves, widths: Sequence[float], colours: Sequence[str], alphas: Sequence[float]
+) -> None:
+    """Each curve with a head at its end."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
-    for curve, width, colour, alpha in strokes:
+    for curve, width, colour, alpha in zip(curves.numpy(), widths, colours, alphas, strict=True):
         look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, "joinstyle": "miter"}
-        ax.add_patch(
-            FancyArrowPatch(
-                path=Path(curve), arrowstyle="-|>", mutation_scale=6 + 3 * width, fill=True, **look
-            )
-        )
+        head: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6 + 3 * width, "fill": True}
+        ax.add_patch(FancyArrowPatch(path=Path(curve), **head, **look))
 
 
-def tapered(ax: Axes, strokes: Sequence[Stroke]) -> None:
-    """Each stroke thin at its sender and thick at its receiver: a direction without a head."""
+def tapered(
+    ax: Axes, curves: Curves, widths: Sequence[float], colours: Sequence[str], alphas: Sequence[float]
+) -> None:
+    """Each curve thin at its sender and thick at its receiver: a direction without a head."""
     from matplotlib.collections import LineCollection
 
+    pieces = curves.shape[1] - 1
     for quarter, scale in enumerate((0.3, 0.6, 1.0, 1.6)):
-        length = [len(stroke.curve) - 1 for stroke in strokes]
-        parts = [
-            s.curve[n * quarter // 4 : n * (quarter + 1) // 4 + 1]
-            for s, n in zip(strokes, length, strict=True)
-        ]
-        look: dict[str, Any] = {"colors": [s.colour for s in strokes], "alpha": [s.alpha for s in strokes]}
-        ax.add_collection(
-            LineCollection(parts, linewidths=[scale * s.width for s in strokes], capstyle="butt", **look)
-        )
+        part = list(curves[:, pieces * quarter // 4 : pieces * (quarter + 1) // 4 + 1].numpy())
+        look: dict[str, Any] = {"colors": colours, "alpha": alphas, "capstyle": "butt"}
+        ax.add_collection(LineCollection(part, linewidths=[scale * width for width in widths], **look))
 
 
-def cell(colour: str, text: str) -> Any:
-    """An entry of a legend: a cell of a mask."""
-    return handle("s", text, color=colour, markersize=9, markeredgecolor=GREY)
+def cell_handles() -> list[Any]:
+    """What the cells of a mask mean."""
+    look: dict[str, Any] = {"markersize": 9, "markeredgecolor": GREY}
+    cells = ((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
+    return [handle("s", text, color=colour, **look) for colour, text in cells]
 
 
 def shared(names: Sequence[str]) -> str:

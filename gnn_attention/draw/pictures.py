@@ -24,7 +24,7 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import printable
 from gnn_attention.draw import _axes, _node_layouts
-from gnn_attention.draw._axes import BLUE, LIGHT, ORANGE
+from gnn_attention.draw._axes import BLUE, ORANGE
 from gnn_attention.draw._node_layouts import Drawn
 from gnn_attention.graph import TokenGraph
 
@@ -59,14 +59,11 @@ def mask(
     names, src_names = _names(graph, labels, src_labels)
     made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src))
     _axes.cells(axes, graph.mask())
-    width, height = _axes.cells_room(axes, graph.num_dst, graph.num_src)
-    _axes.ticks(axes, "x", src_names, graph.num_src, graph.src_offset, width)
-    _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset, height)
+    _axes.ticks(axes, "x", src_names, graph.num_src, graph.src_offset)
+    _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset)
     axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
-    return _axes.finish(
-        made, ax, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")]
-    )
+    return _axes.finish(made, ax, _axes.cell_handles())
 
 
 def graph(
@@ -76,12 +73,11 @@ def graph(
     src_labels: Labels | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Nodes and links: tokens on a circle, clockwise from the top; two columns where senders are not the
-    receivers.
+    """Nodes and links: tokens on a circle, clockwise from the top.
 
-    An edge runs from src to dst: as an arrow where there are few, else as a line that is thin at its sender
-    and thick at its receiver. Of more than 4000 edges a random sample is drawn, and the title says so.
-    ValueError above 1024 tokens a side.
+    Two columns where senders are not the receivers. An edge runs from src to dst: as an arrow where there are
+    few, else as a line that is thin at its sender and thick at its receiver. Of more than 4000 edges a random
+    sample is drawn, and the title says so. ValueError above 1024 tokens a side.
     """
     _check("graph", graph, LARGEST_LINES)
     names, src_names = _names(graph, labels, src_labels)
@@ -106,9 +102,7 @@ def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: La
     if not _is_square(graph):
         left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
-    return _axes.finish(
-        made, None, [_axes.cell(BLUE, "edge: dst attends to src"), *_node_layouts.handles(Drawn.of(graph))]
-    )
+    return _axes.finish(made, None, [_axes.cell_handles()[0], *_node_layouts.handles(Drawn.of(graph))])
 
 
 def arcs(
@@ -119,8 +113,7 @@ def arcs(
     lit: Collection[tuple[int, int]] = (),
     title: str | None = None,
 ) -> Figure:
-    """Tokens on a line: an edge to the right (``src < dst``) is an arc above it, one to the left an arc below
-    it.
+    """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
     ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``:
     edges ``(src, dst)`` to stand out in red, the others grey. ValueError above 1024 tokens, and unless the
@@ -129,9 +122,8 @@ def arcs(
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)
     drawn = Drawn.of(graph, _edge_weights(graph, weights), {(int(src), int(dst)) for src, dst in lit})
-    made, axes = _axes.of(
-        ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if all(src <= dst for src, dst in drawn.edges) else 4.4
-    )
+    height = 2.9 if bool((drawn.src <= drawn.dst).all()) else 4.4
+    made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), height)
     _node_layouts.line(axes, drawn, names)
     _axes.title(axes, graph.name if title is None else title, _facts(graph, drawn), 100)
     return _axes.finish(made, ax, [*_node_layouts.handles(drawn), *_node_layouts.weight_handles(drawn)])
@@ -146,12 +138,12 @@ def layers(
     residual: bool = True,
     title: str | None = None,
 ) -> Figure:
-    """A network unrolled, a row of tokens for each layer: lit is all that reaches ``token`` (default: the
-    last) at the top.
+    """A network unrolled, a row of tokens for each layer.
 
-    ``graphs``: one graph for all layers, or one for each, layer 1 first; they are used in turn if there are
-    more layers. ``residual``: a token's own state is carried along. The numbers on the right count the lit
-    tokens of each row. ValueError above 1024 tokens and 64 layers, IndexError for a token that is not there.
+    Lit is all that reaches ``token`` (default: the last) at the top. ``graphs``: one graph for all layers, or
+    one for each, layer 1 first; they are used in turn if there are more layers. ``residual``: a token's own
+    state is carried along. The numbers on the right count the lit tokens of each row. ValueError above 1024
+    tokens and 64 layers, IndexError for a token that is not there.
     """
     stack = _stack("layers", graphs, layers)
     names, _ = _names(stack[0], labels, None)
@@ -159,44 +151,29 @@ def layers(
     reached = _reach_by_row(stack, last, residual)
     made, axes = _axes.of(ax, 9.0, 1.9 + 0.85 * min(len(stack), 8))
     for level, each in enumerate(stack):
-        _node_layouts.between(axes, Drawn.of(each), level, reached[level], reached[level + 1], residual)
+        _node_layouts.between(axes, Drawn.of(each), level, reached[level + 1], residual)
     _node_layouts.rows(axes, reached, last, names)
     shown = _axes.shared([each.name for each in stack]) if title is None else title
-    what = f"lit: the tokens from which token {names[last] if names else last} has received from after {len(stack)} layers"
+    who = names[last] if names else last
+    what = f"lit: the tokens from which token {who} has received from after {len(stack)} layers"
     _axes.title(axes, shown, what, 90)
-    return _axes.finish(
-        made,
-        ax,
-        _node_layouts.layer_handles(
-            residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
-        ),
-    )
+    carried = residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
+    return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
 
 
 def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
     """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
-    for axes, degree, offset, colour, words in (
-        (
-            top,
-            graph.in_degree(),
-            graph.dst_offset,
-            BLUE,
-            ("in-degree", "dst (receiver)", "senders it attends to"),
-        ),
-        (
-            bottom,
-            graph.T.in_degree(),
-            graph.src_offset,
-            ORANGE,
-            ("out-degree", "src (sender)", "receivers that attend to it"),
-        ),
+    in_words = ("in-degree", "dst (receiver)", "senders it attends to")
+    out_words = ("out-degree", "src (sender)", "receivers that attend to it")
+    for axes, degree, offset, colour, (word, xlabel, ylabel) in (
+        (top, graph.in_degree().tolist(), graph.dst_offset, BLUE, in_words),
+        (bottom, graph.T.in_degree().tolist(), graph.src_offset, ORANGE, out_words),
     ):
-        mean = degree.double().mean().item() if len(degree) else 0.0
-        _axes.heights(axes, degree.tolist(), offset, colour, mean)
-        axes.set(xlabel=words[1], ylabel=words[2])
-        _axes.title(axes, f"{words[0]}: {_axes.spread(degree.tolist())}")
+        _axes.heights(axes, degree, offset, colour)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        _axes.title(axes, f"{word}: {_axes.spread(degree)}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
 
@@ -209,11 +186,11 @@ def hops(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
-    """How many tokens have been reached after each layer: by ``token`` (default: the last), and by all tokens
-    on average.
+    """How many tokens have been reached after each layer.
 
-    ``layers=None``: until nothing changes any more, at most 64. ``graphs`` and ``residual`` as in
-    :func:`layers`. ValueError above 1024 tokens, IndexError for a token that is not there.
+    By ``token`` (default: the last), and by all tokens on average. ``layers=None``: until nothing changes any
+    more, at most 64. ``graphs`` and ``residual`` as in :func:`layers`. ValueError above 1024 tokens,
+    IndexError for a token that is not there.
     """
     stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
     last = _token(stack[0], token)
@@ -223,23 +200,16 @@ def hops(
     _axes.curves(axes, counts, last)
     axes.set(xlabel="layers", ylabel="tokens reached")
     _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
-    _axes.legend(
-        axes,
-        axes.get_legend_handles_labels()[0],
-        frameon=False,
-        fontsize=9,
-        loc="upper left",
-        bbox_to_anchor=(0, 0.95),
-    )
+    entries, _ = axes.get_legend_handles_labels()
+    _axes.legend(axes, entries, frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
     return _axes.finish(made, ax)
 
 
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
     count = graph.heads or 0
     if count > MOST_HEADS:
-        raise ValueError(
-            f"mask() draws at most {MOST_HEADS} heads, got {count} ({graph.name}); take one with select(0, head)"
-        )
+        got = f"got {count} ({graph.name}); take one with select(0, head)"
+        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, {got}")
     columns = min(count, 4)
     rows = -(-count // columns)
     made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
@@ -247,33 +217,26 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
         if head >= count:
             axes.set_axis_off()
             continue
-        one = graph.select(0, head)
-        mask(one, axes, title=f"head {head}")
+        mask(graph.select(0, head), axes, title=f"head {head}")
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
-    return _axes.finish(
-        made, None, [_axes.cell(BLUE, "edge: dst attends to src"), _axes.cell(LIGHT, "no edge")]
-    )
+    return _axes.finish(made, None, _axes.cell_handles())
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
-        )
+        got = f"got {type(graph).__name__}; see gnn_attention.convert"
+        raise TypeError(f"{function}() draws a TokenGraph, {got}")
+    wanted, hint = "", ""
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(
-            f"{function}() draws one plain graph, got {graph!r}; take one with select(batch, head)"
-        )
-    if max(graph.num_dst, graph.num_src) > largest:
-        raise ValueError(
-            f"{function}() draws at most {largest} tokens a side, got {graph!r}; "
-            "make it coarser with algebra.quotient(graph, block), or draw some tokens with algebra.restrict(graph, tokens)"
-        )
-    if square and not _is_square(graph):
-        raise ValueError(
-            f"{function}() draws graphs whose senders are their receivers, got {graph!r}; use mask() or graph()"
-        )
+        wanted, hint = "one plain graph", "take one with select(batch, head)"
+    elif max(graph.num_dst, graph.num_src) > largest:
+        wanted, hint = f"at most {largest} tokens a side", "make it coarser with "
+        hint += "algebra.quotient(graph, block), or draw some tokens with algebra.restrict(graph, tokens)"
+    elif square and not _is_square(graph):
+        wanted, hint = "graphs whose senders are their receivers", "use mask() or graph()"
+    if wanted:
+        raise ValueError(f"{function}() draws {wanted}, got {graph!r}; {hint}")
 
 
 def _is_square(graph: TokenGraph) -> bool:
@@ -286,40 +249,33 @@ def _names(
     """Labels of the receivers and of the senders, which share them where they are the same tokens."""
     if src_labels is None and _is_square(graph):
         src_labels = labels
-    sides = (
-        ("labels", labels, graph.num_dst, "receivers"),
-        ("src_labels", src_labels, graph.num_src, "senders"),
-    )
-    for word, given, count, whom in sides:
-        if given is not None and len(given) != count:
-            raise ValueError(
-                f"{word} must hold a name for each of the {count} {whom} of {graph.name}, got {len(given)}"
-            )
-    dst, src = (
-        [printable(str(name), line_ends=True) for name in given] if given is not None else None
-        for given in (labels, src_labels)
-    )
+    dst = _side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
+    src = _side_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
     return dst, src
+
+
+def _side_names(word: str, labels: Labels | None, tokens: str, count: int) -> list[str] | None:
+    if labels is None:
+        return None
+    if len(labels) != count:
+        raise ValueError(f"{word} must hold a name for each of the {tokens}, got {len(labels)}")
+    return [printable(str(name), line_ends=True) for name in labels]
 
 
 def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
     pairs = graph.num_dst * graph.num_src
     text = f"{graph.num_edges:,} edges, {100 * graph.num_edges / pairs if pairs else 0:.3g} % of all pairs"
-    return (
-        f"{text}; {len(drawn.edges):,} drawn, chosen at random"
-        if drawn and len(drawn.edges) < graph.num_edges
-        else text
-    )
+    sampled = drawn is not None and len(drawn.src) < graph.num_edges
+    return f"{text}; {len(drawn.src):,} drawn, chosen at random" if drawn and sampled else text
 
 
-def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> list[float] | None:
+def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Tensor | None:
     if weights is None:
         return None
-    numbers: list[float] = torch.as_tensor(weights).detach().double().flatten().tolist()
+    numbers = torch.as_tensor(weights).detach().double().flatten()
     if len(numbers) != graph.num_edges:
-        raise ValueError(
-            f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}"
-        )
+        wanted = f"a number for each of the {graph.num_edges} edges"
+        raise ValueError(f"weights must hold {wanted}, got {len(numbers)}")
     return numbers
 
 
@@ -328,9 +284,8 @@ def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int)
     if count > MOST_LAYERS:
         raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
     if not isinstance(graphs, (TokenGraph, Iterable)):
-        raise TypeError(
-            f"{function}() needs a TokenGraph or a list of them, layer 1 first, got {quoted(graphs)}"
-        )
+        wanted = "a TokenGraph or a list of them, layer 1 first"
+        raise TypeError(f"{function}() needs {wanted}, got {quoted(graphs)}")
     given = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     if not given or (isinstance(given[0], TokenGraph) and not given[0].num_dst):
         raise ValueError(f"{function}() needs a graph with at least one token, got {quoted(given)}")
@@ -351,11 +306,10 @@ def _token(graph: TokenGraph, token: int | None) -> int:
 
 def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
-    rows = []
-    for level in range(len(stack) + 1):
-        lit = torch.zeros(stack[0].num_dst, dtype=torch.bool)
-        lit[analyse.receptive_field(stack[level:] or stack, token, len(stack) - level, residual)] = True
-        rows.append(lit.tolist())
+    lit = torch.zeros(len(stack) + 1, stack[0].num_dst, dtype=torch.bool)
+    for level, row in enumerate(lit):
+        row[analyse.receptive_field(stack[level:] or stack, token, len(stack) - level, residual)] = True
+    rows: list[list[bool]] = lit.tolist()
     return rows
 
 
