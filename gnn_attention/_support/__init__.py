@@ -1,1 +1,1 @@
-"""What every package uses and nothing of which knows attention."""
+"""What every package uses, and what knows nothing of attention."""

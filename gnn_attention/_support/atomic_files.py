@@ -13,18 +13,10 @@ from typing import BinaryIO
 
 @contextmanager
 def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file open for writing that takes the place of ``path`` when the block ends well, and is removed when
-    it does not.
+    """A file open for writing that replaces ``path`` when the block ends well, and is removed otherwise.
 
     A link stays a link to what is replaced, a mode stays as it was; what is no regular file (a pipe,
     ``/dev/stdout``) is written to directly. OSError where nothing can be written.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with written(Path(folder) / "a.txt") as file:
-    ...         _ = file.write(b"all of it")
-    ...     (Path(folder) / "a.txt").read_text()
-    'all of it'
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -45,14 +37,14 @@ def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a whole file, text as UTF-8 with its line ends as they are, and return where."""
+    """Write a whole file, text as UTF-8 with its line ends as they are, and return its path."""
     with written(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 
 def check_place(option: str, path: str | None) -> None:
-    """ValueError where a file that an option names could not be written; "-" and None, which name none, pass.
+    """ValueError where a file that an option names could not be written; "-" and None pass.
 
     >>> check_place("--json", "no/such/folder/a.json")
     Traceback (most recent call last):

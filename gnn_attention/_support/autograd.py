@@ -24,11 +24,9 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def twice_differentiable(fast: Run, slow: Run, *inputs: Tensor) -> Tensor:
-    """``fast(*inputs)``; its gradient is that of ``fast``, or where it will be differentiated itself that of
-    the equal ``slow``.
+    """``fast(*inputs)``; a gradient that will be differentiated again is that of the equal ``slow``.
 
-    Compilers and ``torch.func`` transforms see ``fast`` alone: they hold no graph of autograd to come back
-    to.
+    Compilers and ``torch.func`` transforms see ``fast`` alone: they have no graph of autograd to return to.
 
     >>> x = torch.tensor(2.0, requires_grad=True)
     >>> out = twice_differentiable(lambda x: 8 + 12 * (x - x.detach()), lambda x: x**3, x)

@@ -1,4 +1,4 @@
-"""Checks of arguments: an error is one sentence: the argument, what came, what is expected."""
+"""Checks of arguments: an error is one sentence with the argument, what came and what is expected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LONGEST_QUOTE = 60  # characters
 
-
-def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
-    """A value as a message quotes it: its repr on one line, cut; of a tensor or an array dtype and shape.
+def quoted(value: object, longest: int = 60) -> str:
+    """A value in a message: its repr on one line, cut at ``longest``; of a tensor dtype and shape.
 
     >>> quoted("window"), quoted(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
@@ -49,16 +47,15 @@ def size(name: str, value: object, minimum: int = 0) -> int:
 def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
     """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError."""
     if not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} must be a sequence of sizes, got {quoted(values)}; for a single one give [{quoted(values)}]"
-        )
+        got = quoted(values)
+        raise TypeError(f"{name} must be a sequence of sizes, got {got}; for a single one give [{got}]")
     return [size(f"each of {name}", value, minimum) for value in values]
 
 
 def head_sizes(
     width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int, int, int]:
-    """The five sizes of heads with their defaults, else TypeError or ValueError."""
+    """width, num_heads, head_dim, value_dim and num_kv_heads with their defaults."""
     width, num_heads = size("width", width, 1), size("num_heads", num_heads, 1)
     num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads, 1)
     if num_heads % num_kv_heads:
@@ -66,17 +63,12 @@ def head_sizes(
     if head_dim is None and width % num_heads:
         raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
     head_dim = width // num_heads if head_dim is None else size("head_dim", head_dim, 1)
-    return (
-        width,
-        num_heads,
-        head_dim,
-        head_dim if value_dim is None else size("value_dim", value_dim, 1),
-        num_kv_heads,
-    )
+    value_dim = head_dim if value_dim is None else size("value_dim", value_dim, 1)
+    return width, num_heads, head_dim, value_dim, num_kv_heads
 
 
 def position(name: str, value: object) -> int:
-    """Return ``value`` as an int of either sign; TypeError names the argument otherwise."""
+    """``value`` as an int of either sign, else TypeError."""
     return size(name, value, -(2**63))
 
 
@@ -92,29 +84,28 @@ def number(name: str, value: object, positive: bool = False) -> float:
 
 
 def probability(name: str, value: float) -> float:
-    """Return ``value`` as a float in [0, 1); ValueError names the argument otherwise."""
+    """``value`` as a float in [0, 1), else ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1), got {quoted(value)}")
     return float(value)
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """Return ``value`` if it is of a class of this library; TypeError names the argument otherwise."""
+    """``value`` if it is of that class, else TypeError."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
     return value
 
 
 def path(name: str, value: object) -> Path:
-    """Return ``value`` as a path; TypeError for what is none."""
+    """``value`` as a path, else TypeError."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path, got {described(value)}")
     return Path(value)
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
-    """TypeError unless ``function`` can be called with these positional arguments; a builtin without a
-    signature passes.
+    """TypeError unless ``function`` takes these positional arguments, where it has a signature.
 
     >>> takes("call", lambda module, x: x, "module", "x")
     """
@@ -125,14 +116,13 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
     try:
         found.bind(*words)
     except TypeError:
-        own = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
-        raise TypeError(
-            f"{name} must take ({', '.join(words)}), got a {type(function).__name__} of ({own})"
-        ) from None
+        takes = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
+        got = f"a {type(function).__name__} of ({takes})"
+        raise TypeError(f"{name} must take ({', '.join(words)}), got {got}") from None
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
-    """Return ``value`` if it is one of the ``allowed`` words; ValueError lists them otherwise."""
+    """``value`` if it is one of the ``allowed`` words, else ValueError."""
     words = list(allowed)
     if value not in words:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quoted(value)}")

@@ -20,10 +20,9 @@ def operator(
 ) -> Callable[..., Any]:
     """Make ``torch.ops.gnn_attention.<name>`` and return what calls it.
 
-    ``run`` computes on plain tensors, ``fake`` makes results of the right shapes;
-    ``keep(ctx, inputs, output)`` and ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The
-    single tensors of the schema have a sample axis first, which an axis mapped by ``torch.vmap`` joins; they
-    come before all other arguments.
+    ``run`` computes on plain tensors, ``fake`` makes results of the right shapes, ``keep(ctx, inputs,
+    output)`` and ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The single tensors of
+    the schema come first and begin with a sample axis, which an axis mapped by ``torch.vmap`` joins.
     """
     full = f"gnn_attention::{name}"
     torch.library.define(full, schema)
@@ -38,47 +37,32 @@ def operator(
     # a vmap inside a grad leaves the grad to be done
     mapped = _vmap_rule(call, schema.split("->")[0].count("Tensor "))
     torch.library.register_vmap(full, mapped)
-    transformed = _functorch_op(registered, backward, keep, mapped)
-    return call
-
-
-def _functorch_op(
-    registered: Callable[..., Any],
-    backward: Callable[..., Any],
-    keep: Callable[..., None],
-    mapped: Callable[..., Any],
-) -> Callable[..., Any]:
-    """For ``torch.func.grad``, which takes an ``autograd.Function`` but no registered derivative."""
 
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         # a list is no input to a Function
         return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
+    # torch.func.grad takes an autograd.Function, but no registered derivative
     members = {"forward": registered, "setup_context": keep, "backward": gradients, "vmap": mapped}
-    made = type(
-        "Transformed",
-        (torch.autograd.Function,),
-        {word: staticmethod(member) for word, member in members.items()},
-    )
-    apply: Callable[..., Any] = made.apply  # type: ignore[attr-defined]
-    return apply
+    body = {word: staticmethod(member) for word, member in members.items()}
+    made: Any = type("Transformed", (torch.autograd.Function,), body)
+    transformed = made.apply
+    return call
 
 
 def _vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """The rule of ``torch.vmap``: the mapped axis joins the samples of the first ``count`` arguments."""
-
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        pairs = zip(arguments[:count], in_dims[:count], strict=True)
-        moved = (
-            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs
-        )
-        result = call(*(x.flatten(0, 1) for x in moved), *arguments[count:])
+        size = info.batch_size
+
+        def joined(x: Tensor, dim: int | None) -> Tensor:
+            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+        def separate(x: Tensor) -> Tensor:
+            return x.view(size, x.shape[0] // size, *x.shape[1:])
+
+        result = call(*map(joined, arguments[:count], in_dims[:count]), *arguments[count:])
         if isinstance(result, Tensor):
-            return _split_samples(result, info.batch_size), 0
-        return tuple(_split_samples(x, info.batch_size) for x in result), (0,) * len(result)
+            return separate(result), 0
+        return tuple(map(separate, result)), (0,) * len(result)
 
     return rule
-
-
-def _split_samples(x: Tensor, count: int) -> Tensor:
-    return x.view(count, x.shape[0] // count, *x.shape[1:])

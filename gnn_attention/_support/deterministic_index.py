@@ -11,26 +11,20 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 
 
 def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``table[index]``, an index for each axis, none negative; on a CPU its gradient is summed in float64, in
-    one order.
+    """``table[index]``, an index for each axis, none negative; IndexError where there is no such entry.
 
-    torch's own gradient of an index adds from several threads at once in the dtype of the table, in whatever
-    order they come. That of CUDA sorts before it adds, and is left as it is; so are look-ups inside a kernel,
-    one entry at a time, and under the transforms of ``torch.func``, which differentiate forward too. Raises
-    IndexError for an entry that there is not.
+    On a CPU its gradient is summed in float64 and in one order, while torch's adds from several threads in
+    the dtype of the table. Left to torch: CUDA, which sorts before it adds, look-ups of one entry inside a
+    kernel, and the transforms of ``torch.func``, which differentiate forward too.
 
     >>> table = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> entries(table, torch.tensor([1, 1, 0])).sum().backward()
     >>> table.grad
     tensor([1., 2.])
     """
+    learned_on_cpu = table.requires_grad and table.device.type == "cpu"
     single = all(axis.dim() == 0 for axis in index)
-    if (
-        single
-        or not table.requires_grad
-        or table.device.type != "cpu"
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if single or not learned_on_cpu or torch._C._are_functorch_transforms_active():
         return table[index]
     found: Tensor = _entries(table, list(index))
     return found

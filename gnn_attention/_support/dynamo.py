@@ -13,29 +13,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(function: F) -> F:
-    """Mark a function whose result torch.compile may take as a constant of its arguments (graphs never
-    change).
+    """Mark a function whose result torch.compile may take as a constant of its arguments.
 
-    This is ``torch.compiler.assume_constant_result``, which sets the same attribute but imports
-    ``torch._dynamo`` to do so; the compilation tests fail if the attribute's name changes.
+    ``torch.compiler.assume_constant_result`` sets the same attribute, but imports ``torch._dynamo``.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def not_compiled(function: F) -> F:
-    """Mark a function that torch.compile calls as it is, with a graph break: it makes a graph, which no
-    program can hold.
-
-    This is ``torch.compiler.disable`` in the same manner.
-    """
+    """Mark a function that torch.compile calls with a graph break, as ``torch.compiler.disable`` does."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 @contextmanager
 def _no_function_modes() -> Iterator[None]:
-    """Without the modes by which tracers see functions; values with ``__torch_function__`` still work."""
     modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
     try:
         yield
@@ -46,16 +39,10 @@ def _no_function_modes() -> Iterator[None]:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Inside, torch computes with real numbers, unseen by what traces or transforms a program
-    (``torch.export``, ``torch.func``).
+    """Inside, torch computes with numbers, unseen by what traces or transforms a program.
 
-    What is worked out about a graph is no part of a program that uses it; and the result must serve training
-    too.
+    What is computed about a graph is no part of a program that uses it, and must serve training too.
     """
-    with (
-        _no_function_modes(),
-        torch._C._DisableFuncTorch(),
-        _disable_current_modes(),
-        torch.inference_mode(False),
-    ):
+    numbers = torch.inference_mode(False)
+    with _no_function_modes(), torch._C._DisableFuncTorch(), _disable_current_modes(), numbers:
         yield

@@ -1,6 +1,4 @@
-"""JSON files that this package wrote: their fields are checked, and a file that holds something else is one
-short ValueError.
-"""
+"""JSON files that this package wrote: a file that holds something else is one short ValueError."""
 
 from __future__ import annotations
 
@@ -12,19 +10,10 @@ from typing import Any
 
 from gnn_attention._support.text import one_line
 
-__all__ = ["check_fields", "parsed", "read", "text"]
-
-Kind = Callable[[Any], bool]
-
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object of a file; ValueError says what is wrong with it, the caller says of which file."""
-    return parsed(text(path))
-
-
-def text(path: str | os.PathLike[str]) -> str:
-    """A file as text."""
-    return Path(path).read_text("utf-8")
+    return parsed(Path(path).read_text("utf-8"))
 
 
 def parsed(content: str) -> dict[str, Any]:
@@ -43,7 +32,7 @@ def parsed(content: str) -> dict[str, Any]:
     return found
 
 
-def check_fields(found: object, kinds: Mapping[str, Kind], what: str) -> None:
+def check_fields(found: object, kinds: Mapping[str, Callable[[Any], bool]], what: str) -> None:
     """ValueError unless ``found`` is an object that has these fields, each of its kind.
 
     >>> check_fields({"n": "1"}, {"n": lambda value: isinstance(value, int)}, "the record")

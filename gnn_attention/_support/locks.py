@@ -17,7 +17,7 @@ from torch import nn
 
 @dataclass
 class _Owner:
-    """The thread that changes a module, how many blocks deep, and whether it is about to end by itself."""
+    """The thread that changes a module, in how many nested blocks; ``brief`` blocks end by themselves."""
 
     thread: int
     brief: bool
@@ -25,57 +25,40 @@ class _Owner:
 
 
 _owners: WeakKeyDictionary[nn.Module, _Owner] = WeakKeyDictionary()
-_given_back = threading.Condition()
+_released = threading.Condition()
 
 
 @contextmanager
 def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
-    """Inside, only this thread changes the modules. Another one's ``brief`` change is waited for.
+    """Inside, only this thread changes the modules; it waits for another one's ``brief`` change.
 
     NotImplementedError where another thread is in a block of its own length: it could wait for this one.
-
-    >>> layer = nn.Linear(1, 1)
-    >>> with turn([layer], brief=False), turn([layer], brief=True):
-    ...     len(_owners)
-    1
-    >>> len(_owners)
-    0
     """
     mine = threading.get_ident()
-    with _given_back:
-        while any(_others(module, mine) for module in modules):
-            if not all(owner.brief for module in modules for owner in _others(module, mine)):
-                raise NotImplementedError(
-                    "another thread is in an operate block over this module, whose layers are changed for all threads: "
-                    "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
-                )
-            _given_back.wait()
+    with _released:
+        while others := [x for x in map(_owners.get, modules) if x is not None and x.thread != mine]:
+            if not all(owner.brief for owner in others):
+                reason = "another thread is in an operate block over this module, whose layers are changed"
+                advice = "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
+                raise NotImplementedError(f"{reason} for all threads: {advice}")
+            _released.wait()
         for module in modules:
             _owners.setdefault(module, _Owner(mine, brief)).depth += 1
     try:
         yield
     finally:
-        with _given_back:
+        with _released:
             for module in modules:
                 _owners[module].depth -= 1
                 if not _owners[module].depth:
                     del _owners[module]
-            _given_back.notify_all()
-
-
-def _others(module: nn.Module, mine: int) -> list[_Owner]:
-    owner = _owners.get(module)
-    return [] if owner is None or owner.thread == mine else [owner]
+            _released.notify_all()
 
 
 def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """The hook for calls from the thread that makes it; None, which changes nothing, for all others."""
     mine = threading.get_ident()
-
-    def for_mine(*args: Any, **kwargs: Any) -> Any:
-        return hook(*args, **kwargs) if threading.get_ident() == mine else None
-
-    return for_mine
+    return lambda *args, **kwargs: hook(*args, **kwargs) if threading.get_ident() == mine else None
 
 
 _filtering = threading.RLock()
@@ -91,9 +74,7 @@ def ignored(message: str = "") -> Iterator[None]:
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Issue torch's warning about its CSR format once, ignored; such a matrix is never handed out."""
+    """Issue torch's warning about its CSR format once, ignored; no such matrix is returned to a user."""
     with ignored("Sparse CSR tensor support"):
-        index = torch.tensor([0], dtype=torch.int32, device="cpu")
-        torch.sparse_csr_tensor(
-            index, index[:0], torch.zeros(0, device="cpu"), (0, 0), check_invariants=False
-        )
+        index, none = torch.tensor([0], dtype=torch.int32, device="cpu"), torch.zeros(0, device="cpu")
+        torch.sparse_csr_tensor(index, index[:0], none, (0, 0), check_invariants=False)

@@ -1,4 +1,4 @@
-"""Immutable values, what is computed once for each, and the word by which a compiled program knows each."""
+"""Immutable values, what is computed once for each, and its word in a compiled program."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ _NUMBERS = itertools.count()
 
 
 class Frozen:
-    """A dataclass that cannot change once it is made, with the errors of a frozen one, and a memo of
-    its own.
+    """A dataclass that cannot change once it is made, with the errors of a frozen one, and a memo.
 
-    It is not frozen: of those, Dynamo reads every field, the memory too, and before torch 2.12 takes none for
-    a constant.
+    It is not frozen: of those Dynamo reads every field, and before torch 2.12 takes none for a constant.
     """
 
     _memo: Any
@@ -43,21 +41,18 @@ class Frozen:
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
         if self._word:
-            raise FrozenInstanceError(
-                f"cannot assign to field {name!r}: a {type(self).__name__} never changes, make another"
-            )
+            never = f"a {type(self).__name__} never changes, make another"
+            raise FrozenInstanceError(f"cannot assign to field {name!r}: {never}")
         object.__setattr__(self, name, value)
 
     @not_compiled
     def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(
-            f"cannot delete field {name!r}: a {type(self).__name__} never changes, make another"
-        )
+        never = f"a {type(self).__name__} never changes, make another"
+        raise FrozenInstanceError(f"cannot delete field {name!r}: {never}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_word"} | {
-            "_memo": UserDict()
-        }
+        fields = {name: value for name, value in self.__dict__.items() if name != "_word"}
+        return fields | {"_memo": UserDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -65,13 +60,9 @@ class Frozen:
 
 
 def memoized(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
-    """``make(value, *arguments)``, computed once for each value and cached with it; ``make`` must be a
-    function of a module.
-
-    The value never changes, so that what is worked out about it is a constant to a compiler too.
-    """
+    """``make(value, *arguments)``, computed once for each value; ``make`` must be a function of a module."""
     if torch.compiler.is_dynamo_compiling():
-        return _kept_of(make, value._word, *arguments)[0]
+        return _constant(make, value._word, *arguments)[0]
     key = (make, *arguments)
     if key not in value._memo:
         with eagerly():
@@ -79,12 +70,8 @@ def memoized(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
     return value._memo[key]
 
 
+# compilers take a word for a constant, and compare words before they run a program again; in a tuple, for
+# before torch 2.11 all tensors that one such function returns to a program are taken for the same one
 @constant
-def _kept_of(make: Callable[..., Any], word: str, *arguments: Any) -> tuple[Any]:
-    """The same for a compiler: every version takes a word for a constant, and compares words before it runs a
-    program again.
-
-    In a tuple: before torch 2.11, all tensors that one such function returns to a program are taken for the
-    same one.
-    """
+def _constant(make: Callable[..., Any], word: str, *arguments: Any) -> tuple[Any]:
     return (memoized(make, _ALIVE[word], *arguments),)

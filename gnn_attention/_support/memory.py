@@ -1,9 +1,7 @@
-"""How much memory there is: what the system has left, and what the control groups around this process still
-allow.
+"""How much memory the system has left, and the control groups around this process still allow.
 
-A container may see less than its machine has, and a group inside it of less still: each of its ancestors may
-set a limit, and the least of them counts. What is about to take much checks first (:func:`check`,
-:func:`shortage`), so that a request that cannot be met is one sentence and not the end of the process.
+Each ancestor of a group may set a limit, and the least of them counts. Callers check before they take much:
+a request that cannot be met is one sentence and not the end of the process.
 """
 
 from __future__ import annotations
@@ -23,38 +21,26 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 @constant
 def available(root: str = "/") -> int:
-    """Bytes that this process can still take: of the system and of every control group that it is in, the
-    least.
-
-    >>> available() > 0
-    True
-    """
+    """Bytes that this process can still take: the least of the system and of its control groups."""
     return max(0, min([_of_the_system(Path(root)), *_of_groups(Path(root))]))
 
 
 def shortage(needed: int) -> str | None:
-    """None where so many bytes are there; else how many are needed and how many there are, in words.
+    """None where so many bytes are free; else how many are needed and how many there are, in words.
 
     >>> shortage(2**20), shortage(2**60)[:38]
     (None, 'it would need 1,073,741,824.0 GiB, and')
     """
-    if needed <= WORTH_ASKING:
+    if needed <= WORTH_ASKING or needed <= (room := available()):
         return None
-    room = available()
-    return (
-        None
-        if needed <= room
-        else f"it would need {needed / 2**30:,.1f} GiB, and {room / 2**30:,.1f} GiB are left"
-    )
+    return f"it would need {needed / 2**30:,.1f} GiB, and {room / 2**30:,.1f} GiB are left"
 
 
 def check(what: str, needed: int, instead: str) -> None:
-    """ValueError, before anything is taken, where ``what`` needs more bytes than there are; ``instead`` says
-    what to do.
+    """ValueError where ``what`` needs more bytes than there are; ``instead`` says what to do.
 
     >>> check("mask()", 2**60, "take a part")
     Traceback (most recent call last):
-    ...
     ValueError: mask(): it would need 1,073,741,824.0 GiB, and ... GiB are left; take a part
     """
     reason = shortage(needed)
@@ -63,8 +49,7 @@ def check(what: str, needed: int, instead: str) -> None:
 
 
 def _of_the_system(root: Path) -> int:
-    text = _text(root / "proc/meminfo")
-    for line in text.splitlines():
+    for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     try:

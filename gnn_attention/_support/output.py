@@ -1,8 +1,6 @@
-"""stdout and stderr of a command: they take every text, whatever their encoding, and may be closed or end in
-a closed pipe.
+"""stdout and stderr of a command, whatever their encoding, closed or at the end of a broken pipe.
 
-Under ``LANG=C``, or where ``PYTHONIOENCODING`` says so, a stream may hold ASCII alone: the pictures of masks
-are then drawn in ``#`` and ``.``, and what has no such form is a ``?``.
+Where a stream takes ASCII alone (``LANG=C``), masks are drawn in ``#`` and ``.``; other letters are a ``?``.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ PLAIN = {"■": "#", "·": ".", "±": "+-", "→": "->", "—": "-"}
 
 
 def plain(error: UnicodeError) -> tuple[str | bytes, int]:
-    """An error handler: ASCII forms of what a stream cannot hold; bytes of a file name that are no text stay
-    as they are.
+    """An error handler: ASCII forms of letters; bytes of a file name that are no text stay as they are.
 
     >>> codecs.register_error("plain", plain)
     >>> "■ · ö".encode("ascii", "plain"), "a\\udcffb".encode("utf-8", "plain")
@@ -43,14 +40,13 @@ def prepare() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        elif getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(
-            stream, "reconfigure"
-        ):
-            stream.reconfigure(errors="plain")
+        elif getattr(stream, "errors", "") in ("strict", "surrogateescape"):
+            with suppress(AttributeError):  # a stream that is no file
+                stream.reconfigure(errors="plain")
 
 
 def finish() -> bool:
-    """Flush; False if the reader of stdout, a pager for example, is gone. What comes later leads nowhere."""
+    """Flush; False if the reader of stdout, a pager for example, is gone."""
     _flush(sys.stderr)
     return _flush(sys.stdout)
 

@@ -1,9 +1,7 @@
-"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere, nothing for
-what is quick.
+"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere.
 
 ``verify: 123 of 410 checks, 0:21 elapsed, about 0:40 left (attend, float32)``. A thread of its own shows it,
-so that a step of any length is followed; what cannot be written (a closed or broken stderr) is left out, and
-never an error.
+so that a step of any length is followed. What cannot be written (a closed or broken stderr) is left out.
 """
 
 from __future__ import annotations
@@ -18,28 +16,6 @@ from typing import Any
 EVERY = 5.0  # seconds between lines
 DELAY = 1.0  # seconds before the bar of a terminal
 REFRESH = 0.2  # seconds between its pictures
-
-
-def line(
-    name: str,
-    done: int,
-    total: int | None,
-    unit: str,
-    elapsed: float,
-    left: float | None = None,
-    note: str = "",
-) -> str:
-    """What is shown: how many are done, the time it took, about how much is left, and what comes now.
-
-    >>> line("verify", 123, 410, "checks", 21.4, 49.9, "attend, float32")
-    'verify: 123 of 410 checks, 0:21 elapsed, about 0:50 left (attend, float32)'
-    >>> line("generate", 5, None, "tokens", 3723), line("explore", 0, None, "steps", 5, note="reading")
-    ('generate: 5 tokens, 1:02:03 elapsed', 'explore: 0:05 elapsed (reading)')
-    """
-    count = f"{done} {unit}, " if done else ""
-    text = f"{name}: {count if total is None else f'{done} of {total} {unit}, '}{_minutes(elapsed)} elapsed"
-    text += "" if left is None else f", about {_minutes(left)} left"
-    return f"{text} ({note})" if note else text
 
 
 def _minutes(seconds: float) -> str:
@@ -57,11 +33,10 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """A context that shows how many of ``total`` steps are done; from any thread, :meth:`advance` counts
-    them.
+    """A context that shows how many of ``total`` steps are done, counted from any thread.
 
-    ``total`` may be None for as long as it is unknown, ``before`` steps were done by an earlier run,
-    ``shown=False`` shows nothing.
+    ``total`` may be None while it is unknown, ``before`` steps were done by an earlier run, ``shown=False``
+    shows nothing.
 
     >>> with Progress("verify", total=2, unit="checks") as progress:
     ...     progress.advance(note="attend, float32")
@@ -73,7 +48,7 @@ class Progress:
     def __init__(
         self, name: str, total: int | None = None, unit: str = "steps", *, before: int = 0, shown: bool = True
     ) -> None:
-        self.name, self.unit, self.shown, self.note = name, unit, shown, ""
+        self.name, self.unit, self.shown = name, unit, shown
         self._count, self._output, self._over = threading.Lock(), threading.Lock(), threading.Event()
         self._poll: Callable[[], int] | None = None
         self._bar: Any = None
@@ -84,13 +59,8 @@ class Progress:
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
         """``total`` steps are to come, ``before`` of them done earlier; estimates begin here."""
-        self.total, self.done, self.before, self.note, self.since = (
-            total,
-            before,
-            before,
-            note,
-            time.monotonic(),
-        )
+        self.total, self.done, self.before, self.note = total, before, before, note
+        self.since = time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """``steps`` more are done, 0 if only the ``note`` changes: what comes now."""
@@ -108,12 +78,12 @@ class Progress:
         self._begun = True
 
     def follow(self, done: Callable[[], int]) -> None:
-        """From here on ``done()`` says how many steps are done, whenever that is shown."""
+        """From here on ``done()`` is the number of steps done, read whenever it is shown."""
         self._poll = done
 
     @property
     def left(self) -> float | None:
-        """The seconds that are left as the steps so far went, None while nothing is known."""
+        """The seconds that are left at the speed so far, None while nothing is known."""
         if self.total is None or not self.before < self.done < self.total:
             return None
         return (time.monotonic() - self.since) / (self.done - self.before) * (self.total - self.done)
@@ -121,14 +91,19 @@ class Progress:
     def write(self, text: str) -> None:
         """A line on stderr, above the bar if there is one; also where progress itself is not shown."""
         with self._output:
-            self._attempt(self._clear)
+            if self._bar is not None:
+                self._attempt(self._bar.clear)
             self._attempt(lambda: _write(text))
 
     def __str__(self) -> str:
         self.done = self.done if self._poll is None else self._poll()
-        return line(
-            self.name, self.done, self.total, self.unit, time.monotonic() - self.began, self.left, self.note
-        )
+        count = f"{self.done} {self.unit}, " if self.done else ""
+        if self.total is not None:
+            count = f"{self.done} of {self.total} {self.unit}, "
+        text = f"{self.name}: {count}{_minutes(time.monotonic() - self.began)} elapsed"
+        left = self.left
+        text += "" if left is None else f", about {_minutes(left)} left"
+        return f"{text} ({self.note})" if self.note else text
 
     def __enter__(self) -> Progress:
         self.began = self.since = time.monotonic()
@@ -147,14 +122,15 @@ class Progress:
     def _follow(self) -> None:
         """In the thread: show, wait, and in the end leave a clean line."""
         terminal = on_terminal()
-        wait = DELAY if terminal else EVERY
+        show, wait = (self._draw, DELAY) if terminal else (lambda: _write(str(self)), EVERY)
         while not self._over.wait(wait):
             with self._output:
-                if not self._attempt(self._draw if terminal else self._print):
+                if not self._attempt(show):
                     break
             wait = REFRESH if terminal else EVERY
         with self._output:
-            self._attempt(self._close)
+            if self._bar is not None:
+                self._attempt(self._bar.close)
 
     def _attempt(self, write: Callable[[], object]) -> bool:
         """Whether it could be written: stderr may be closed, broken or replaced at any time."""
@@ -164,9 +140,6 @@ class Progress:
             return False
         return True
 
-    def _print(self) -> None:
-        _write(str(self))
-
     def _draw(self) -> None:
         if self._bar is None:
             self._bar = _bar()
@@ -175,23 +148,15 @@ class Progress:
         self._bar.bar_format = "|{bar:10}| {desc}" if self.total else "{desc}"
         self._bar.set_description_str(text)
 
-    def _clear(self) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
 
 def _write(text: str) -> None:
-    """A line on stderr. Where that is closed it is None, for which ``print`` would write to stdout."""
+    # where stderr is closed it is None, for which print would write to stdout
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _bar() -> Any:
-    """tqdm's bar without its thread and its lock between processes: both are there already, or not needed."""
+    """tqdm's bar without its thread and its lock between processes."""
     from tqdm import tqdm
 
     bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})

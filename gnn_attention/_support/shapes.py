@@ -1,10 +1,7 @@
-"""Shape words for signatures: ``Float[Tensor, "batch heads dst dim"]`` is a tensor whose axes have these
-names.
+"""Shape words for signatures: ``Float[Tensor, "batch heads dst dim"]`` names the axes of a tensor.
 
-The axis words are fixed: batch heads dst src edges tokens dim width. Annotations are strings here (every
-module begins with ``from __future__ import annotations``), so they cost nothing at run time. A test run under
-jaxtyping's import hook (``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) checks every one of
-them; otherwise jaxtyping need not be installed.
+The words are fixed: batch heads dst src edges tokens dim width. They cost nothing at run time; tests under
+jaxtyping's hook (``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) check every one.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ if TYPE_CHECKING or "jaxtyping" in sys.modules:
 else:
 
     class _Unchecked:
-        """Stands for jaxtyping's Float, Int and Bool: ``Float[Tensor, "..."]`` is then simply ``Tensor``."""
-
         def __class_getitem__(cls, item: object) -> type[Tensor]:
             return Tensor
 

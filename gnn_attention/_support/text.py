@@ -1,4 +1,4 @@
-"""Foreign texts as pages and pictures can hold them."""
+"""Foreign texts for pages and pictures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
 
 
 def printable(text: str, line_ends: bool = False) -> str:
-    """The text as every page and picture can hold it: what has no shape is a space, half a character U+FFFD.
+    """The text with a space for what has no shape, U+FFFD for half a character, and ``\\n`` for line ends.
 
-    What joins letters stays (U+200C, U+200D): without it Persian, Indic scripts and families of emoji fall
-    apart. Where ``line_ends`` stay, each is a ``\\n``.
+    What joins letters stays (U+200C, U+200D), which Persian, Indic scripts and emoji need.
 
     >>> printable("a\\x1b[31m\\tb"), printable("\\N{ZERO WIDTH JOINER}") == "\\N{ZERO WIDTH JOINER}"
     ('a [31m b', True)
@@ -24,7 +23,7 @@ def printable(text: str, line_ends: bool = False) -> str:
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """A text as a part of one line, cut where it is long: what another library says of a file.
+    """A text of another library as a part of one line, cut where it is long.
 
     >>> one_line("Missing key(s):\\n\\tW_Q"), one_line("a" * 99, 8)
     ('Missing key(s): W_Q', 'aaaa ...')

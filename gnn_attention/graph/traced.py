@@ -25,8 +25,7 @@ class TracedEdges(TokenGraph):
     def __post_init__(self) -> None:
         """Nothing that a compiler would have to follow."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
 
     @classmethod
     def of(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:

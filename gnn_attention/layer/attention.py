@@ -24,7 +24,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import AttentionInfo, attended, checked_backend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, edge_list, rules
 from gnn_attention.graph.traced import TracedEdges, is_edge_list
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
@@ -33,42 +33,40 @@ from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer._pyg_codegen import rendered
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
-__all__ = ["MessagePassingAttention"]
-
 STEPS = {
     "edge_update": "logit of the pattern of dst with src, softmax over the in-edges of dst, for each head",
     "message": "the weight of the edge times the message of src, for each head",
     "aggregate": "the sum over the in-edges of dst, for each head",
     "update": "the sum over heads",
 }
+HOOKS = [
+    f"_{step}_forward_{kind}hooks"
+    for step in ("propagate", "edge_update", "message", "aggregate")
+    for kind in ("", "pre_")
+]
 
 
 class MessagePassingAttention(MessagePassing):
-    """Multi-head attention as one round of message passing over a token graph, equal to dense attention with
-    that mask.
+    """Multi-head attention as one round of message passing over a token graph.
 
-    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O`` for heads in any of the three
-    forms.
+    ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O``: for heads of any form equal
+    to dense attention with that mask.
 
     Args:
-        heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or :class:`LatentHeads`:
-            the weights.
-            :class:`LazyHeads` become standard ones of the right widths at the first call, for ``to_hetero``.
-        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module given here is trained with the
-            layer.
+        heads: the weights: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or
+            :class:`LatentHeads`. :class:`LazyHeads` become standard ones of the right widths at the first
+            call, for ``to_hetero``.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
         backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes
-            through ``attend``. While an explainer of PyG masks the edges, or somebody has hooked one of the
-            three functions, the layer walks whatever its backend, as PyG's own layers leave their fused path
-            then: only the walk has messages.
+            through ``attend``. While an explainer of PyG masks the edges, or one of the three functions has a
+            hook, the layer walks whatever its backend, as PyG's own layers leave their fused path then.
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every
-    backend; an ``edge_index`` that is an input of the program, its edges unknown before it runs, is for the
-    walk: one program for any numbers of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes:
-        give its ``as_tensor()``).
+    backend. An ``edge_index`` that is an input of the program is for the walk: one program for any numbers of
+    tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its ``as_tensor()``).
 
-    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2, for the three
-        functions.
+    Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2.
 
     >>> from gnn_attention import patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
@@ -83,14 +81,11 @@ class MessagePassingAttention(MessagePassing):
         dropout: float = 0.0,
         backend: str | Backend | None = None,
     ) -> None:
-        """TypeError for what are no heads, no score_mod or no backend; ValueError for another name, a dropout
-        outside [0, 1).
-        """
+        """TypeError for other heads, score_mod or backend; ValueError for an unknown name or dropout."""
         check_heads(heads)
         with rendered(self):
-            super().__init__(
-                aggr="add", flow="source_to_target", node_dim=-3
-            )  # nodes stand before heads: [..., N, H, D]
+            # nodes stand before heads: [..., N, H, D]
+            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
@@ -118,48 +113,44 @@ class MessagePassingAttention(MessagePassing):
             g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
             bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a
                 batch).
-            return_attention_weights: as everywhere in PyG, any bool asks for
-                ``(update, (g's edges, weights))`` with the weights before dropout, ``[E, heads]`` for
-                ``[N, d]`` and ``[B, E, heads]`` for ``[B, T, d]``.
+            return_attention_weights: with any bool, as in PyG, the result is
+                ``(update, (g's edges, weights))``: weights before dropout, ``[E, heads]`` for ``[N, d]`` and
+                ``[B, E, heads]`` for ``[B, T, d]``.
             edge_index: PyG's name for g, for calls by keyword.
 
         Raises:
-            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit;
-            NotImplementedError: the walk
-                (backend None) over a graph that differs by head or sample.
+            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit.
+            NotImplementedError: the walk over a graph that differs by head or sample.
         """
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else _pair(x)
-        g = _one_graph(g, edge_index)
-        graph = self._as_graph(g, x_src, x_dst)
+        if (g is None) == (edge_index is None):
+            got = "none" if g is None else "both g and edge_index"
+            raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
+        g = edge_index if g is None else g
+        graph = self._as_graph(g, x_src, x_dst, for_walk=self.backend is None)
         if isinstance(self.heads, LazyHeads):
-            LazyHeads.meet(
-                self.heads, x_dst.shape[-1], x_src.shape[-1]
-            )  # they may be of another class by now, in threads
+            # they may be of another class by now, in threads
+            LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
         batched = x_dst.dim() == 3
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         wants_weights = isinstance(return_attention_weights, bool)
         y, weights = self._run(self._call(x_src, x_dst, graph, bias, wants_weights), batched)
-        if not batched:
-            y, weights = (
-                y.view(y.shape[-2:]),
-                weights if weights is None else weights.view(weights.shape[-2:]),
-            )
-        return (y, _with_edges(g, graph, weights)) if wants_weights else y
+        y = y if batched else y.view(y.shape[-2:])
+        if not wants_weights:
+            return y
+        return y, _with_edges(g, graph, weights if batched else weights.view(weights.shape[-2:]))
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        """The updates of new tokens with states ``x [B, T, d]``, after those in ``cache`` (a KeyValueCache),
-        as its ``layer``.
-        """
+        """The updates of new tokens with states ``x [B, T, d]``, after those in a layer of a cache."""
         update: Tensor = cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
         return update
 
     def _call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
     ) -> AttentionCall:
-        """Queries, keys and values of the heads, with the options of the layer."""
         at_dst, at_src = None, None  # the positions 0, 1, ...
-        if type(graph) is not TokenGraph or graph.dst_offset or graph.src_offset:
+        if type(graph) not in (TokenGraph, TracedEdges) or graph.dst_offset or graph.src_offset:
             at_dst = graph.positions("dst", x_dst.shape[-2], x_dst.device)
             at_src = graph.positions("src", x_src.shape[-2], x_src.device)
         q = self.heads.receive(x_dst, at_dst)
@@ -177,62 +168,44 @@ class MessagePassingAttention(MessagePassing):
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
-        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by the batch if there
-        is one.
-        """
+        """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by a batch if any."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
                 f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
                 "use backend='auto', without hooks and explainers, which need the walk"
             )
-        q, k, v = self._nodes(call, batched)
+        q, k, v = _nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
-        if self._scores_are_watched():
+        # hooked, explained, of a subclass, or part of a compiled program
+        if (
+            self._edge_update_forward_pre_hooks
+            or self._edge_update_forward_hooks
+            or self.explain
+            or type(self).edge_update is not MessagePassingAttention.edge_update
+            or torch.compiler.is_compiling()
+        ):
             alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         else:  # the same, without what torch_geometric does for hooks
             src, dst = edge_index
-            alpha = self.edge_update(
-                q.index_select(-3, dst), k.index_select(-3, src), dst, src, size[1], call
-            )
-        dropped = self._dropped(alpha, edge_index, call) if call.dropout else alpha
+            q_i, k_j = q.index_select(-3, dst), k.index_select(-3, src)
+            alpha = self.edge_update(q_i, k_j, dst, src, size[1], call)
+        dropped = _dropped(alpha, edge_index, call) if call.dropout else alpha
         return self.propagate(edge_index, size=size, v=v, alpha=dropped), alpha
-
-    def _scores_are_watched(self) -> bool:
-        """True where ``edge_update`` is hooked, explained, of a subclass, or part of a compiled program."""
-        hooked = self._edge_update_forward_pre_hooks or self._edge_update_forward_hooks or self.explain
-        own = type(self).edge_update is MessagePassingAttention.edge_update
-        return bool(hooked) or not own or torch.compiler.is_compiling()
-
-    @staticmethod
-    def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
-        """q, k and v as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
-        wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[1]
-        nodes = []
-        for x in (call.q, call.k, call.v):
-            x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)
-            x = x.to(wide).transpose(1, 2)
-            nodes.append(x if batched else x.squeeze(0))
-        return nodes
 
     def edge_update(
         self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object
     ) -> Tensor:
-        """Pattern scoring: the logit of every edge, then the softmax over the in-edges of its receiver
-        ``index``.
-        """
-        assert isinstance(
-            call, AttentionCall
-        )  # PyG renders signatures into modules of their own, where only builtins are known
+        """Pattern scoring: every edge's logit, then the softmax over the in-edges of receiver ``index``."""
+        # PyG renders signatures into modules of their own, where only builtins are known
+        assert isinstance(call, AttentionCall)
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:
-            logits = self._modified(logits, index, edge_index_j, call)
+            logits = _modified(logits, index, edge_index_j, call)
         return edges.weights_of(logits.mT, index, size_i).mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
-        """What travels along an edge: the sender's message, weighted. ``aggregate`` then sums, for each
-        receiver and head.
-        """
+        """What travels along an edge: the sender's message, weighted."""
         return alpha.unsqueeze(-1) * v_j
 
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
@@ -245,53 +218,25 @@ class MessagePassingAttention(MessagePassing):
         return self.heads.collect(inputs.transpose(-3, -2))
 
     def _is_watched(self) -> bool:
-        """True while somebody waits for messages: one of PyG's explainers, or a hook on what only the walk
-        calls.
-        """
-        return bool(
-            self.explain
-            or self._propagate_forward_pre_hooks
-            or self._propagate_forward_hooks
-            or self._message_forward_pre_hooks
-            or self._message_forward_hooks
-            or self._aggregate_forward_pre_hooks
-            or self._aggregate_forward_hooks
-            or self._edge_update_forward_pre_hooks
-            or self._edge_update_forward_hooks
-        )
+        """True while an explainer of PyG, or a hook, needs the messages, which only the walk has."""
+        return bool(self.explain) or any(getattr(self, hooks) for hooks in HOOKS)
 
-    def _modified(self, logits: Tensor, dst: Tensor, src: Tensor, call: AttentionCall) -> Tensor:
-        """``[..., E, H]`` logits after score_mod and bias, which speak of ``[B, H, E]``."""
-        score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
-        score = score if call.bias is None else score + call.bias.to(score.dtype)
-        return score.mT.reshape(logits.shape)
-
-    def _dropped(self, alpha: Tensor, edge_index: Tensor, call: AttentionCall) -> Tensor:
-        """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
-        if not call.dropout:
-            return alpha
-        weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
-        return weights.mT.reshape(alpha.shape)
-
-    def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor) -> TokenGraph:
+    def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor, for_walk: bool = False) -> TokenGraph:
         if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
-            raise ValueError(
-                f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)} and {list(x_dst.shape)}"
-            )
+            shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
+            raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
         num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
-        graph = g if isinstance(g, TokenGraph) else self._listed_graph(g, num_dst, num_src)
+        if for_walk and torch.compiler.is_compiling() and is_edge_list(g):
+            return TracedEdges.of(g, num_dst, num_src)
+        if for_walk and type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
+            return _listed(g, num_dst, num_src)
+        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
         if (graph.num_src, graph.num_dst) != (num_src, num_dst):
             raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
         return graph
 
-    def _listed_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        if self.backend is None and torch.compiler.is_compiling() and is_edge_list(g):
-            return TracedEdges.of(g, num_dst, num_src)
-        return convert.from_pyg(g, num_dst, num_src)
-
     def mapping(self) -> str:
-        """What each of torch_geometric's steps is here, a line each, in the order in which an edge meets them
-        (seed S1.20).
+        """What each of torch_geometric's steps is here, in the order in which an edge meets them (S1.20).
 
         >>> from gnn_attention import StandardHeads
         >>> print(MessagePassingAttention(StandardHeads(8, 2)).mapping())
@@ -301,42 +246,62 @@ class MessagePassingAttention(MessagePassing):
         update: the sum over heads, through W_O
         """
         through = ", through W_O" if isinstance(self.heads, StandardHeads) else ""
-        return "\n".join(f"{step}: {said}" for step, said in STEPS.items()) + through
+        return "\n".join(f"{step}: {meaning}" for step, meaning in STEPS.items()) + through
 
     def __repr__(self) -> str:
-        """In PyG's manner: widths and heads."""
         heads = self.heads
         form = type(heads).__name__.removesuffix("Heads").lower()
-        return f"{type(self).__name__}({form}, heads={heads.num_heads}, head_dim={heads.head_dim}, backend={self.backend!r})"
+        sizes = f"{form}, heads={heads.num_heads}, head_dim={heads.head_dim}"
+        return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
 
 
 def _pair(x: Any) -> tuple[Tensor, Tensor]:
     """The senders' and the receivers' states."""
-    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
-        got = (
-            ", ".join(type(states).__name__ for states in pair)
-            if isinstance(x, (tuple, list))
-            else type(x).__name__
-        )
+        got = ", ".join(type(states).__name__ for states in pair)
         raise TypeError(
             f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}"
         )
     return pair
 
 
-def _one_graph(g: Any, edge_index: Any) -> Any:
-    """The graph, by whichever of its two names it came."""
-    if (g is None) == (edge_index is None):
-        got = "none" if g is None else "both g and edge_index"
-        raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
-    return edge_index if g is None else g
+def _listed(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
+    """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
+    edges = edge_list.checked(edge_index, num_dst, num_src)
+    key = edges[1] * num_src + edges[0]
+    ordered = key.sort().values
+    if (ordered[1:] == ordered[:-1]).any():
+        raise ValueError(edge_list.duplicate_message(edges, key))
+    return TracedEdges(rules.everyone, num_dst, num_src, name="edges", _listed=edges.to(edge_index.device))
+
+
+def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
+    """q, k and v as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
+    wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[1]
+    nodes = []
+    for x in (call.q, call.k, call.v):
+        x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)
+        x = x.to(wide).transpose(1, 2)
+        nodes.append(x if batched else x.squeeze(0))
+    return nodes
+
+
+def _modified(logits: Tensor, dst: Tensor, src: Tensor, call: AttentionCall) -> Tensor:
+    """``[..., E, H]`` logits after score_mod and bias, whose axes are ``[B, H, E]``."""
+    score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
+    score = score if call.bias is None else score + call.bias.to(score.dtype)
+    return score.mT.reshape(logits.shape)
+
+
+def _dropped(alpha: Tensor, edge_index: Tensor, call: AttentionCall) -> Tensor:
+    """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
+    weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
+    return weights.mT.reshape(alpha.shape)
 
 
 def _with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
-    """The edges in the form they came in, beside their weights (a sparse adjacency carries them as its
-    values, as in PyG).
-    """
+    """The edges in the form they came in, and their weights: the values of a sparse adjacency, as in PyG."""
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:

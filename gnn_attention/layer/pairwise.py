@@ -1,13 +1,12 @@
 """Message passing more general than attention, and where attention stands in it.
 
-In general message passing, what a sender tells a receiver may depend on both of them:
+In general message passing the message of an edge may depend on both of its ends:
 ``update_dst = sum over src -> dst of weight(x_dst, x_src) * message(x_dst, x_src)``. Attention is the case in
-which the message depends on the sender alone, is linear in it, and the weights of a receiver share out 1
-(:meth:`PairwiseMessages.of`). So a token has one message a head for everybody who listens, made once for the
-token and not once for every edge. Put another normaliser in the place of the softmax, let the senders be
-nodes that never change, and it is an MLP (:class:`StaticNodes`).
+which the message depends on the sender alone, is linear in it, and the weights of a receiver sum to 1
+(:meth:`PairwiseMessages.of`): a token has one message for each head, made once for all its receivers. With
+another normaliser instead of the softmax, and senders that never change, it is an MLP (:class:`StaticNodes`).
 
-These layers are for reading and comparing: they hold a row as wide as a state for every edge.
+These layers are for reading and comparing: they store a row as wide as a state for every edge.
 
 >>> from gnn_attention import MessagePassingAttention, patterns
 >>> mlp = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4)).double()
@@ -15,7 +14,8 @@ These layers are for reading and comparing: they hold a row as wide as a state f
 >>> torch.allclose(StaticNodes.of(mlp)(x), mlp(x), rtol=0, atol=1e-12)
 True
 >>> heads, graph = StandardHeads(4, num_heads=2).double(), patterns.causal(5)
->>> torch.allclose(PairwiseMessages.of(heads)(x, graph), MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
+>>> attention = MessagePassingAttention(heads)(x, graph)
+>>> torch.allclose(PairwiseMessages.of(heads)(x, graph), attention, rtol=0, atol=1e-12)
 True
 """
 
@@ -31,15 +31,13 @@ from torch_geometric.nn import MessagePassing
 
 from gnn_attention import convert, edges
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import plus_bias
 from gnn_attention.layer._pyg_codegen import rendered
 from gnn_attention.patterns import cross
-
-__all__ = ["NORMALISERS", "BothEnds", "PairwiseMessages", "StaticNodes", "weigh"]
 
 _OF_ONE_LOGIT: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": torch.clone,
@@ -65,12 +63,12 @@ def weigh(
 ) -> Float[Tensor, "... edges"]:
     """The weight of every edge from its logit, by one of :data:`NORMALISERS` or a function of one logit.
 
-    Only "softmax" looks at more than one edge: the in-edges of a receiver share out 1, so that one more
-    lowers the others. All others weigh each edge for itself. ValueError for another name.
+    "softmax" makes the weights over the in-edges of a receiver sum to 1; all others weigh each edge for
+    itself. ValueError for another name.
 
     >>> logits, dst = torch.tensor([0.0, 0.0, -1.0]), torch.tensor([0, 0, 1])
-    >>> weigh(logits, dst, 2).tolist(), weigh(logits, dst, 2, "relu").tolist(), weigh(logits, dst, 2, torch.exp)[:2].tolist()
-    ([0.5, 0.5, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0])
+    >>> weigh(logits, dst, 2).tolist(), weigh(logits, dst, 2, "relu").tolist()
+    ([0.5, 0.5, 1.0], [0.0, 0.0, 0.0])
     """
     if _checked_normaliser(normaliser) == "softmax":
         return edges.softmax(logits, dst, num_dst)[0]
@@ -78,39 +76,34 @@ def weigh(
 
 
 class BothEnds(nn.Module):
-    """An MLP of both ends of an edge, ``W_2 gelu(W_1 [x_dst, x_src] + b_1) + b_2``: a message that attention
-    has no room for.
+    """An MLP of both ends of an edge, ``W_2 gelu(W_1 [x_dst, x_src] + b_1) + b_2``.
 
-    ``[..., edges, width]`` and ``[..., edges, source_width]`` give ``[..., edges, out]``. ValueError for a
-    size below 1.
+    ``[..., edges, width]`` and ``[..., edges, source_width]`` (``width`` unless given) become
+    ``[..., edges, out]``. ValueError for a size below 1.
 
-    Sources: Gilmer et al. 2017 (arXiv 1704.01212), section 2; Battaglia et al. 2018 (arXiv 1806.01261),
-        section 3.2.
+    Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261), 3.2.
 
     >>> BothEnds(width=8, hidden=16, out=4)(torch.zeros(3, 8), torch.zeros(3, 8)).shape
     torch.Size([3, 4])
     """
 
     def __init__(self, width: int, hidden: int, out: int, source_width: int | None = None) -> None:
-        """``source_width`` is the senders' width where it differs."""
         super().__init__()
-        width, hidden, out = (
-            checks.size(*size, 1) for size in (("width", width), ("hidden", hidden), ("out", out))
-        )
-        source = width if source_width is None else checks.size("source_width", source_width, 1)
+        source = width if source_width is None else source_width
+        sizes = {"width": width, "hidden": hidden, "out": out, "source_width": source}
+        width, hidden, out, source = (checks.size(name, size, 1) for name, size in sizes.items())
         self.mlp = nn.Sequential(nn.Linear(width + source, hidden), nn.GELU(), nn.Linear(hidden, out))
 
     def forward(
         self, x_dst: Float[Tensor, "... width"], x_src: Float[Tensor, "... source_width"]
     ) -> Float[Tensor, "... out"]:
-        """For every edge, from the states of its two ends."""
+        """A message for every edge."""
         result: Tensor = self.mlp(torch.cat([x_dst, x_src], dim=-1))
         return result
 
 
 class PairwiseMessages(MessagePassing):
-    """Message passing whose messages and weights may depend on both ends of an edge; attention is one choice
-    of the parts.
+    """Message passing whose messages and weights may depend on both ends of an edge.
 
     ``update_dst = update(sum over src -> dst of sum_h weight_h * message_h(x_dst, x_src))``, weights
     normalised from ``logit_h(x_dst, x_src)``.
@@ -118,16 +111,15 @@ class PairwiseMessages(MessagePassing):
     Args:
         message: ``message(x_dst, x_src)``, from ``[..., edges, width]`` of either end to
             ``[..., edges, out]``, or with heads ``[..., edges, heads, out]``.
-        logit: ``logit(x_dst, x_src)``, a number for each message: ``[..., edges]``, with heads
-            ``[..., edges, heads]``. None: every message weighs 1.
+        logit: ``logit(x_dst, x_src)``, ``[..., edges]`` or with heads ``[..., edges, heads]``. None: every
+            message has the weight 1.
         normaliser: from logits to weights, see :func:`weigh`.
-        update: what a receiver makes of the sum of all that it hears; it takes the sum itself unless given.
+        update: applied to the sum of a receiver's messages; the identity unless given.
 
-    Modules given here are trained with the layer. TypeError for a part that cannot be called, ValueError for
-    a normaliser that there is not.
+    Modules are trained with the layer. TypeError for a part that cannot be called, ValueError for an unknown
+    normaliser.
 
-    Sources: Gilmer et al. 2017 (arXiv 1704.01212), section 2; Battaglia et al. 2018 (arXiv 1806.01261); seed
-        S4.18.
+    Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261); seed S4.18.
 
     >>> from gnn_attention import patterns
     >>> layer = PairwiseMessages(BothEnds(8, 16, 8), logit=lambda x_dst, x_src: (x_dst * x_src).sum(-1))
@@ -142,14 +134,11 @@ class PairwiseMessages(MessagePassing):
         normaliser: Normaliser = "softmax",
         update: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """See the class."""
         with rendered(self):
             super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
         for name, part in (("message", message), ("logit", logit), ("update", update)):
             if not callable(part) and (part is not None or name == "message"):
-                raise TypeError(
-                    f"{name} must be a function or a module, got {quoted(part)} of type {type(part).__name__}"
-                )
+                raise TypeError(f"{name} must be a function or a module, got {described(part)}")
         self.message_of, self.logit_of, self.update_of = message, logit, update
         self.normaliser = _checked_normaliser(normaliser)
 
@@ -157,13 +146,11 @@ class PairwiseMessages(MessagePassing):
     def of(
         cls, heads: StandardHeads | FactoredHeads | MergedHeads, normaliser: Normaliser = "softmax"
     ) -> PairwiseMessages:
-        """Attention in this form: ``logit_h = scale * x_dst W_P_h x_src^T``, ``message_h = x_src W_M_h``, the
-        update ``+ b_O``.
+        """Attention: ``logit_h = scale * x_dst W_P_h x_src^T``, ``message_h = x_src W_M_h``, then ``+ b_O``.
 
-        Equal to ``MessagePassingAttention(heads)``, with its parameters, biases too; but pattern and message
-        are computed for every edge where attention computes them once for every token. With another
-        normaliser it is a contextual MLP: to a receiver, the senders' patterns and messages are the two
-        matrices of one (seed S4.21; :meth:`StaticNodes.of_context`).
+        Equal to ``MessagePassingAttention(heads)``, biases included, but pattern and message are computed for
+        every edge. With another normaliser it is a contextual MLP, whose two matrices are the patterns and
+        messages of a receiver's senders (seed S4.21; :meth:`StaticNodes.of_context`).
 
         ValueError for rotary or normed heads and heads without ``W_O``, TypeError for other weights.
         """
@@ -184,44 +171,39 @@ class PairwiseMessages(MessagePassing):
         x_src, x_dst = x if isinstance(x, tuple) else (x, x)
         _check_states(x_src, x_dst)
         size = (x_src.shape[-2], x_dst.shape[-2])
-        heard: Tensor = self.propagate(_listed(graph, size, x_dst.device), size=size, x=(x_src, x_dst))
-        heard = heard.to(x_dst.dtype)
-        return heard if self.update_of is None else self.update_of(heard)
+        total: Tensor = self.propagate(_edge_index(graph, size, x_dst.device), size=size, x=(x_src, x_dst))
+        total = total.to(x_dst.dtype)
+        return total if self.update_of is None else self.update_of(total)
 
     def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
-        """What travels along every edge: its message, times its weight, summed over heads. ``aggregate`` is
-        PyG's plain sum.
-        """
-        said = _checked_messages(self.message_of(x_i, x_j), x_i)  # [..., edges, heads, out]
+        """What travels along every edge: its message times its weight, summed over heads."""
+        messages = _checked_messages(self.message_of(x_i, x_j), x_i)  # [..., edges, heads, out]
         if self.logit_of is not None:
-            logits = _checked_logits(self.logit_of(x_i, x_j), said)  # [..., edges, heads]
+            logits = _checked_logits(self.logit_of(x_i, x_j), messages)  # [..., edges, heads]
             weights = weigh(logits.mT, index, size_i, self.normaliser).mT
-            said = weights.unsqueeze(-1) * said
-        return said.sum(-2)
+            messages = weights.unsqueeze(-1) * messages
+        return messages.sum(-2)
 
 
 class StaticNodes(MessagePassing):
-    """An MLP as attention: its hidden neurons are senders that never change, with a pattern and a message of
-    their own.
+    """An MLP as attention: its hidden neurons are senders that never change, with patterns and messages.
 
     ``update = sum over nodes -> token of weight(x . pattern + bias) * message + update_bias``. A row of an
-    MLP's first matrix is a pattern, the column of the second a message, and the activation stands where
-    attention has its softmax.
+    MLP's first matrix is a pattern, the column of the second a message, the activation is the normaliser.
 
     Args:
-        patterns: what each node responds to, ``[nodes, width]``.
-        messages: what each node says, ``[nodes, out]``.
-        bias: how ready it is, ``[nodes]``.
+        patterns: ``[nodes, width]``.
+        messages: ``[nodes, out]``.
+        bias: added to the logits of each node, ``[nodes]``.
         update_bias: added to every token's update, ``[out]``.
         normaliser: from logits to weights, see :func:`weigh`.
 
-    All four become parameters (copies). ValueError for shapes that do not fit.
+    All four tensors become parameters (copies). ValueError for shapes that do not fit.
 
     Sources: seed S4.21, after A. Karpathy; Geva et al. 2021 (arXiv 2012.14913): MLPs as memories of keys and
-        values;
-    Sukhbaatar et al. 2019 (arXiv 1907.01470): the same nodes beside the tokens, under one softmax.
+    values; Sukhbaatar et al. 2019 (arXiv 1907.01470): such nodes together with the tokens, under one softmax.
 
-    >>> nodes = StaticNodes(patterns=torch.eye(3), messages=torch.tensor([[1.0], [10.0], [100.0]]), normaliser="relu")
+    >>> nodes = StaticNodes(torch.eye(3), torch.tensor([[1.0], [10.0], [100.0]]), normaliser="relu")
     >>> nodes(torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 0.5]])).tolist()
     [[201.0], [50.0]]
     """
@@ -234,22 +216,20 @@ class StaticNodes(MessagePassing):
         update_bias: Float[Tensor, " out"] | None = None,
         normaliser: Normaliser = "softmax",
     ) -> None:
-        """See the class."""
         with rendered(self):
             super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
         _check_nodes(patterns, messages, bias, update_bias)
-        self.patterns, self.messages = _own(patterns), _own(messages)
-        self.register_parameter("bias", None if bias is None else _own(bias))
-        self.register_parameter("update_bias", None if update_bias is None else _own(update_bias))
+        self.patterns, self.messages = _parameter(patterns), _parameter(messages)
+        self.register_parameter("bias", None if bias is None else _parameter(bias))
+        self.register_parameter("update_bias", None if update_bias is None else _parameter(update_bias))
         self.normaliser = _checked_normaliser(normaliser)
 
     @classmethod
     def of(cls, mlp: nn.Sequential) -> StaticNodes:
-        """The nodes of ``nn.Sequential(nn.Linear, activation, nn.Linear)``, one for every hidden neuron;
-        equal to it.
+        """The nodes of ``nn.Sequential(nn.Linear, activation, nn.Linear)``, one for every hidden neuron.
 
-        The activation is the normaliser, ``nn.Softmax(dim=-1)`` too. TypeError for other modules, ValueError
-        for an activation that is not known to act on every number alone.
+        Equal to it; ``nn.Softmax(dim=-1)`` is an activation too. TypeError for other modules, ValueError for
+        an activation that is not known to act on every number alone.
         """
         parts: list[Any] = list(mlp) if isinstance(mlp, nn.Sequential) else []
         if len(parts) != 3 or not isinstance(parts[0], nn.Linear) or not isinstance(parts[2], nn.Linear):
@@ -266,21 +246,18 @@ class StaticNodes(MessagePassing):
         head: int = 0,
         normaliser: Normaliser = "softmax",
     ) -> StaticNodes:
-        """A context that is held still: every token of ``x`` becomes a node with its pattern and its message
-        in a head.
+        """A fixed context: every token of ``x`` becomes a node with its pattern and its message in a head.
 
-        With "softmax" it is what this head adds for whoever listens to that context (``b_O`` left out): a
-        cache of patterns and messages is a set of static nodes. With "gelu" it is an MLP whose matrices are
-        written by the context. TypeError for other heads, ValueError for rotary or normed ones and states
-        that do not fit, IndexError for a head that there is not.
+        With "softmax" it is the update by this head of any token that attends to that context (``b_O`` left
+        out), with "gelu" an MLP whose matrices are made from the context. TypeError for other heads,
+        ValueError for rotary or normed ones and states that do not fit, IndexError for a head out of range.
         """
         if not isinstance(heads, StandardHeads):
             raise TypeError(f"heads must be StandardHeads, got {type(heads).__name__}")
         if checks.size("head", head) >= heads.num_heads:
             raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {head}")
-        pattern, message = (
-            part[0, head] for part in FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
-        )
+        sent = FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
+        pattern, message = (part[0, head] for part in sent)
         pattern, bias = pattern[:, : heads.width] * heads.scale, pattern[:, heads.width :] * heads.scale
         return cls(pattern, message, bias[:, 0] if bias.shape[1] else None, normaliser=normaliser)
 
@@ -289,9 +266,9 @@ class StaticNodes(MessagePassing):
     ) -> Float[Tensor, "*batch tokens out"]:
         """The update of every token, ``[N, out]`` or ``[B, T, out]``.
 
-        ``graph``, from the nodes to the tokens, says who hears which node: all of them unless given, as in an
-        MLP. TypeError or ValueError where x and graph do not fit, NotImplementedError for a graph that
-        differs by head or sample.
+        ``graph`` leads from the nodes to the tokens; unless given it is full, as in an MLP. TypeError or
+        ValueError where x and graph do not fit, NotImplementedError for a graph that differs by head or
+        sample.
         """
         _check_states(x, x)
         if x.shape[-1] != self.patterns.shape[1] or x.dtype != self.patterns.dtype:
@@ -299,34 +276,31 @@ class StaticNodes(MessagePassing):
             raise ValueError(f"x must be {wanted}, as the patterns are, got {list(x.shape)} in {x.dtype}")
         size = (len(self.patterns), x.shape[-2])
         bias = self.patterns.new_zeros(size[0]) if self.bias is None else self.bias
-        nodes = {
-            "pattern": (self.patterns, None),
-            "said": (self.messages, None),
-            "bias": (bias.unsqueeze(-1), None),
-        }
-        edge_index = _listed(cross(size[1], size[0]) if graph is None else graph, size, x.device)
-        heard: Tensor = self.propagate(edge_index, size=size, x=(None, x), **nodes)
-        return plus_bias(heard.to(x.dtype), self.update_bias)
+        nodes = {"pattern": self.patterns, "sent": self.messages, "bias": bias.unsqueeze(-1)}
+        senders = {name: (values, None) for name, values in nodes.items()}
+        edge_index = _edge_index(cross(size[1], size[0]) if graph is None else graph, size, x.device)
+        total: Tensor = self.propagate(edge_index, size=size, x=(None, x), **senders)
+        return plus_bias(total.to(x.dtype), self.update_bias)
 
     def message(
-        self, x_i: Tensor, pattern_j: Tensor, bias_j: Tensor, said_j: Tensor, index: Tensor, size_i: int
+        self, x_i: Tensor, pattern_j: Tensor, bias_j: Tensor, sent_j: Tensor, index: Tensor, size_i: int
     ) -> Tensor:
-        """What travels from a node to a token: the node's message, weighted by how well the token fits its
-        pattern.
-        """
+        """The node's message, weighted by how well the token fits its pattern."""
         wide = edges.accumulation_dtype(x_i.dtype)
         logits = edges.logit(x_i.to(wide), pattern_j.to(wide), 1.0) + bias_j.squeeze(-1)
-        return weigh(logits, index, size_i, self.normaliser).unsqueeze(-1) * said_j.to(wide)
+        return weigh(logits, index, size_i, self.normaliser).unsqueeze(-1) * sent_j.to(wide)
 
 
-class _PatternLogits(nn.Module):
-    """``scale * x_dst W_P_h x_src^T`` of every edge, ``[..., edges, heads]``: the edges stand where tokens
-    usually stand.
-    """
+class _OfHeads(nn.Module):
+    """A part of attention made of its heads, at every edge: the edges stand where tokens usually stand."""
 
     def __init__(self, heads: FactoredHeads | MergedHeads) -> None:
         super().__init__()
         self.heads = heads
+
+
+class _PatternLogits(_OfHeads):
+    """``scale * x_dst W_P_h x_src^T``, ``[..., edges, heads]``."""
 
     def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
         q, (k, _) = self.heads.receive(_batched(x_dst)), self.heads.send(_batched(x_src))
@@ -335,27 +309,17 @@ class _PatternLogits(nn.Module):
         return logits.reshape(*x_dst.shape[:-1], logits.shape[-1])
 
 
-class _SendersMessages(nn.Module):
-    """``x_src W_M_h`` of every edge, ``[..., edges, heads, width]``: the receiver has no part in it."""
-
-    def __init__(self, heads: FactoredHeads | MergedHeads) -> None:
-        super().__init__()
-        self.heads = heads
+class _SendersMessages(_OfHeads):
+    """``x_src W_M_h``, ``[..., edges, heads, width]``: independent of the receiver."""
 
     def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
         messages = self.heads.messages(_batched(x_src)).transpose(1, 2)
         return messages.reshape(*x_src.shape[:-1], *messages.shape[-2:])
 
 
-class _OutputBias(nn.Module):
-    """``+ b_O``."""
-
-    def __init__(self, heads: FactoredHeads | MergedHeads) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(self, heard: Tensor) -> Tensor:
-        return plus_bias(heard, self.heads.b_O)
+class _OutputBias(_OfHeads):
+    def forward(self, total: Tensor) -> Tensor:
+        return plus_bias(total, self.heads.b_O)
 
 
 def _batched(x: Tensor) -> Tensor:
@@ -377,70 +341,60 @@ def _normaliser_of(activation: nn.Module) -> Normaliser:
     return activation
 
 
-def _checked_messages(said: Tensor, x_dst: Tensor) -> Tensor:
+def _checked_messages(found: Tensor, x_dst: Tensor) -> Tensor:
     """Messages with an axis of heads, in float32 or better, in which they are summed."""
-    if said.shape[: x_dst.dim() - 1] != x_dst.shape[:-1] or said.dim() not in (x_dst.dim(), x_dst.dim() + 1):
+    axes = x_dst.dim()
+    if found.shape[: axes - 1] != x_dst.shape[:-1] or found.dim() not in (axes, axes + 1):
         wanted = f"[..., {x_dst.shape[-2]} edges, out] or [..., {x_dst.shape[-2]} edges, heads, out]"
-        raise ValueError(f"message must return {wanted} for these states, got {list(said.shape)}")
-    said = said.unsqueeze(-2) if said.dim() == x_dst.dim() else said
-    return said.to(edges.accumulation_dtype(said.dtype))
+        raise ValueError(f"message must return {wanted} for these states, got {list(found.shape)}")
+    found = found.unsqueeze(-2) if found.dim() == axes else found
+    return found.to(edges.accumulation_dtype(found.dtype))
 
 
-def _checked_logits(logits: Tensor, said: Tensor) -> Tensor:
+def _checked_logits(logits: Tensor, messages: Tensor) -> Tensor:
     """A logit for each message, ``[..., edges, heads]``."""
-    with_heads = logits.unsqueeze(-1) if said.shape[-2] == 1 and logits.dim() == said.dim() - 2 else logits
-    if with_heads.shape != said.shape[:-1]:
-        wanted = f"[..., edges, heads] = {list(said.shape[:-1])}"
-        raise ValueError(
-            f"logit must return {wanted} for these messages (a single head may be left out), got {list(logits.shape)}"
-        )
-    return with_heads.to(said.dtype)
+    wanted, got = messages.shape[:-1], logits.shape
+    logits = logits.unsqueeze(-1) if wanted[-1] == 1 and logits.dim() == len(wanted) - 1 else logits
+    if logits.shape != wanted:
+        axes = f"[..., edges, heads] = {list(wanted)} for these messages (a single head may be left out)"
+        raise ValueError(f"logit must return {axes}, got {list(got)}")
+    return logits.to(messages.dtype)
 
 
 def _check_states(x_src: Any, x_dst: Any) -> None:
     for x in (x_src, x_dst):
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {type(x).__name__}"
-            )
+            expected = "a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them"
+            raise TypeError(f"x must be {expected}, got {type(x).__name__}")
     if x_dst.dim() not in (2, 3) or x_src.dim() != x_dst.dim() or x_src.shape[:-2] != x_dst.shape[:-2]:
         shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
         raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
 
 
 def _check_nodes(patterns: Any, messages: Any, bias: Any, update_bias: Any) -> None:
-    for name, value in (
-        ("patterns", patterns),
-        ("messages", messages),
-        ("bias", bias),
-        ("update_bias", update_bias),
-    ):
+    given = {"patterns": patterns, "messages": messages, "bias": bias, "update_bias": update_bias}
+    for name, value in given.items():
         if not isinstance(value, Tensor) and (value is not None or name in ("patterns", "messages")):
             raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if patterns.dim() != 2 or messages.dim() != 2 or len(patterns) != len(messages):
         shapes = f"{list(patterns.shape)} and {list(messages.shape)}"
         raise ValueError(f"patterns and messages must be [nodes, width] and [nodes, out], got {shapes}")
-    for name, value, wanted in (
-        ("bias", bias, patterns.shape[:1]),
-        ("update_bias", update_bias, messages.shape[1:]),
-    ):
-        if value is not None and value.shape != wanted:
-            raise ValueError(
-                f"{name} must be {list(wanted)} beside these patterns and messages, got {list(value.shape)}"
-            )
+    for name, wanted in (("bias", patterns.shape[:1]), ("update_bias", messages.shape[1:])):
+        got = given[name]
+        if got is not None and got.shape != wanted:
+            raise ValueError(f"{name} must be {list(wanted)} for these nodes, got {list(got.shape)}")
 
 
-def _listed(graph: Any, size: tuple[int, int], device: torch.device) -> Int[Tensor, "2 edges"]:
+def _edge_index(graph: Any, size: tuple[int, int], device: torch.device) -> Int[Tensor, "2 edges"]:
     """The edges of a graph of ``size = (num_src, num_dst)``."""
     graph = graph if isinstance(graph, TokenGraph) else convert.from_pyg(graph, size[1], size[0])
     if (graph.num_src, graph.num_dst) != size:
         raise ValueError(f"{graph!r} does not fit x with {size[0]} senders and {size[1]} receivers")
     if graph.heads is not None or graph.batch is not None:
-        raise NotImplementedError(
-            f"{graph!r} varies: general messages need one edge list; take select(batch, head) of it"
-        )
+        advice = "general messages need one edge list; take select(batch, head) of it"
+        raise NotImplementedError(f"{graph!r} varies: {advice}")
     return graph.edges_on(device)
 
 
-def _own(values: Tensor) -> nn.Parameter:
+def _parameter(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))
