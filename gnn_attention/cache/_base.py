@@ -6,14 +6,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
 from gnn_attention.cache._slots import ResidentSenders, append_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
@@ -22,11 +21,11 @@ Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
-    """The base of both caches: chunks, resident senders, reordering and rewinding.
+    """The base of both caches.
 
     Buffers of a layer are ``[B, H, room, D]``; the tokens of their rows are the same for all layers
-    (``_senders``). ``_behind`` are the layers without the last chunk yet. ``latent``: that many first
-    channels of the last of a layer's tensors are the values; None: all of them.
+    (``_senders``). ``_behind`` are the layers without the last chunk yet. The values are the first
+    ``latent`` channels of the last of a layer's tensors; None: all of them.
     """
 
     latent: int | None = None
@@ -40,7 +39,7 @@ class TokenCache:
 
     @property
     def length(self) -> int:
-        """How many tokens came: where the next one stands, counted from the graph's first."""
+        """The number of tokens so far: the position of the next one, counted from the graph's first."""
         return self._senders.stop
 
     @property
@@ -60,13 +59,12 @@ class TokenCache:
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
         """Sample i goes on from sample ``index[i]`` (beam search); repeated and omitted samples are allowed.
 
-        Raises TypeError or ValueError for what is no list of integers ``[B]``, IndexError where there is no
-        such sample, and ValueError for a graph that differs by sample.
+        Raises TypeError or ValueError unless index is a list of integers ``[B]``, IndexError for a sample out
+        of range, and ValueError for a graph that differs by sample.
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
-            reason = "differs by sample, so a past cannot go on as another sample"
-            raise ValueError(f"reorder: {self.graph!r} {reason}")
+            raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
         index = _checked_index(index)
         for batch in {x.shape[0] for rows in self._rows for x in rows}:
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch:
@@ -76,8 +74,8 @@ class TokenCache:
     def rewind(self, length: int) -> None:
         """Back to the first ``length`` tokens: those after them are dropped (a rejected draft).
 
-        The last chunk can always be taken back, wholly or in part; more where no dropped sender is needed
-        again. ValueError names the first such sender, or says that there are not so many tokens.
+        The last chunk can always be taken back; more where no dropped sender is needed again. ValueError
+        names the first such sender, or says that there are not so many tokens.
         """
         self._check_complete("rewind")
         length = checks.size("length", length)
@@ -105,7 +103,7 @@ class TokenCache:
             raise
 
     def __repr__(self) -> str:
-        senders = f"{len(self._senders.needed)} senders kept of {self.length} in {self.layers} layers"
+        senders = f"{len(self._senders.needed)} senders of {self.length} in {self.layers} layers"
         return f"{type(self).__name__}({self.graph.name}: {senders}, {self.nbytes / 2**20:.1f} MB)"
 
     def _sender_rows(self, layer: int) -> tuple[Tensor, ...]:
@@ -135,17 +133,11 @@ class TokenCache:
             return self._senders.append(count)
         if count != self._senders.stop - self._senders.start:
             expected = f"{self._chunk()}, as the layers before it"
-            raise ValueError(f"layer {layer} must be given {expected}, got a chunk of {count}")
+            raise ValueError(f"layer {layer} must get {expected}, got a chunk of {count}")
         return self._senders
 
     def _attend(
-        self,
-        q: Tensor,
-        layer: int,
-        scale: float | None,
-        mod: ScoreMod | None,
-        sinks: Tensor | None,
-        backend: str | Backend,
+        self, q: Tensor, layer: int, scale: float | None, mod: ScoreMod | None, **options: Any
     ) -> Tensor:
         """Attention of the last chunk; nothing changes. Keys or values of one head serve all heads."""
         self._check_receivers(q, layer)
@@ -155,9 +147,9 @@ class TokenCache:
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.gap:
             mod = _AtPositions(mod, senders.positions + self.graph.src_offset)
-        if backend == "auto" and senders.few:
-            backend = "dense"
-        out: Tensor = attend(q, k, v, senders.view, scale, mod, sink_logits=sinks, backend=backend)
+        if options["backend"] == "auto" and senders.few:
+            options["backend"] = "dense"
+        out: Tensor = attend(q, k, v, senders.view, scale, mod, **options)
         return out
 
     def _check_receivers(self, q: Tensor, layer: int) -> None:
@@ -170,13 +162,10 @@ class TokenCache:
     def _check_complete(self, what: str) -> None:
         if self._behind:
             layer = min(self._behind)
-            raise ValueError(f"{what} must wait until layer {layer} was given {self._chunk()} too")
+            raise ValueError(f"{what} must wait until layer {layer} has got {self._chunk()} too")
 
     def _chunk(self) -> str:
         return f"the tokens {self._senders.start} .. {self._senders.stop - 1}"
-
-    def _checked_layer(self, layer: int) -> int:
-        return checked_layer(layer, self.layers)
 
     def _positions_of(self, x: Tensor, layer: int) -> Tensor:
         """The absolute positions of a layer's new tokens."""
@@ -197,7 +186,6 @@ def check_rows(name: str, x: object) -> None:
 
 
 def checked_layer(layer: int, layers: int) -> int:
-    """The number of a layer; IndexError out of range."""
     layer = checks.size("layer", layer)
     if layer >= layers:
         raise IndexError(f"layer must be in 0 .. {layers - 1}, got {layer}")
@@ -205,7 +193,6 @@ def checked_layer(layer: int, layers: int) -> int:
 
 
 def check_same_graph(own: TokenGraph, graph: TokenGraph) -> None:
-    """ValueError for another graph than the cache's own."""
     if graph is not own and graph != own:
         raise ValueError(f"this is a cache of {own!r}, got {graph!r}; make a new one for another graph")
 
@@ -218,15 +205,13 @@ class _AtPositions:
     positions: Tensor
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """The row ``src`` is the sender at its position."""
         return self.mod(score, b, h, dst, self.positions.to(src.device)[src])
 
 
 def checked_graph(graph: TokenGraph) -> TokenGraph:
     """A graph whose receivers and senders are the same tokens; TypeError or ValueError otherwise."""
     if not isinstance(graph, TokenGraph):
-        expected = "a TokenGraph of all the tokens that may come"
-        raise TypeError(f"graph must be {expected}, got {type(graph).__name__}")
+        raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         expected = "a graph whose receivers and senders are the same tokens"
         raise ValueError(f"a cache needs {expected}, got {graph!r}")
@@ -234,11 +219,10 @@ def checked_graph(graph: TokenGraph) -> TokenGraph:
 
 
 def _check_like(given: Tensor, before: Tensor) -> None:
-    shapes = [(*x.shape[:2], x.shape[3]) for x in (given, before)]
-    if shapes[0] != shapes[1] or (given.dtype, given.device) != (before.dtype, before.device):
-        sizes = [f"[{b}, {h}, T, {d}]" for b, h, d in shapes]
-        places = [f"in {x.dtype} on {x.device}" for x in (given, before)]
-        got, expected = (" ".join(pair) for pair in zip(sizes, places, strict=True))
+    got, expected = (
+        f"[{x.shape[0]}, {x.shape[1]}, T, {x.shape[3]}] in {x.dtype} on {x.device}" for x in (given, before)
+    )
+    if got != expected:
         raise ValueError(f"a chunk must be like those before it, {expected}, got {got}")
 
 

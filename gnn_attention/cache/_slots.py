@@ -1,9 +1,8 @@
-"""Which senders are resident while tokens come in chunks: the bookkeeping of decoding, the same for all
-layers.
+"""Which senders are resident while tokens come in chunks, the same for all layers.
 
-Rows of a buffer are in the order of their positions; a chunk is appended. A sender without receivers to come
-costs only its row, which the rule of the graph hides, so it is dropped when room is needed: the copy is
-amortised over the rows written since, and a buffer stays within a constant factor of what is needed.
+Rows of a buffer are in the order of their positions; a chunk is appended. A sender without later receivers is
+dropped when room is needed: the copy is amortised over the rows written since, and a buffer stays within a
+constant factor of what is needed.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ SPARE = 16  # rows more than a quarter of those needed
 
 @dataclass(frozen=True, eq=False)
 class ResidentSenders:
-    """The senders in the buffers after the tokens ``0 .. stop - 1``, of which ``start .. stop - 1`` are the
-    last chunk.
+    """The senders in the buffers after the tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
-    ``positions``: the tokens of the rows, ascending. Of the ``before`` rows that were there when the chunk
-    came, those at ``stay`` were moved to new buffers of ``room`` rows; None: all of them stayed where they
-    were.
+    ``positions``: the tokens of the rows, ascending. Of the ``before`` rows that preceded the chunk, those at
+    ``stay`` were moved to new buffers of ``room`` rows; None: all of them stayed where they were.
     """
 
     graph: TokenGraph
@@ -43,16 +40,13 @@ class ResidentSenders:
 
     @classmethod
     def empty(cls, graph: TokenGraph) -> ResidentSenders:
-        """Before the first token."""
         return cls(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
 
     @property
     def needed(self) -> Int[Tensor, " senders"]:
         """Rows still attended to by the last chunk or a later receiver."""
-        rows: Tensor = (
-            (memoized(last_receivers, self.graph)[self.positions] >= self.start).nonzero().flatten()
-        )
-        return rows
+        last: Tensor = memoized(last_receivers, self.graph)[self.positions]
+        return (last >= self.start).nonzero().flatten()
 
     def append(self, count: int) -> ResidentSenders:
         """After a further chunk of ``count`` tokens; ValueError where the graph has no room for it."""
@@ -77,23 +71,20 @@ class ResidentSenders:
         # tokens added to the chunk have senders of their own
         while stop <= latest:
             stop, latest = latest + 1, int(furthest[self.stop : latest + 1].max())
-        sender = int(furthest[self.stop + dst])
-        raise ValueError(
-            f"receiver {self.stop + dst} of {self.graph!r} attends to sender {sender}, which has not come: "
-            f"give at least {stop - self.stop} tokens in the next chunk"
-        )
+        edge = f"receiver {self.stop + dst} of {self.graph!r} attends to sender {furthest[self.stop + dst]}"
+        advice = f"give at least {stop - self.stop} tokens in the next chunk"
+        raise ValueError(f"{edge}, which has not come: {advice}")
 
     def rewind(self, length: int) -> ResidentSenders:
         """As if only ``length`` tokens had come; ValueError if a dropped sender would be needed again."""
         last: Tensor = memoized(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
-            src = int(lost[0])
-            raise ValueError(
-                f"rewind({length}): sender {src} was dropped after its last receiver {int(last[src])}, and "
-                f"would be needed again; the last chunk can be taken back, down to {self.start}, or make a "
-                "fork() before it comes"
+            reason = f"sender {lost[0]} was dropped after its last receiver {last[lost[0]]}"
+            advice = (
+                f"the last chunk can be taken back, down to {self.start}, or make a fork() before it comes"
             )
+            raise ValueError(f"rewind({length}): {reason}, and would be needed again; {advice}")
         positions = self.positions[self.positions < length]
         return replace(self, start=min(self.start, length), stop=length, positions=positions)
 
@@ -129,24 +120,22 @@ class ResidentSenders:
 def append_rows(rows: Tensor | None, new: Tensor, resident: ResidentSenders) -> Tensor:
     """The buffer ``[B, H, room, D]`` of a layer with the rows of the last chunk behind those before.
 
-    Without autograd they are written into the buffer that is there, behind all that was ever handed out as
-    valid: if the result is thrown away, nothing has changed. Where autograd records, a new tensor is made of
-    exactly the rows that are resident.
+    Without autograd they are written into the same buffer, behind all valid rows: if the result is dropped,
+    nothing has changed. Where autograd records, a new tensor is made of exactly the resident rows.
     """
     old = new[:, :, :0] if rows is None else rows[:, :, : resident.before]
     old = old if resident.stay is None else old[:, :, resident.stay.to(old.device)]
     if torch.is_grad_enabled():
         return torch.cat([old, new], dim=2)
     used = old.shape[2] + new.shape[2]
-    if rows is None or resident.stay is not None or rows.shape[2] < used or _is_read_only(rows):
+    if rows is None or resident.stay is not None or rows.shape[2] < used or _read_only(rows):
         rows = new.new_empty(*new.shape[:2], max(resident.room, used), new.shape[3])
         rows[:, :, : old.shape[2]] = old
     rows[:, :, old.shape[2] : used] = new
     return rows
 
 
-def _is_read_only(rows: Tensor) -> bool:
-    """True for a tensor that may not be written to here."""
+def _read_only(rows: Tensor) -> bool:
     return rows.requires_grad or (rows.is_inference() and not torch.is_inference_mode_enabled())
 
 

@@ -2,8 +2,7 @@
 
 A cache stores keys and values of the tokens so far, so that only new ones are computed. Tokens come in chunks
 of any size, at the positions of one graph that is known from the start: a chunk is *appended* (its tokens
-send) and then *attends* (along ``graph.rows(start, stop)``). The results are those of the full pass at every
-position.
+send) and then *attends* (along ``graph.rows(start, stop)``). The results are those of the full pass.
 
 ============================  =================================  ===========================================
 cache                         numbers for each token and layer   for
@@ -27,7 +26,7 @@ from torch.nn import functional
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import Backend
-from gnn_attention.cache._base import TokenCache, check_rows
+from gnn_attention.cache._base import TokenCache, check_rows, checked_layer
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
@@ -37,7 +36,7 @@ KEEP = ("messages", "states")
 
 @runtime_checkable
 class _Heads(Protocol):
-    """Weights of any form: the three methods and a scale."""
+    """Weights of any form."""
 
     @property
     def scale(self) -> float: ...
@@ -51,11 +50,14 @@ class KeyValueCache(TokenCache):
 
     ``cache.update(heads, x)`` is the attention layer on new tokens alone; :meth:`append` and :meth:`attend`
     are its two halves, for keys and values from elsewhere. Every layer gets every chunk before the next one
-    comes. The graph's receivers and senders are the same tokens, in the order in which they come; ValueError
-    otherwise, TypeError for no graph.
+    comes. Where autograd records, gradients flow back to all chunks.
 
-    Without autograd a buffer is written to in place; where autograd records, gradients flow back to all
-    chunks.
+    Args:
+        graph: its receivers and senders are the same tokens, in the order in which they come; ValueError
+            otherwise, TypeError for no graph.
+        layers: how many attention layers share the graph.
+        latent: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key, stored
+            once.
 
     >>> from gnn_attention import StandardHeads, patterns
     >>> graph, heads = patterns.window(100, 3) | patterns.sinks(100, 1), StandardHeads(width=8, num_heads=2)
@@ -67,11 +69,6 @@ class KeyValueCache(TokenCache):
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1, latent: int | None = None) -> None:
-        """``layers``: how many attention layers share the graph.
-
-        ``latent``: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key,
-        stored once.
-        """
         super().__init__(graph, layers)
         self.latent = None if latent is None else checks.size("latent", latent, 1)
 
@@ -81,17 +78,17 @@ class KeyValueCache(TokenCache):
         v: Float[Tensor, "batch kv_heads chunk value_dim"],
         layer: int = 0,
     ) -> None:
-        """The next tokens send: keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of a chunk.
+        """Add the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
 
-        Raises ValueError for more tokens than the graph has, for a receiver that attends to a token which has
-        not come, for shapes or dtypes other than before, and where layers do not get the same chunks;
-        TypeError for no tensors; IndexError for a layer out of range. Nothing has changed then.
+        Raises ValueError for more tokens than the graph has, for a receiver that attends to a later token,
+        for shapes or dtypes other than before, and where layers do not get the same chunks; TypeError for no
+        tensors; IndexError for a layer out of range. Nothing has changed then.
         """
         for name, x in (("k", k), ("v", v)):
             check_rows(name, x)
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k and v must agree in [B, Hkv, T], got {list(k.shape)} and {list(v.shape)}")
-        self._append(self._stored(k, v), self._checked_layer(layer))
+        self._append(self._stored(k, v), checked_layer(layer, self.layers))
 
     def attend(
         self,
@@ -102,14 +99,13 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch heads chunk value_dim"]:
-        """The last chunk receives: rows ``start .. stop - 1`` of ``attend(q, k, v, graph, ...)`` over all
-        tokens so far.
+        """Attention of the last chunk: its rows of ``attend(q, k, v, graph, ...)`` over all tokens so far.
 
-        ``score_mod`` is called at absolute positions. Arguments and errors otherwise as those of
-        :func:`gnn_attention.attend`; ValueError before anything was appended. Nothing changes: it may be
-        called again.
+        ``score_mod`` is called at absolute positions; arguments and errors otherwise as of
+        :func:`gnn_attention.attend`. ValueError before anything was appended. Nothing changes.
         """
-        return self._attend(q, self._checked_layer(layer), scale, score_mod, sink_logits, backend)
+        options = {"sink_logits": sink_logits, "backend": backend}
+        return self._attend(q, checked_layer(layer, self.layers), scale, score_mod, **options)
 
     def update(
         self,
@@ -120,13 +116,12 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """The updates of new tokens with states ``x``: what an attention layer with these heads gives them in
-        the full pass.
+        """The updates of new tokens with states ``x``, as of an attention layer with these heads.
 
-        :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; it raises what
-        they raise, and an error leaves the cache as it was.
+        :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; an error leaves
+        the cache as it was.
         """
-        layer = self._checked_layer(layer)
+        layer = checked_layer(layer, self.layers)
         arrays.check_heads(heads)
         positions = self._positions_of(x, layer)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
@@ -139,7 +134,7 @@ class KeyValueCache(TokenCache):
         self, layer: int = 0
     ) -> tuple[Float[Tensor, "batch kv_heads senders dim"], Float[Tensor, "batch kv_heads senders _"]]:
         """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
-        rows = self._sender_rows(self._checked_layer(layer))
+        rows = self._sender_rows(checked_layer(layer, self.layers))
         return rows[0], rows[-1][..., : self.latent]
 
     def _stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -147,8 +142,8 @@ class KeyValueCache(TokenCache):
             return (k, v)
         latent = k[..., : self.latent]
         if v.shape[3] != self.latent or not torch.allclose(latent, v, rtol=0.0, atol=0.0, equal_nan=True):
-            channels = f"the first {self.latent} channels of k"
-            raise ValueError(f"v must be {channels} in a cache with latent={self.latent}, got another v")
+            expected = f"the first {self.latent} channels of k in a cache with latent={self.latent}"
+            raise ValueError(f"v must be {expected}, got another v")
         return (k,)
 
 
@@ -160,12 +155,9 @@ class PatternMessageCache(TokenCache):
     senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"`` the receiver
     makes the pattern, and the cache stores a sender's state, once for all heads, and its messages.
 
-    ``keep="states"`` stores the state alone. A message is linear in its sender's state (S1.4), so the
-    receiver mixes states and makes one message of the mixture: ``sum_j w_j (x_j W_M) = (sum_j w_j x_j) W_M``.
-    It needs ``side="receiver"``.
-
-    Raises TypeError for heads without patterns (StandardHeads: take :class:`KeyValueCache`), ValueError for
-    ``keep="states"`` with the patterns on the sender's side.
+    ``keep="states"`` stores the state alone and needs ``side="receiver"``, ValueError otherwise. A message is
+    linear in its sender's state (S1.4): ``sum_j w_j (x_j W_M) = (sum_j w_j x_j) W_M``. TypeError for heads
+    without patterns (StandardHeads: take :class:`KeyValueCache`).
 
     >>> from gnn_attention import patterns
     >>> heads = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double()
@@ -178,22 +170,19 @@ class PatternMessageCache(TokenCache):
     """
 
     def __init__(self, heads: FactoredHeads | MergedHeads, graph: TokenGraph, keep: str = "messages") -> None:
-        """``keep``: "messages" (beside patterns or states, by the side of the heads) or "states" (alone)."""
         super().__init__(graph)
         if not isinstance(heads, (FactoredHeads, MergedHeads)):
             expected = "FactoredHeads or MergedHeads, which have patterns and messages"
-            got = f"{type(heads).__name__}; keys and values are stored by KeyValueCache"
-            raise TypeError(f"heads must be {expected}, got {got}")
+            advice = "keys and values are stored by KeyValueCache"
+            raise TypeError(f"heads must be {expected}, got {type(heads).__name__}; {advice}")
         self.heads, self.keep = heads, checks.choice("keep", keep, KEEP)
         if keep == "states" and heads.side != "receiver":
-            reason = "a pattern on the sender's side is no state"
-            raise ValueError(f"keep='states' needs heads with side='receiver': {reason}")
+            raise ValueError(
+                "keep='states' needs heads with side='receiver': others send patterns, no states"
+            )
 
     def append(self, x: Float[Tensor, "batch chunk width"]) -> None:
-        """Step 1: the states of the next tokens are projected, and what they send is added to the cache.
-
-        Raises as :meth:`KeyValueCache.append`.
-        """
+        """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
         self._positions_of(x, 0)  # checks that x are states
         self._append(self._sent(x), 0)
 
@@ -204,18 +193,17 @@ class PatternMessageCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """Steps 2 and 3: the updates of the tokens that were appended last, whose states ``x`` are; nothing
-        changes.
+        """Steps 2 and 3: the updates of the last chunk, with states ``x``; nothing changes.
 
         Raises as :meth:`KeyValueCache.attend`.
         """
         q = self.heads.receive(x)
-        if self.keep == "messages":
-            return self.heads.collect(self._attend(q, 0, self.heads.scale, score_mod, sink_logits, backend))
-        # the 1 of a state counts only where there are biases
-        q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
-        mixtures = self._attend(q, 0, self.heads.scale, score_mod, sink_logits, backend)
-        return _update_of_mixtures(self.heads, mixtures)
+        if self.keep == "states":
+            # the 1 of a state counts only where there are biases
+            q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
+        options = {"sink_logits": sink_logits, "backend": backend}
+        z = self._attend(q, 0, self.heads.scale, score_mod, **options)
+        return self.heads.collect(z) if self.keep == "messages" else _update_of_mixtures(self.heads, z)
 
     def update(
         self,
@@ -230,11 +218,10 @@ class PatternMessageCache(TokenCache):
             return self.attend(x, score_mod, sink_logits, backend)
 
     def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
-        """Copies of what is stored of the senders at :attr:`positions`.
+        """Copies of the patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.
 
-        Patterns and messages ``[B, heads, senders, width]``; with ``side="receiver"`` states ``[B, 1,
-        senders, width]`` and messages, or with ``keep="states"`` the states alone. ValueError before anything
-        was appended.
+        With ``side="receiver"`` states ``[B, 1, senders, width]`` and messages, with ``keep="states"`` the
+        states alone. ValueError before anything was appended.
         """
         first, *messages = self._sender_rows(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
@@ -251,10 +238,7 @@ class PatternMessageCache(TokenCache):
 def _update_of_mixtures(
     heads: FactoredHeads | MergedHeads, z: Float[Tensor, "batch heads dst _"]
 ) -> Float[Tensor, "batch dst width"]:
-    """The update from mixtures ``z`` of ``[x, 1]``, one for each head: their messages, summed.
-
-    The last channel is the sum of the weights, 0 for an isolated row: the bias of a message comes with it.
-    """
+    """The update from mixtures ``z`` of ``[x, 1]``, one for each head: their messages, summed."""
     if isinstance(heads, MergedHeads):
         z = z.to(heads.message.dtype)
         update = torch.einsum("bhti,hio->bto", z[..., : heads.message.shape[1]], heads.message)
@@ -262,5 +246,6 @@ def _update_of_mixtures(
     own, z = heads.standard, z.to(heads.standard.W_V.dtype)
     values = torch.einsum("bhti,hio->bhto", z[..., :-1], arrays.grouped(own.W_V, own.num_heads))
     if own.b_V is not None:
+        # the last channel is the sum of the weights, 0 for an isolated row
         values = values + z[..., -1:] * arrays.grouped(own.b_V, own.num_heads).unsqueeze(1)
     return own.collect(values)

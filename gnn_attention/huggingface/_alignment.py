@@ -1,16 +1,16 @@
-"""Align a user's graph with the query and key slots of one attention call (decoding, padding, sliding
-caches).
+"""Align a user's graph with the query and key slots of one attention call.
 
-The user's graph is of a whole sequence from its first token on. A call has slots: a few receivers of a
-decoding step, senders of which a sliding cache has dropped some, padding on either side. Graphs of equal
-rules (:func:`recipe`) count as the same, so that the plan of one forward pass serves the next.
+The graph is of a whole sequence from its first token on. A call has slots: a few receivers of a decoding
+step, senders of which a sliding cache has dropped some, padding on either side. Graphs of equal rules
+(:func:`recipe`) count as the same, so that the plan of one forward pass serves the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import or_
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +26,9 @@ from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.rules import Rule
 
+Origin = tuple[int, int]  # the first dst and src
 CACHED = 16  # graphs of forward passes
+WITHIN = "within the model's mask"
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
 
 
@@ -34,9 +36,9 @@ TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on th
 class Place:
     """The slots of an attention call in its sequence, with the model's ``own`` graph over them.
 
-    ``own.dst_offset`` and ``own.src_offset`` are the first positions of the slots. ``padding``: bool ``[B or
-    1, src]``, the senders that are tokens. ``left``: ``[B or 1]``, the slots of padding before a sample's
-    first token. None: no padding. ``cached``: the own graph is the same object in the next forward pass.
+    ``own.dst_offset`` and ``own.src_offset`` are the first positions of the slots. ``padding`` is True at the
+    senders that are tokens, ``left`` counts a sample's slots of padding before its first token; None: no
+    padding. ``cached``: the own graph is the same object in the next forward pass.
     """
 
     own: TokenGraph
@@ -52,12 +54,11 @@ class Place:
         return self.own.dst_offset + self.own.num_dst - (0 if self.left is None else int(self.left.min()))
 
     def under(self, graph: TokenGraph, instead: bool, who: str) -> Place:
-        """The place with the own edges that ``graph`` has too, or ``instead`` with those of ``graph``, but
-        for padding.
+        """The place with the own edges that ``graph`` has too, or ``instead`` with those of ``graph`` alone.
 
         ``graph`` is that of a whole sequence from position 0; a sample's positions count from its first
-        token. Raises ValueError, which names the caller ``who``, if it is too short or does not begin at 0,
-        or attends to senders that a cache has dropped.
+        token. ValueError, which names the caller ``who``, if it is too short or does not begin at 0, or
+        attends to senders that a cache has dropped.
         """
         key = (Known(graph), instead)
         if key not in self._made:
@@ -79,17 +80,10 @@ class Place:
 
 
 def framed(
-    rule: Rule,
-    num_dst: int,
-    num_src: int,
-    dst_offset: int,
-    src_offset: int,
-    name: str = "the model's mask",
-    **sizes: int | None,
+    rule: Rule, num_dst: int, num_src: int, at: Origin, name: str = "the model's mask", **axes: int | None
 ) -> TokenGraph:
-    """The graph of a rule over slots, at its position."""
-    graph = TokenGraph.from_rule(rule, num_dst, num_src, name=name, **sizes)
-    return replace(graph, dst_offset=dst_offset, src_offset=src_offset)
+    graph = TokenGraph.from_rule(rule, num_dst, num_src, name=name, **axes)
+    return replace(graph, dst_offset=at[0], src_offset=at[1])
 
 
 def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -98,7 +92,7 @@ def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tenso
 
 
 def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Whether a sender is a token and not padding; ``padding`` is True at tokens."""
+    """Whether a sender is a token; ``padding`` is True at tokens."""
     if not isinstance(src, Interval):
         padding = padding.to(src.device)
     return padding[0][src] if len(padding) == 1 else padding[b, src]
@@ -113,27 +107,24 @@ def _check_length(place: Place, graph: TokenGraph, who: str) -> None:
         expected = "that of whole sequences, from position 0 on"
         raise ValueError(f"{who}: the graph must be {expected}, got {graph!r}")
     if min(graph.num_dst, graph.num_src) < place.length:
-        raise ValueError(
-            f"{who}: {graph!r} is too short for a sequence of {place.length} tokens: give a longer one (what "
-            "is beyond the sequence is cut), or a function (layer, head, length) -> graph, or use_graph only "
-            "the part that it fits"
-        )
+        short = f"{graph!r} is too short for a sequence of {place.length} tokens"
+        longer = "give a longer one (what is beyond the sequence is cut)"
+        others = "a function (layer, head, length) -> graph, or use_graph only the part that it fits"
+        raise ValueError(f"{who}: {short}: {longer}, or {others}")
 
 
 def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
-    """ValueError if the graph has an edge from a sender that stood before the first slot."""
     own = place.own
     if not own.src_offset:
         return
-    gone = framed(graph_rules.everyone, own.num_dst, own.src_offset, own.dst_offset, 0)
+    gone = framed(graph_rules.everyone, own.num_dst, own.src_offset, (own.dst_offset, 0))
     samples = 1 if place.left is None and graph.batch is None else place.batch
     sizes = (samples, graph.heads or 1, own.num_dst, own.src_offset)
     if counting.any_edge(_placed(replace(place, own=gone), graph), sizes):
-        raise ValueError(
-            f"{who}: its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the "
-            f"receivers from {own.dst_offset} on attend to some of them: generate with use_cache=False, or "
-            "with a cache that keeps all tokens"
-        )
+        dropped = f"its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the"
+        advice = "generate with use_cache=False, or with a cache of all tokens"
+        attend = f"receivers from {own.dst_offset} on attend to some of them: {advice}"
+        raise ValueError(f"{who}: {dropped} {attend}")
 
 
 @lru_cache(maxsize=CACHED)
@@ -144,30 +135,26 @@ def _cached_join(same: _Same, known: Known, instead: bool) -> TokenGraph:
 @not_compiled
 def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     own, left = place.own, place.left
+    name = f"{graph.name}, {'without padding' if instead else WITHIN}"
     if graph._listed is not None and left is None and not instead:
-        return replace(own & _placed_list(place, graph), name=_within(graph))
+        return replace(own & _placed_list(place, graph), name=name)
     rules = [_placed(place, graph), *(_slots_with_tokens(place) if instead else [own.rule])]
     tables = (left, place.padding if instead else None)
     by_sample = any(table is not None and len(table) > 1 for table in tables)
     samples = graph.batch or (None if instead else own.batch) or (place.batch if by_sample else None)
     heads = graph.heads or (None if instead else own.heads)
-    sizes = (own.num_dst, own.num_src, own.dst_offset, own.src_offset)
-    name = f"{graph.name}, without padding" if instead else _within(graph)
-    return framed(partial(all_of, tuple(rules)), *sizes, name, heads=heads, batch=samples)
-
-
-def _within(graph: TokenGraph) -> str:
-    return f"{graph.name}, within the model's mask"
+    frame = own.num_dst, own.num_src, (own.dst_offset, own.src_offset)
+    return framed(partial(all_of, tuple(rules)), *frame, name, heads=heads, batch=samples)
 
 
 def _slots_with_tokens(place: Place) -> list[Rule]:
     """Neither padding, nor after the last receiver, where a static cache is still empty."""
     last = place.own.dst_offset + place.own.num_dst - place.own.src_offset
-    rules: list[Rule] = [partial(_is_there, last)] if last < place.own.num_src else []
+    rules: list[Rule] = [partial(_below, last)] if last < place.own.num_src else []
     return rules if place.padding is None else [*rules, partial(is_token, place.padding)]
 
 
-def _is_there(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src < slots
 
 
@@ -175,47 +162,29 @@ def _placed(place: Place, graph: TokenGraph) -> Rule:
     """The rule of a whole sequence's graph, over slots."""
     own, left = place.own, place.left
     if left is not None and len(left) > 1:
-        return partial(_at_each, graph.rule, left, own.dst_offset, own.src_offset, graph.num_src)
+        return partial(_at_each, graph.rule, left, (own.dst_offset, own.src_offset), graph.num_src)
     pad = 0 if left is None else int(left)
-    first, start = own.dst_offset - pad, own.src_offset - pad
-    if min(first, start) >= 0 and start + own.num_src <= graph.num_src:
-        return partial(shifted, graph.rule, first, start) if first or start else graph.rule
-    return partial(_inside, graph.rule, first, start, graph.num_src)
+    origin = own.dst_offset - pad, own.src_offset - pad
+    if min(origin) >= 0 and origin[1] + own.num_src <= graph.num_src:
+        return partial(shifted, graph.rule, *origin) if any(origin) else graph.rule
+    return partial(_inside, graph.rule, origin, graph.num_src)
 
 
 def _at_each(
-    rule: Rule,
-    left: Tensor,
-    first: int,
-    start: int,
-    num_src: int,
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
+    rule: Rule, left: Tensor, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
     pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
-    return _inside(rule, 0, 0, num_src, b, h, dst + first - pad, src + start - pad)
+    return _inside(rule, (0, 0), num_src, b, h, dst + at[0] - pad, src + at[1] - pad)
 
 
-def _inside(
-    rule: Rule,
-    first: int,
-    start: int,
-    num_src: int,
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
-) -> Tensor:
+def _inside(rule: Rule, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any) -> Tensor:
     """The rule where both ends are tokens of its graph; no edges elsewhere."""
-    dst, src = dst + first, src + start
-    known = (dst >= 0) & (src >= 0) & (src < num_src)
+    dst, src = dst + at[0], src + at[1]
+    known: Tensor = (dst >= 0) & (src >= 0) & (src < num_src)
     return known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
 
 
 def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:
-    """A listed graph's edges among the slots."""
     own = place.own
     src, dst = graph.edge_index
     src, dst = src - own.src_offset, dst - own.dst_offset
@@ -227,7 +196,6 @@ def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:
 
 @not_compiled
 def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
-    """One graph; where all heads have the same object, that one."""
     distinct = list({id(graph): graph for graph in graphs}.values())
     if len(distinct) == 1:
         return distinct[0]
@@ -239,24 +207,22 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
     of_head = torch.tensor([group[id(graph)] for graph in graphs], device="cpu")
     rule = partial(_of_head, of_head, tuple(graph.rule for graph in distinct))
     first, batch = distinct[0], next((graph.batch for graph in distinct if graph.batch), None)
-    sizes = (first.num_dst, first.num_src, first.dst_offset, first.src_offset)
-    return framed(rule, *sizes, f"{len(distinct)} graphs by head", heads=len(graphs), batch=batch)
+    frame = first.num_dst, first.num_src, (first.dst_offset, first.src_offset)
+    return framed(rule, *frame, f"{len(distinct)} graphs by head", heads=len(graphs), batch=batch)
 
 
 def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
     mine = of_head[h] if isinstance(h, Interval) else of_head.to(h.device)[h]
-    edge = (mine == 0) & evaluate(rules[0], b, h, dst, src)
-    for number, rule in enumerate(rules[1:], 1):
-        edge = edge | ((mine == number) & evaluate(rule, b, h, dst, src))
-    return edge
+    edges = ((mine == number) & evaluate(rule, b, h, dst, src) for number, rule in enumerate(rules))
+    found: Tensor = reduce(or_, edges)
+    return found
 
 
 def recipe(value: object) -> Hashable | None:
-    """A key that is equal for equal rules: the code and all constants bound to it; None where that is
-    unknown.
+    """A key that is equal for equal rules: their code and the constants bound to it; None where unknown.
 
-    Only code of this library and of transformers is trusted to read nothing else. A rule with a tensor has no
-    recipe.
+    Only code of this library and of transformers is trusted to read nothing else. A rule with a tensor has
+    no recipe.
 
     >>> from gnn_attention import patterns
     >>> short, longer, wider = (patterns.window(n, w).rule for n, w in ((8, 2), (9, 2), (9, 3)))
@@ -284,10 +250,9 @@ def _all_of(kind: type, *values: object) -> Hashable | None:
 
 
 class Known:
-    """A rule or a graph, as a key, that equals others of the same recipe; without a recipe, itself alone."""
+    """A rule or a graph as a key, equal to others of the same recipe; without a recipe, to itself alone."""
 
     def __init__(self, thing: Any) -> None:
-        """``thing``: a rule or a :class:`TokenGraph`."""
         self.thing = thing
         if isinstance(thing, TokenGraph):
             found = None if thing._listed is not None else recipe(thing.rule)
@@ -302,11 +267,11 @@ class Known:
         return hash(self.key)
 
 
+@dataclass(frozen=True, eq=False)
 class _Same:
     """A cached place as a key: its own graph, by identity."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    place: Place
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.place.own is other.place.own

@@ -1,13 +1,9 @@
-"""The mask of a Hugging Face model as a token graph: made on first use, once for all layers of a forward
-pass.
+"""The mask of a Hugging Face model as a token graph, made once for all layers of a forward pass.
 
 transformers gives a mask function the sizes and positions of a call and a predicate ``(b, h, dst, src) ->
-bool`` on absolute positions, and passes its result to every layer, unread. Here that is a :class:`LazyMask`.
-Its graph evaluates the predicate as any other rule, on ranges, tiles or edges: no tensor of tokens x tokens
-is made.
-
-A predicate of transformers' own without tensors inside (causal, a window, bidirectional) is given by its code
-and constants: its graph and plans are cached across forward passes.
+bool`` on absolute positions, and passes its result to every layer, unread. Here that is a :class:`LazyMask`,
+whose graph evaluates the predicate as any other rule: no tensor of tokens x tokens is made. Graphs of
+predicates without tensors inside (causal, a window) are cached across forward passes.
 """
 
 from __future__ import annotations
@@ -31,17 +27,25 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule
-from gnn_attention.huggingface._alignment import CACHED, Known, Place, framed, is_token, recipe, shifted
+from gnn_attention.huggingface._alignment import (
+    CACHED,
+    Known,
+    Origin,
+    Place,
+    framed,
+    is_token,
+    recipe,
+    shifted,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
-    """What the mask function returns: a mask ``[B, 1, dst, src]`` that is a tensor only on demand.
+    """A mask ``[B, 1, dst, src]`` that is a tensor only on demand: any tensor operation makes it one.
 
     ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots
     from 0 on, bool ``[B, slots]`` or None; ``scalars``: the predicate takes single numbers (torch.vmap).
-    ``uses``: the graphs in force when it was made, for a layer that is computed a second time. Any tensor
-    operation makes it a tensor.
+    ``uses``: the graphs in force when it was made, for a layer that is recomputed.
     """
 
     function: Callable[..., Tensor]
@@ -61,12 +65,10 @@ class LazyMask:
 
     @property
     def shape(self) -> torch.Size:
-        """``[B, 1, dst, src]``."""
         return torch.Size((self.batch, 1, self.num_dst, self.num_src))
 
     @property
     def place(self) -> Place:
-        """The graph and its position; cached."""
         if not self._places:
             self._places.append(_place(self))
         return self._places[0]
@@ -76,7 +78,6 @@ class LazyMask:
         return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
 
     def contiguous(self) -> LazyMask:
-        """Itself: it has no layout."""
         return self
 
     def to(self, *where: Any, **how: Any) -> Any:
@@ -85,11 +86,9 @@ class LazyMask:
         return self if dtypes in ([], [torch.bool]) else self.dense().to(*where, **how)
 
     def dim(self) -> int:
-        """Four axes."""
         return 4
 
     def size(self, axis: int | None = None) -> Any:
-        """As of a tensor."""
         return self.shape if axis is None else self.shape[axis]
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -110,22 +109,16 @@ class LazyMask:
 
 
 class DenseMask(torch.Tensor):
-    """A bool mask that raises where it is added to logits, which would add 1.
-
-    Attention that does so does not go through transformers' interface: it was written for eager's mask, of 0
-    and -inf.
-    """
+    """A bool mask that raises where attention written for a mask of 0 and -inf adds it to logits."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """NotImplementedError for arithmetic; results of other dtypes are plain tensors."""
         is_arithmetic = func.__name__.strip("_") in ARITHMETIC  # first: ``x.dtype`` comes here too
         if is_arithmetic and any(isinstance(x, cls) and x.dtype == torch.bool for x in args):
             # not TypeError, which Python replaces for an operator
-            raise NotImplementedError(
-                "a part of this model computes with the attention mask as if it were one of 0 and -inf: its "
-                "attention does not go through transformers' AttentionInterface: use 'eager' for it"
-            )
+            found = "a part of this model computes with the attention mask as if it were one of 0 and -inf"
+            reason = "its attention does not go through transformers' AttentionInterface"
+            raise NotImplementedError(f"{found}: {reason}: use 'eager' for it")
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         is_number = isinstance(result, cls) and result.dtype != torch.bool
         return result.as_subclass(torch.Tensor) if is_number else result
@@ -140,14 +133,14 @@ def _place(mask: LazyMask) -> Place:
     left = None if tokens is None else _left(tokens)
     padding = None if tokens is None else _collapsed(tokens[:, mask.src_offset :])
     padding = None if padding is None or bool(padding.all()) else padding
-    sizes = (mask.num_dst, mask.num_src, mask.dst_offset, mask.src_offset)
+    sizes, at = (mask.num_dst, mask.num_src), (mask.dst_offset, mask.src_offset)
     known = recipe(mask.function) is not None
     if known and padding is None:
-        return Place(_of_positions(Known(mask.function), *sizes), mask.batch, None, left, cached=True)
+        return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
     function = partial(_one_by_one, mask.function) if mask.scalars and not known else mask.function
-    rule = partial(_of_slots, function, padding, mask.dst_offset, mask.src_offset, mask.device)
+    rule = partial(_of_slots, function, padding, at, mask.device)
     varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
-    return Place(framed(rule, *sizes, batch=mask.batch if varies else None), mask.batch, padding, left)
+    return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)
 
 
 def _over_slots(mask: LazyMask) -> Tensor | None:
@@ -170,35 +163,33 @@ def _collapsed(table: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=CACHED)
-def _of_positions(known: Known, num_dst: int, num_src: int, dst_offset: int, src_offset: int) -> TokenGraph:
-    """The graph of a predicate that depends on positions alone."""
-    rule = partial(shifted, known.thing, dst_offset, src_offset) if dst_offset or src_offset else known.thing
-    return framed(rule, num_dst, num_src, dst_offset, src_offset)
+def _of_positions(known: Known, num_dst: int, num_src: int, at: Origin) -> TokenGraph:
+    rule = partial(shifted, known.thing, *at) if any(at) else known.thing
+    return framed(rule, num_dst, num_src, at)
 
 
 def _of_slots(
     function: Rule,
     padding: Tensor | None,
-    first: int,
-    start: int,
+    at: Origin,
     device: torch.device,
-    b: Tensor,
-    h: Tensor,
-    dst: Tensor,
-    src: Tensor,
+    b: Any,
+    h: Any,
+    dst: Any,
+    src: Any,
 ) -> Tensor:
     """The predicate at absolute positions, on the device of its tables, without padding."""
     where = dst.device
     if not isinstance(dst, Interval):
         b, h, dst, src = (x.to(device) for x in (b, h, dst, src))
-    edge = shifted(function, first, start, b, h, dst, src)
+    edge = shifted(function, *at, b, h, dst, src)
     return (edge if padding is None else edge & is_token(padding, b, h, dst, src)).to(where)
 
 
 def _one_by_one(function: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """A predicate written for single numbers, on all pairs at once.
 
-    In a separate thread: graphs are computed with function transforms such as vmap switched off.
+    In a thread of its own: graphs are computed with transforms such as vmap switched off.
     """
     if isinstance(dst, Interval):
         return evaluate(function, b, h, dst, src)
@@ -216,7 +207,6 @@ def _mapped(function: Rule, ends: list[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=CACHED)
 def unmasked(causal: bool, num_dst: int, num_src: int) -> TokenGraph:
-    """The graph of a call without a mask: causal, or full."""
     return patterns.causal(num_dst) if causal else patterns.cross(num_dst, num_src)
 
 
@@ -225,13 +215,11 @@ _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Float[Tensor, "..."] | None]:
-    """The graph of a mask ``[B or 1, heads or 1, dst or 1, src]`` and the numbers that it adds to the logits
-    of its edges.
+    """The graph of a mask ``[B or 1, heads or 1, dst or 1, src]``, and the numbers that it adds to logits.
 
     Bool: True is an edge, as for SDPA. Float: -inf and the lowest number of its dtype are non-edges. Read
-        once for all layers
-    that are given the same tensor. Raises TypeError (neither bool nor float) or ValueError (other axes, NaN,
-    +inf, or a float mask of zeros and ones, which would add 1 to logits).
+    once for all layers. TypeError for other dtypes, ValueError for other axes, NaN, +inf, or a float mask of
+    zeros and ones.
     """
     version = None if mask.is_inference() else (mask._version, num_dst, num_src)
     known = _tables.get(mask)  # type: ignore[no-untyped-call]
@@ -254,14 +242,12 @@ def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:
         expected = "bool (True = attend) or float (added to logits)"
         raise TypeError(f"attention_mask must be {expected}, got {mask.dtype}")
     if mask.dim() != 4 or mask.shape[2] not in (1, num_dst) or mask.shape[3] < num_src:
-        raise ValueError(
-            f"attention_mask must be [batch, heads, dst, src] for {num_dst} receivers and {num_src} senders, "
-            f"got {list(mask.shape)}"
-        )
+        expected = f"[batch, heads, dst, src] for {num_dst} receivers and {num_src} senders"
+        raise ValueError(f"attention_mask must be {expected}, got {list(mask.shape)}")
     return mask[..., :num_src].expand(-1, -1, num_dst, -1)
 
 
 def _same_for_all(edges: Tensor) -> Tensor:
-    """Without the axes along which nothing differs."""
+    """Without leading axes along which nothing differs."""
     edges = edges[:1] if bool((edges == edges[:1]).all()) else edges
     return edges[:, :1] if bool((edges == edges[:, :1]).all()) else edges

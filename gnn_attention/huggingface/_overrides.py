@@ -37,8 +37,8 @@ class Use:
     calls: list[int] = field(default_factory=lambda: [0])
     open: list[bool] = field(default_factory=lambda: [True])
 
-    def holds(self, module: nn.Module) -> bool:
-        """True for a self-attention module of the model."""
+    def covers(self, module: nn.Module) -> bool:
+        """Whether it is a self-attention module of the model."""
         name = self.names.get(id(module))
         if name is None or getattr(module, "is_cross_attention", False):
             return False
@@ -48,20 +48,15 @@ class Use:
     def check(self, module: nn.Module, num_dst: int, num_src: int, masked: bool) -> None:
         """ValueError where it cannot be aligned with a mask without positions, or padding."""
         if num_dst != num_src:
-            raise ValueError(
-                f"use_graph: {named(module)} has {num_dst} receivers and {num_src} senders and a mask that "
-                "does not tell their positions; leave attention_mask to the model, or give use_graph a part "
-                "of it without this module"
-            )
+            found = f"{named(module)} has {num_dst} receivers and {num_src} senders, and a mask without"
+            advice = "leave attention_mask to the model, or give use_graph a part of it without this module"
+            raise ValueError(f"use_graph: {found} their positions; {advice}")
         if masked and self.replace:
-            raise ValueError(
-                f"use_graph(replace=True): {named(module)} got a mask as a tensor, in which padding cannot "
-                "be told from the rest: pass a 2-D attention_mask, or let the graph be intersected "
-                "(replace=False)"
-            )
+            found = f"{named(module)} got a mask as a tensor, in which padding cannot be recognised"
+            advice = "pass a 2-D attention_mask, or let the graph be intersected (replace=False)"
+            raise ValueError(f"use_graph(replace=True): {found}: {advice}")
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
-        """The place with the graph that this use gives a layer."""
         layer = self._layer(module)
         who = f"use_graph, {self.names[id(module)] or type(module).__name__} (layer {layer})"
         if isinstance(self.choice, TokenGraph):
@@ -98,7 +93,7 @@ def uses_now() -> tuple[Use, ...]:
 def uses_for(module: nn.Module) -> tuple[Use, ...]:
     """The uses in force; for a layer that is recomputed in a backward pass, those of its forward pass.
 
-    RuntimeError in a backward pass whose block was left: another forward pass may have come in between.
+    RuntimeError if that block was left: another forward pass may have come in between.
     """
     uses = uses_now()
     if torch._C._current_graph_task_id() == -1:
@@ -108,10 +103,8 @@ def uses_for(module: nn.Module) -> tuple[Use, ...]:
         return uses
     remembered = _own.last.get(module, _last.get(module, ()))
     if not all(use.open[0] for use in remembered):
-        raise RuntimeError(
-            f"{named(module)} is recomputed for the backward pass (gradient checkpointing) after its "
-            "use_graph block was left: call backward() inside the block"
-        )
+        found = f"{named(module)} is recomputed for the backward pass (gradient checkpointing)"
+        raise RuntimeError(f"{found} after its use_graph block was left: call backward() inside the block")
     return remembered
 
 
@@ -152,24 +145,19 @@ def check_routed(model: nn.Module) -> None:
     modules = model.named_modules()
     parts = [(name, x) for name, x in modules if hasattr(getattr(x, "config", None), "_attn_implementation")]
     if not parts:
-        kind = type(model).__name__
-        advice = "give a transformers model"
-        raise ValueError(f"use_graph: {kind} has no part with a Hugging Face config: {advice}")
+        found = f"{type(model).__name__} has no part with a Hugging Face config"
+        raise ValueError(f"use_graph: {found}: give a transformers model")
     for name, part in parts:
         found = part.config._attn_implementation
         where = f"{type(part).__name__}{f' ({name})' if name else ''}"
         if found == NAME:
             continue
         if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
-            raise NotImplementedError(
-                f"use_graph: {where} has attention of its own that does not go through transformers' "
-                "AttentionInterface, so no graph can reach it; give use_graph a part of the model without "
-                "it, if there is one"
-            )
-        raise ValueError(
-            f"use_graph: the attention of {where} is {found!r}: call model.set_attn_implementation({NAME!r}) "
-            "after importing gnn_attention.huggingface"
-        )
+            reason = "has attention of its own that does not go through transformers' AttentionInterface"
+            advice = "give use_graph a part of the model without it, if there is one"
+            raise NotImplementedError(f"use_graph: {where} {reason}, so no graph can reach it; {advice}")
+        advice = f"call model.set_attn_implementation({NAME!r}) after importing gnn_attention.huggingface"
+        raise ValueError(f"use_graph: the attention of {where} is {found!r}: {advice}")
 
 
 def _checked_graph(found: object, who: str) -> TokenGraph | None:
@@ -180,6 +168,6 @@ def _checked_graph(found: object, who: str) -> TokenGraph | None:
 
 
 def named(module: nn.Module) -> str:
-    """What a message calls a module."""
+    """A module's name in a message."""
     layer = getattr(module, "layer_idx", None)
     return type(module).__name__ + ("" if layer is None else f" of layer {layer}")

@@ -1,9 +1,8 @@
-"""Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph` to
-change their graph.
+"""Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph`.
 
-Importing this module registers, under the one name ``"gnn_attention"``, the attention function and the mask
-function. (With the attention function alone transformers would pass no mask at all: padding and windows would
-be lost silently.) Then
+Importing this module registers the attention function and the mask function under the name
+``"gnn_attention"``. (With the attention function alone transformers would pass no mask: padding and windows
+would be lost silently.) Then
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
@@ -76,10 +75,9 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> LazyMask:
-    """The mask function: the model's mask as a rule with its position; the same for all layers of a kind.
+    """The mask function: the model's mask as a rule with its position, for all layers of a kind.
 
-    A mask that was prepared before (by ``generate`` with a static cache) comes back as ``attention_mask`` and
-    is returned.
+    A mask that ``generate`` prepared (for a static cache) comes back as ``attention_mask`` and is returned.
 
     >>> causal = lambda b, h, dst, src: src <= dst
     >>> past = mask(batch_size=1, q_length=2, kv_length=3, q_offset=1, mask_function=causal)
@@ -92,24 +90,15 @@ def mask(
     if mask_function is None:
         advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
         raise ValueError(f"mask_function is missing: {advice}")
-    return LazyMask(
-        mask_function,
-        batch_size,
-        q_length,
-        kv_length,
-        int(q_offset),  # a copy: a static cache counts on in the same tensor
-        int(kv_offset),
-        attention_mask,
-        use_vmap,
-        torch.device(device),
-        uses_now(),
-    )
+    sizes = batch_size, q_length, kv_length
+    offsets = int(q_offset), int(kv_offset)  # copies: a static cache counts on in the same tensor
+    where = torch.device(device)
+    return LazyMask(mask_function, *sizes, *offsets, attention_mask, use_vmap, where, uses_now())
 
 
 @contextmanager
 def attending(backend: str | Backend) -> Iterator[None]:
-    """A block in which the attention of Hugging Face models is computed by a backend: a name, or a
-    :class:`Backend`.
+    """A block in which the attention of Hugging Face models is computed by a backend, or its name.
 
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> with attending("reference"):
@@ -139,11 +128,10 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """The attention function: one call of ``attend`` on the graph of the mask; weights for
-    ``output_attentions``.
+    """The attention function: one call of ``attend`` on the graph of the mask.
 
-    Keyword arguments of transformers that change nothing here are ignored (``sliding_window``, for instance,
-    which is in the mask); those that would change the result are unsupported.
+    Also returns the weights for ``output_attentions``. Keyword arguments of transformers that change nothing
+    here are ignored (``sliding_window``, for instance, which is in the mask).
 
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
@@ -154,8 +142,7 @@ def attention(
     """
     for name, what in UNSUPPORTED.items():
         if others.get(name) is not None:
-            found = f"{named(module)} passes {name}, {what}"
-            raise NotImplementedError(f"{found}, which this attention does not hold: use 'eager'")
+            raise NotImplementedError(f"{named(module)} passes {name}, {what}: unsupported, use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
     graph, numbers = _graph(module, query, key, attention_mask, is_causal, others)
     if isinstance(scaling, Tensor):
@@ -192,7 +179,7 @@ def _attend(
 
 
 def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast q, k and v may differ in dtype; SDPA would make them one."""
+    """Under autocast q, k and v may differ in dtype, which SDPA makes one."""
     kind = tensors[0].device.type
     if len({x.dtype for x in tensors}) > 1 and torch.is_autocast_enabled(kind):
         return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
@@ -216,7 +203,6 @@ class _Added:
     src_offset: int
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Add the number of the pair."""
         ends = (b, h, dst - self.dst_offset, src - self.src_offset)
         at = tuple(end for end, size in zip(ends, self.table.shape, strict=True) if size > 1)
         return score + self.table.squeeze()[at].to(score.dtype)
@@ -234,11 +220,9 @@ def _graph(
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
         if tuple(given.shape[2:]) != sizes:
-            raise ValueError(
-                f"{named(module)} has {sizes[0]} receivers and {sizes[1]} senders, but its mask has "
-                f"{given.num_dst} and {given.num_src}: it attends to senders of its own making, which have "
-                "no position; use 'eager'"
-            )
+            found = f"{sizes[0]} receivers and {sizes[1]} senders, but its mask has {given.num_dst} and"
+            reason = "it attends to senders of its own making, which have no position; use 'eager'"
+            raise ValueError(f"{named(module)} has {found} {given.num_src}: {reason}")
         place, uses = given.place, given.uses
     else:
         if given is None:
@@ -247,7 +231,7 @@ def _graph(
             own, numbers = of_tensor(given, *sizes)
         place, uses = Place(own, query.shape[0], cached=True), uses_for(module)
     for use in uses:
-        if use.holds(module):
+        if use.covers(module):
             use.calls[0] += 1
             if not isinstance(given, LazyMask):
                 use.check(module, *sizes, masked=given is not None)
@@ -264,28 +248,22 @@ def _without_mask(
 ) -> TokenGraph:
     """Full, or causal where the module says so."""
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
-        raise RuntimeError(
-            f"no mask came to {named(module)}: the mask function of {NAME!r} is not registered, so padding "
-            f"and windows would be lost; AttentionMaskInterface.register({NAME!r}, "
-            "gnn_attention.huggingface.mask)"
-        )
+        reason = f"the mask function of {NAME!r} is not registered, so padding and windows would be lost"
+        advice = f"AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"
+        raise RuntimeError(f"no mask came to {named(module)}: {reason}; {advice}")
     if others.get("cu_seq_lens_q") is not None:
-        found = f"{named(module)} passes packed sequences by cu_seq_lens_q and no mask"
-        raise NotImplementedError(f"{found}: use 'sdpa' for it")
+        found = "passes packed sequences by cu_seq_lens_q and no mask: use 'sdpa' for it"
+        raise NotImplementedError(f"{named(module)} {found}")
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if num_dst == 1:  # the newest token attends to all of the cache
         causal = False
     if causal is None:
-        raise ValueError(
-            f"{named(module)} came with no mask and does not say whether it is causal: pass is_causal, or "
-            f"set {named(module)}.is_causal"
-        )
+        advice = f"pass is_causal, or set {named(module)}.is_causal"
+        raise ValueError(f"{named(module)} came with no mask and does not say whether it is causal: {advice}")
     if causal and num_dst != num_src:
-        raise ValueError(
-            f"{named(module)} is causal and came with no mask, but has {num_dst} receivers and {num_src} "
-            "senders: which of them is the past of whom cannot be known; pass attention_mask "
-            "[batch, heads, dst, src]"
-        )
+        found = f"came with no mask, but has {num_dst} receivers and {num_src} senders"
+        advice = "whose past is which cannot be known; pass attention_mask [batch, heads, dst, src]"
+        raise ValueError(f"{named(module)} is causal and {found}: {advice}")
     return unmasked(bool(causal), num_dst, num_src)
 
 
@@ -299,20 +277,19 @@ def use_graph(
             self-attention in it takes the graph; cross-attention is unchanged.
         graph_or_function: the :class:`TokenGraph` of whole sequences, as long as the longest or longer:
             shorter ones take its first tokens, a decoding step its later rows. Positions count a sample's own
-            tokens, not the padding on its left; those of packed documents count from the start of the row. Or
-            a function ``(layer, head, length) -> graph``, or None for the model's own graph. ``length`` is
-            that of the sequence so far; a module without ``layer_idx`` is numbered in the order of the calls.
+            tokens, not the padding on its left; those of packed documents count from the start of the row.
+            Or a function ``(layer, head, length)``, which returns a graph, or None for the model's own.
+            ``length`` is that of the sequence so far; modules without ``layer_idx`` are numbered in the order
+            of the calls.
         replace: the graph alone decides, whatever the model's mask says (windows, causality, packing).
             Padding and empty slots of a cache stay masked.
 
-    Blocks nest: the inner one is intersected with the outer one, or replaces it. A block holds in the thread
-    (more exactly: the context) that entered it. A layer that gradient checkpointing recomputes has its first
-    graph.
+    Blocks nest: the inner one is intersected with the outer one, or replaces it. A block counts in the thread
+    (context) that entered it. A layer that gradient checkpointing recomputes has its first graph.
 
-    Raises ValueError where the model's attention, or that of a part, is another; NotImplementedError for
-    models whose attention cannot be exchanged; TypeError for what is neither a graph nor a function. In the
-    block ValueError names a graph that is too short or that, replacing the model's, attends to senders which
-    a sliding cache has dropped.
+    Raises ValueError where the attention of a part is another, NotImplementedError where it cannot be
+    exchanged, TypeError for what is neither a graph nor a function; in the block ValueError for a graph that
+    is too short or that, replacing the model's, attends to senders which a sliding cache has dropped.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> from gnn_attention import patterns
@@ -327,12 +304,11 @@ def use_graph(
     >>> torch.allclose(alone[:, 2:], last, rtol=0, atol=60 * 2**-24 * 8**0.5)
     True
     """
-    if not isinstance(graph_or_function, TokenGraph) and not callable(graph_or_function):
-        raise TypeError(
-            "graph_or_function must be a TokenGraph or a function (layer, head, length) -> TokenGraph or "
-            f"None, got {type(graph_or_function).__name__}; see gnn_attention.convert"
-        )
     if not isinstance(graph_or_function, TokenGraph):
+        if not callable(graph_or_function):
+            expected = "a TokenGraph or a function (layer, head, length) -> TokenGraph or None"
+            got = f"{type(graph_or_function).__name__}; see gnn_attention.convert"
+            raise TypeError(f"graph_or_function must be {expected}, got {got}")
         checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a Hugging Face model or a part of one, got {type(model).__name__}")

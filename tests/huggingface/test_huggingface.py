@@ -960,7 +960,7 @@ def test_wrong_uses_are_named(llama):
         said(llama, input_ids=tokens)
     with (
         use_graph(llama, graph, replace=True),
-        pytest.raises(ValueError, match="padding cannot be told from the rest: pass a 2-D attention_mask"),
+        pytest.raises(ValueError, match="padding cannot be recognised: pass a 2-D attention_mask"),
     ):
         said(llama, input_ids=tokens, attention_mask=as_mask(graph))
     said(llama, input_ids=tokens)
