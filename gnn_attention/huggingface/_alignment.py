@@ -180,8 +180,9 @@ def _at_each(
 def _inside(rule: Rule, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any) -> Tensor:
     """The rule where both ends are tokens of its graph; no edges elsewhere."""
     dst, src = dst + at[0], src + at[1]
-    known: Tensor = (dst >= 0) & (src >= 0) & (src < num_src)
-    return known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
+    known = (dst >= 0) & (src >= 0) & (src < num_src)
+    edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
+    return edge
 
 
 def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:

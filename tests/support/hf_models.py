@@ -1,8 +1,7 @@
-"""Tiny models of many Hugging Face families, from configs alone, with sharpened attention; and how two
-attentions are compared.
+"""Tiny models of many Hugging Face families, from configs alone, and how two attentions are compared.
 
-Freshly initialised weights give logits so small that all weights are nearly equal: a dropped softcap, bias or
-window would hardly be seen. So q and k are made larger, and sinks and position biases are drawn anew.
+Freshly initialised weights give logits so small that a dropped softcap, bias or window would hardly be seen:
+q and k are made larger, sinks and position biases are drawn anew.
 """
 
 from __future__ import annotations
@@ -17,27 +16,17 @@ import transformers
 from torch import nn
 
 VOCABULARY, TOKENS, BATCH = 64, 12, 3
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+SMALL = {**SIZES, **TEXT, **IDS}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
-PICTURES = {
-    **{k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
-}
-PICTURES |= {"image_size": 16, "patch_size": 4, "num_channels": 3}
+PICTURES = {**SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A config class, a model class, their sizes, and what goes in."""
+    """A config class, a model class, their sizes, and their inputs."""
 
     config: str
     model: str
@@ -47,220 +36,103 @@ class Family:
     default: bool = False  # in the default run, not among the slow tests
 
 
-ENCODER_DECODER = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "decoder_start_token_id": 1,
-    "forced_eos_token_id": None,
-}
+SEQ2SEQ = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+SEQ2SEQ |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+SEQ2SEQ |= {"vocab_size": VOCABULARY, "decoder_start_token_id": 1, **IDS}
 HYBRID = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+TWO = {**SMALL, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA2 = {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
+GEMMA4 = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+GEMMA4 |= {"global_head_dim": 16, "num_kv_shared_layers": 0}
+DEEPSEEK = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16}
+DEEPSEEK |= {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK |= {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+LLAMA4 = {"num_experts_per_tok": 1, "intermediate_size_mlp": 48, "attention_chunk_size": 5}
+LLAMA4 |= {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+MODERNBERT = {"local_attention": 4, "global_attn_every_n_layers": 2, "num_hidden_layers": 3}
+MODERNBERT |= {"cls_token_id": 1, "sep_token_id": 2}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "window_size": 4}
+SWIN |= {"depths": [2, 2], "num_heads": [2, 4]}
+CLIP = {
+    "text_config": {**SMALL, "eos_token_id": 63, "projection_dim": 16},
+    "vision_config": {**PICTURES, "projection_dim": 16},
+    "projection_dim": 16,
+}
+T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+T5 |= {"decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": None}
+BART = {**SEQ2SEQ, "max_position_embeddings": 64, "forced_eos_token_id": None}
+WHISPER = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64}
+WHISPER |= {"suppress_tokens": None, "begin_suppress_tokens": None}
+
+
+def causal(name: str, sizes: dict[str, Any] = GROUPED, config: str = "", default: bool = False) -> Family:
+    return Family(config or f"{name}Config", f"{name}ForCausalLM", sizes, default=default)
+
+
+def masked(name: str, sizes: dict[str, Any] = SMALL, default: bool = False) -> Family:
+    return Family(f"{name}Config", f"{name}ForMaskedLM", sizes, default=default)
+
+
+def vision(name: str, sizes: dict[str, Any] = PICTURES, default: bool = False) -> Family:
+    return Family(f"{name}Config", f"{name}Model", sizes, "pixels", padded=False, default=default)
+
+
+def pairs(name: str, sizes: dict[str, Any], default: bool = False, **more: Any) -> Family:
+    config, model = f"{name}Config", f"{name}ForConditionalGeneration"
+    return Family(config, model, sizes, **{"inputs": "pair", **more}, default=default)
+
+
 FAMILIES = {
-    "gpt2": Family(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 64,
-            "bos_token_id": 1,
-            "eos_token_id": None,
-        },
-    ),
-    "llama": Family("LlamaConfig", "LlamaForCausalLM", default=True),
-    "mistral": Family("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": 5}, default=True),
-    "gemma": Family("GemmaConfig", "GemmaForCausalLM"),
-    "gemma2": Family(
-        "Gemma2Config",
-        "Gemma2ForCausalLM",
-        {**GROUPED, "sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
-        default=True,
-    ),
-    "gemma3": Family(
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
-        {**GROUPED, **HYBRID, "query_pre_attn_scalar": 8},
-    ),
-    "gemma4": Family(
-        "Gemma4TextConfig",
-        "Gemma4ForCausalLM",
-        {
-            **GROUPED,
-            **HYBRID,
-            "vocab_size_per_layer_input": VOCABULARY,
-            "hidden_size_per_layer_input": 8,
-            "global_head_dim": 16,
-            "num_kv_shared_layers": 0,
-        },
-    ),
-    "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM"),
-    "gpt_oss": Family(
-        "GptOssConfig",
-        "GptOssForCausalLM",
-        {**GROUPED, **EXPERTS, **HYBRID},
-        default=True,
-    ),
-    "deepseek_v3": Family(
-        "DeepseekV3Config",
-        "DeepseekV3ForCausalLM",
-        {
-            **SMALL,
-            "num_key_value_heads": 4,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 12,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "moe_intermediate_size": 16,
-            "first_k_dense_replace": 1,
-        },
-        default=True,
-    ),
-    "llama4": Family(
-        "Llama4TextConfig",
-        "Llama4ForCausalLM",
-        {
-            **GROUPED,
-            **EXPERTS,
-            "num_experts_per_tok": 1,
-            "intermediate_size_mlp": 48,
-            "attention_chunk_size": 5,
-            "layer_types": ["chunked_attention", "full_attention"],
-            "no_rope_layers": [1, 0],
-        },
-    ),
-    "opt": Family("OPTConfig", "OPTForCausalLM", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", SMALL),
-    "phi": Family("PhiConfig", "PhiForCausalLM", {**SMALL, "num_key_value_heads": 2}),
-    "phi3": Family("Phi3Config", "Phi3ForCausalLM", {**SMALL, "num_key_value_heads": 2, "sliding_window": 5}),
-    "olmo2": Family("Olmo2Config", "Olmo2ForCausalLM", {**SMALL, "num_key_value_heads": 2}),
-    "mixtral": Family("MixtralConfig", "MixtralForCausalLM", {**GROUPED, **EXPERTS}),
-    "cohere2": Family("Cohere2Config", "Cohere2ForCausalLM", {**GROUPED, **HYBRID}),
-    "granite": Family("GraniteConfig", "GraniteForCausalLM", {**SMALL, "num_key_value_heads": 2}),
-    "stablelm": Family("StableLmConfig", "StableLmForCausalLM", {**SMALL, "num_key_value_heads": 2}),
-    "diffllama": Family(
-        "DiffLlamaConfig", "DiffLlamaForCausalLM", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
-    ),
-    "bert": Family("BertConfig", "BertForMaskedLM", SMALL),
-    "roberta": Family("RobertaConfig", "RobertaForMaskedLM", SMALL),
-    "distilbert": Family(
-        "DistilBertConfig",
-        "DistilBertForMaskedLM",
-        {
-            "vocab_size": VOCABULARY,
-            "dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "hidden_dim": 48,
-            "max_position_embeddings": 64,
-        },
-    ),
-    "modernbert": Family(
-        "ModernBertConfig",
-        "ModernBertForMaskedLM",
-        {
-            **SMALL,
-            "local_attention": 4,
-            "global_attn_every_n_layers": 2,
-            "num_hidden_layers": 3,
-            "cls_token_id": 1,
-            "sep_token_id": 2,
-        },
-        default=True,
-    ),
-    "vit": Family("ViTConfig", "ViTModel", PICTURES, "pixels", padded=False),
-    "dinov2": Family("Dinov2Config", "Dinov2Model", PICTURES, "pixels", padded=False),
-    "siglip": Family("SiglipVisionConfig", "SiglipVisionModel", PICTURES, "pixels", padded=False),
-    "clip_vision": Family("CLIPVisionConfig", "CLIPVisionModel", PICTURES, "pixels", padded=False),
-    "swin": Family(
-        "SwinConfig",
-        "SwinModel",
-        {
-            "image_size": 16,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-        "pixels",
-        padded=False,
-        default=True,
-    ),
-    "clip": Family(
-        "CLIPConfig",
-        "CLIPModel",
-        {
-            "text_config": {**SMALL, "eos_token_id": 63, "projection_dim": 16},
-            "vision_config": {**PICTURES, "projection_dim": 16},
-            "projection_dim": 16,
-        },
-        "both",
-    ),
-    "t5": Family(
-        "T5Config",
-        "T5ForConditionalGeneration",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 48,
-            "num_layers": 2,
-            "num_heads": 4,
-            "relative_attention_num_buckets": 8,
-            "relative_attention_max_distance": 12,
-            "decoder_start_token_id": 1,
-            "pad_token_id": 0,
-            "eos_token_id": None,
-        },
-        "pair",
-        default=True,
-    ),
-    "bart": Family("BartConfig", "BartForConditionalGeneration", ENCODER_DECODER, "pair"),
-    "whisper": Family(
-        "WhisperConfig",
-        "WhisperForConditionalGeneration",
-        {
-            **{
-                k: v
-                for k, v in ENCODER_DECODER.items()
-                if k not in ("max_position_embeddings", "forced_eos_token_id")
-            },
-            "num_mel_bins": 8,
-            "max_source_positions": 16,
-            "max_target_positions": 64,
-            "suppress_tokens": None,
-            "begin_suppress_tokens": None,
-        },
-        "sound",
-        padded=False,
-    ),
+    "gpt2": Family("GPT2Config", "GPT2LMHeadModel", {**GPT2, "bos_token_id": 1, "eos_token_id": None}),
+    "llama": causal("Llama", default=True),
+    "mistral": causal("Mistral", {**GROUPED, "sliding_window": 5}, default=True),
+    "gemma": causal("Gemma"),
+    "gemma2": causal("Gemma2", {**GROUPED, **GEMMA2}, default=True),
+    "gemma3": causal("Gemma3", {**GROUPED, **HYBRID, "query_pre_attn_scalar": 8}, "Gemma3TextConfig"),
+    "gemma4": causal("Gemma4", {**GROUPED, **HYBRID, **GEMMA4}, "Gemma4TextConfig"),
+    "qwen2": causal("Qwen2"),
+    "qwen3": causal("Qwen3"),
+    "gpt_oss": causal("GptOss", {**GROUPED, **EXPERTS, **HYBRID}, default=True),
+    "deepseek_v3": causal("DeepseekV3", {**SMALL, **DEEPSEEK}, default=True),
+    "llama4": causal("Llama4", {**GROUPED, **EXPERTS, **LLAMA4}, "Llama4TextConfig"),
+    "opt": causal("OPT", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "gpt_neox": causal("GPTNeoX", SMALL),
+    "phi": causal("Phi", TWO),
+    "phi3": causal("Phi3", {**TWO, "sliding_window": 5}),
+    "olmo2": causal("Olmo2", TWO),
+    "mixtral": causal("Mixtral", {**GROUPED, **EXPERTS}),
+    "cohere2": causal("Cohere2", {**GROUPED, **HYBRID}),
+    "granite": causal("Granite", TWO),
+    "stablelm": causal("StableLm", TWO),
+    "diffllama": causal("DiffLlama"),
+    "bert": masked("Bert"),
+    "roberta": masked("Roberta"),
+    "distilbert": masked("DistilBert", {**TEXT, **DISTILBERT}),
+    "modernbert": masked("ModernBert", {**SMALL, **MODERNBERT}, default=True),
+    "vit": vision("ViT"),
+    "dinov2": vision("Dinov2"),
+    "siglip": vision("SiglipVision"),
+    "clip_vision": vision("CLIPVision"),
+    "swin": vision("Swin", SWIN, default=True),
+    "clip": Family("CLIPConfig", "CLIPModel", CLIP, "both"),
+    "t5": pairs("T5", T5, default=True),
+    "bart": pairs("Bart", BART),
+    "whisper": pairs("Whisper", {**SEQ2SEQ, **WHISPER}, inputs="sound", padded=False),
 }
 
 OF_SIZE = {
     1: "n_group topk_group num_shared_experts n_shared_experts first_k_dense_replace",
     2: "n_layer n_layers num_layers encoder_layers decoder_layers expand",
-    4: "n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts n_routed_experts rotary_dim",
+    4: "n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
+    "n_routed_experts rotary_dim",
     5: "attention_chunk_size sliding_window",
     8: "d_kv qk_rope_head_dim hidden_size_per_layer_input query_pre_attn_scalar",
-    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim global_head_dim",
+    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim "
+    "global_head_dim",
     32: "n_embd d_model dim embedding_size word_embed_proj_dim",
     48: "d_ff hidden_dim ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
     64: "n_positions vocab_size_per_layer_input",
@@ -306,9 +178,7 @@ def build(name: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, routers, eager's softmax and generate go by way of float32, whatever the dtype: float64 stays
-    float64 then.
-    """
+    """float64 stays float64 where norms, routers, eager's softmax and generate go by way of float32."""
 
     def wide(x: torch.Tensor, dtype: Any) -> Any:
         return x.dtype if (dtype, x.dtype) == (torch.float32, torch.float64) else dtype
@@ -340,21 +210,13 @@ def exact(model: Any) -> Any:
 
 
 def build_generic(kind: str, model_type: str) -> Any:
-    """A small model of any type, from the sizes that its config knows; every kind of layer that it has, once
-    or twice.
-    """
+    """A small model of any type, from the sizes that its config knows, with every kind of its layers."""
     classes = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
     name, config = classes[model_type], transformers.CONFIG_MAPPING[model_type]
     usual = config()
-    sizes = {
-        key: value
-        for key, value in GENERIC.items()
-        if getattr(usual, key, None) is not None or key == "sliding_window"
-    }
-    sizes |= {
-        key: value for key, value in GENERIC.items() if key.endswith("token_id") and hasattr(usual, key)
-    }
-    sizes = {key: value for key, value in sizes.items() if hasattr(usual, key)}
+    always = ("sliding_window", "pad_token_id", "bos_token_id", "eos_token_id")
+    known = {key: value for key, value in GENERIC.items() if hasattr(usual, key)}
+    sizes = {k: value for k, value in known.items() if k in always or getattr(usual, k) is not None}
     kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or []))
     if kinds:
         sizes |= {"layer_types": (kinds * 2)[: max(2, len(kinds))], "num_hidden_layers": max(2, len(kinds))}
@@ -366,9 +228,7 @@ def build_generic(kind: str, model_type: str) -> Any:
 
 @torch.no_grad()
 def sharpen(model: torch.nn.Module) -> None:
-    """q and k such that logits are of size 2 or more, and sinks and position biases of the size of a
-    logit.
-    """
+    """Logits of size 2 or more, and sinks and position biases of the size of a logit."""
     for name, parameter in model.named_parameters():
         if re.search(DRAWN_LARGER, "." + name):
             parameter.mul_(0.24 / parameter.std())
@@ -381,7 +241,7 @@ def sharpen(model: torch.nn.Module) -> None:
 def inputs(
     name: str, pad: str | None = None, seed: int = 1, dtype: torch.dtype = torch.float64
 ) -> dict[str, Any]:
-    """Inputs of a family; ``pad``: "left", "right" or None. Rows of a batch have 12, 8 and 5 tokens then."""
+    """Inputs of a family, in rows of 12, 8 and 5 tokens if they are padded ("left" or "right")."""
     family, draw = FAMILIES[name], torch.Generator().manual_seed(seed)
     text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
     mask = torch.ones_like(text)
@@ -392,37 +252,29 @@ def inputs(
         text = text.masked_fill(mask == 0, 0)
     pixels = torch.randn(BATCH, 3, 16, 16, generator=draw).to(dtype)
     answer = torch.randint(3, VOCABULARY - 1, (BATCH, 7), generator=draw)
-    said = {"input_ids": text} if pad is None else {"input_ids": text, "attention_mask": mask}
+    ids = {"input_ids": text} if pad is None else {"input_ids": text, "attention_mask": mask}
+    sound = torch.randn(BATCH, 8, 32, generator=draw).to(dtype)
     return {
-        "text": said,
+        "text": ids,
         "pixels": {"pixel_values": pixels},
-        "both": {**said, "pixel_values": pixels},
-        "pair": {**said, "decoder_input_ids": answer},
-        "sound": {
-            "input_features": torch.randn(BATCH, 8, 32, generator=draw).to(dtype),
-            "decoder_input_ids": answer,
-        },
+        "both": {**ids, "pixel_values": pixels},
+        "pair": {**ids, "decoder_input_ids": answer},
+        "sound": {"input_features": sound, "decoder_input_ids": answer},
     }[family.inputs]
 
 
 def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.Tensor:
-    """What the model says, at the positions that hold a token, as ``[positions, channels]``."""
+    """The model's output ``[positions, channels]`` at the positions that are tokens."""
     out = model(**given, **more)
-    found = {
-        "logits": out.get("logits"),
-        "state": out.get("last_hidden_state"),
-        "both": out.get("logits_per_image"),
-    }
-    values = next(value for value in found.values() if value is not None)
+    found = (out.get(word) for word in ("logits", "last_hidden_state", "logits_per_image"))
+    values = next(value for value in found if value is not None)
     if FAMILIES[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
         return values[given["attention_mask"].bool()]
     return values.flatten(0, -2)
 
 
 def difference(name: str, model: Any, given: dict[str, Any]) -> float:
-    """The largest difference between eager and this library's attention, in units of the largest number that
-    is said.
-    """
+    """The largest difference between eager and this library's attention, in units of the largest output."""
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = result(name, model, given)
@@ -431,13 +283,12 @@ def difference(name: str, model: Any, given: dict[str, Any]) -> float:
 
 
 def gradients(name: str, model: Any, given: dict[str, Any], **more: Any) -> dict[str, torch.Tensor]:
-    """Of a fixed linear function of what the model says, by parameter."""
+    """Of a fixed linear function of the model's output, by parameter."""
     model.zero_grad()
-    said = result(name, model, given, **more)
-    direction(said).backward()
+    direction(result(name, model, given, **more)).backward()
     return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
-def direction(said: torch.Tensor) -> torch.Tensor:
-    """A fixed linear function of what a model says."""
-    return (said * torch.randn(said.shape, generator=torch.Generator().manual_seed(2)).to(said)).sum()
+def direction(out: torch.Tensor) -> torch.Tensor:
+    """A fixed linear function of an output."""
+    return (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)).sum()
