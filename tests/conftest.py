@@ -30,9 +30,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="session")
 def _without_progress():
-    """On a slow machine a quick command may take more than 5 s; tests of what stands on stderr do not hang on
-    that.
-    """
+    """On a slow machine a quick command may take more than 5 s."""
     from gnn_attention._support import progress
 
     progress.EVERY = 3600.0
@@ -40,9 +38,7 @@ def _without_progress():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """A module that cannot be imported for its doctests is skipped only where an extra may be absent: never a
-    test file.
-    """
+    """A module that cannot be imported for its doctests is skipped only where an extra may be absent."""
     report = yield
     # pytest imports a file for its doctests first, and after a failure finds half a module, without tests,
     # for its tests
@@ -53,9 +49,7 @@ def pytest_make_collect_report(collector):
 
 
 def pytest_collection_modifyitems(items):
-    """Doctests of an extra that is absent are skipped with the reason, as :mod:`support.extras` does for
-    tests.
-    """
+    """Doctests of an extra that is absent are skipped with the reason."""
     for item in items:
         package = DOCTESTS.get(item.nodeid.split("::")[0])
         if package is not None and "CI" not in os.environ and importlib.util.find_spec(package) is None:
@@ -63,9 +57,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What was collected lives to the end: the garbage collector spent a sixth of the time on looking at it
-    again.
-    """
+    """What was collected lives to the end."""
     gc.collect()
     gc.freeze()
 

@@ -168,9 +168,7 @@ def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
 
 @pytest.mark.parametrize("backend", FULL)
 def test_minus_infinity_on_an_edge_silences_it(backend):
-    """An edge with bias -inf equals no edge; a receiver whose edges are all silenced receives 0 and finite
-    gradients.
-    """
+    """An edge with bias -inf equals no edge."""
     q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
     graph = patterns.causal(3)
     bias = torch.zeros(6, dtype=torch.float64)
@@ -239,9 +237,7 @@ def test_graphs_by_head_and_by_sample_run_each_on_its_own_edges():
 
 
 def test_score_mods_are_told_absolute_positions_and_query_heads():
-    """On rows 5..8 of a graph dst counts from 5; h counts query heads, b samples, also where the graph
-    varies.
-    """
+    """On rows 5..8 of a graph dst counts from 5."""
     seen = {}
 
     def spy(score, b, h, dst, src):
@@ -271,9 +267,7 @@ def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph)
 
 
 def test_a_score_mod_without_a_value_on_non_edges_where_the_graph_varies():
-    """Each head borrows from its own edges, a head without any from those of the others; without edges nobody
-    is asked.
-    """
+    """Each head borrows from its own edges, a head without any from those of the others."""
     some = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst - h) & (h > 0), 9, heads=4)
     for graph in (some, patterns.strict_causal(9) - patterns.full(9)):
         q, k, v = (x.requires_grad_() for x in qkv())
@@ -477,9 +471,7 @@ def test_auto_goes_on_to_the_edges_when_dense_is_too_large(monkeypatch):
 
 
 def test_a_backend_of_your_own():
-    """A Backend object is a backend: it is called with the call, its unsupported_reason is respected, and it
-    never falls back.
-    """
+    """A Backend object is a backend."""
     mine = Backend("mine", lambda call: (call.v.new_full((*call.q.shape[:3], call.v.shape[-1]), 7.0), None))
     out, info = ga.attend(*qkv(), patterns.causal(9), backend=mine, return_info=True)
     assert (out == 7).all()
@@ -832,9 +824,7 @@ def test_compiled_calls_keep_the_nan_rule(backend):
 @quiet
 @pytest.mark.parametrize("backend", ["dense", "reference", "auto"])
 def test_compiled_calls_serve_other_sizes(backend):
-    """The second size makes the compiler take sizes as symbols: with options too, for which auto weighs
-    bytes.
-    """
+    """The second size makes the compiler take sizes as symbols."""
     torch.compiler.reset()
 
     def run(q, k, v, graph):
@@ -886,11 +876,7 @@ def test_a_scale_need_not_be_positive(scale, backend):
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex")])
 def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
-    """With all that is kept with it, at once: no cycle that waits for Python's collector, to which a tensor
-    is a small thing.
-
-    Every second graph has a bias, where the backend takes one and the graph has one list of edges.
-    """
+    """With all that is kept with it, at once."""
     monkeypatch.setattr(
         "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False
     )
@@ -926,9 +912,7 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
 
 
 def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind():
-    """What was checked is cached with the graph by shapes, of which there are few; numbers such as a
-    temperature are many.
-    """
+    """What was checked is cached with the graph by shapes, of which there are few."""
     graph, x = patterns.window(6, 2), torch.ones(1, 1, 6, 4)
     sizes = []
     for step in range(20):

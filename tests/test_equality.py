@@ -158,9 +158,7 @@ OPTIONS = {
 
 @st.composite
 def examples(draw, kind, *forms):
-    """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens, or of a few lengths beyond a
-    tile.
-    """
+    """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens."""
     composed = Numbers(
         form=draw(st.sampled_from(forms)), **{name: draw(option) for name, option in OPTIONS.items()}
     )
@@ -175,9 +173,7 @@ def usual():
 
 
 def check(example, backends):
-    """Output and every gradient by the rule, on each of the backends that holds the problem (None: the
-    walk).
-    """
+    """Output and every gradient by the rule, on each of the backends that holds the problem (None."""
     problem = problem_of(example)
     for backend in backends:
         if backend is None and not (isinstance(problem, LayerProblem) and example.edges is not None):
@@ -190,9 +186,7 @@ def check(example, backends):
 
 
 def check_conversion(example):
-    """A form made of standard heads, beside the formula on the weights of those: in float64, output and
-    gradients of states.
-    """
+    """A form made of standard heads, beside the formula on the weights of those."""
     numbers = replace(example.numbers, dtype="float64")
     standard = LayerProblem(replace(example, composed=replace(numbers, form="standard")))
     out, gradients = LayerProblem(replace(example, composed=numbers)).run(BACKENDS["dense"])
@@ -201,9 +195,7 @@ def check_conversion(example):
 
 
 def calls(kind, backends):
-    """The property of ``attend`` as a function without arguments, which raises the AssertionError of a
-    failing example.
-    """
+    """The property of ``attend`` as a function without arguments."""
     return given(examples(kind, "attend"))(lambda example: check(example, backends))
 
 

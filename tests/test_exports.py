@@ -76,9 +76,7 @@ print(json.dumps({"package": package, "commands": commands, "planted": by_us()[l
 
 @pytest.fixture(scope="module")
 def imports():
-    """What is loaded in a fresh interpreter, and which of our modules imports a heavy package
-    (torch_geometric's are its own).
-    """
+    """What is loaded in a fresh interpreter."""
     return json.loads(run(IMPORTS))
 
 
@@ -90,9 +88,7 @@ def test_importing_loads_neither_torch_geometric_nor_plotting(imports):
 
 
 def test_commands_load_no_heavy_package_before_they_need_it(imports):
-    """A command line, which knows verify and bench, answers at once; networkx and others come with what uses
-    them.
-    """
+    """A command line, which knows verify and bench, answers at once."""
     assert imports["commands"] == []
 
 
@@ -128,9 +124,7 @@ def test_a_heavy_import_would_be_seen(imports):
 
 @pytest.mark.slow
 def test_importing_costs_less_than_half_of_torch_again():
-    """Python -c 'import gnn_attention' stays below 1.5x of import torch: the best of up to five pairs of
-    fresh processes.
-    """
+    """Python -c 'import gnn_attention' stays below 1.5x of import torch."""
     program = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
     ratios = (
         float(run(program.format("gnn_attention"))) / float(run(program.format("torch"))) for _ in range(5)

@@ -45,9 +45,7 @@ CHECKS = {
 
 
 def in_a_fork(work, fault, said):
-    """Exit code of ``work()`` in a fork with the fault in it (None: without one); what it writes is in the
-    file ``said``.
-    """
+    """Exit code of ``work()`` in a fork with the fault in it (None: without one)."""
 
     def run():
         torch.set_num_threads(1)

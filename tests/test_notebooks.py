@@ -53,9 +53,7 @@ each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for 
 
 @contextmanager
 def kernel() -> Iterator[KernelManager]:
-    """A kernel in the notebooks' folder, without anyone's IPython settings, and with no history written into
-    them.
-    """
+    """A kernel in the notebooks' folder, without anyone's IPython settings."""
     with tempfile.TemporaryDirectory() as settings:
         backend = "module://matplotlib_inline.backend_inline"
         manager = KernelManager(kernel_name="python3")
@@ -68,9 +66,7 @@ def kernel() -> Iterator[KernelManager]:
 
 
 def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
-    """The notebook of a source, of which one text may be changed, with the outputs of a run; an error in a
-    cell is raised.
-    """
+    """The notebook of a source, of which one text may be changed, with the outputs of a run."""
     notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # not random: the same source gives the same file
@@ -175,12 +171,7 @@ def shared() -> Iterator[KernelManager]:
 
 
 def allowed(number: str, notebook: str) -> float:
-    """How far a printed number may be from the committed one.
-
-    A number with k decimals: one unit of the last, since a rounding error of any size may move it over the
-    middle between two. After a training 2 in a hundred: hundreds of steps make much of each rounding, and
-    every processor rounds in its own way.
-    """
+    """How far a printed number may be from the committed one."""
     unit = 10.0 ** -len(number.partition(".")[2])
     return max(1.01 * unit, 0.02 * max(1.0, abs(float(number)))) if notebook in TRAINED else 1.01 * unit
 

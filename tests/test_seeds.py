@@ -69,9 +69,7 @@ LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 
 
 @pytest.fixture(params=[None, "reference", "dense"], ids=["walk", "reference", "dense"])
 def way(request: pytest.FixtureRequest) -> str | None:
-    """Every way through a layer: edge by edge as torch_geometric walks, and two backends (``attend`` has no
-    walk: "auto").
-    """
+    """Every way through a layer."""
     way: str | None = request.param
     return way
 
@@ -173,9 +171,7 @@ def test_S0_2_concat_becomes_a_sum(way):
 
 
 def test_S0_3_inputs_from_different_sources(way):
-    """MultiHead(Q, K, V) is a way of indicating that these three inputs can have different sources, as in
-    cross-attention.
-    """
+    """MultiHead(Q, K, V) is a way of indicating that these three inputs can have different sources."""
     heads, text, image, sound = (
         heads_with(source_width=8),
         drawn(5, 12),
@@ -206,9 +202,7 @@ def test_S0_4_values_moved_out_of_the_scores(way):
 
 
 def test_S0_5_messages_are_low_rank():
-    """M_i = X W^M_i: each row is a message; W^V and W^O are a low-rank decomposition; scores are the
-    influence of a message.
-    """
+    """M_i = X W^M_i: each row is a message; W^V and W^O are a low-rank decomposition."""
     heads, x = heads_with(), drawn(6, 12)
     factored, merged = FactoredHeads.of(heads), MergedHeads.of(heads)
     M = torch.stack([x @ (V @ W_O) for V, W_O in zip(heads.W_V, heads.W_O, strict=True)])
@@ -236,9 +230,7 @@ def test_S0_6_patterns_of_the_query_side():
 
 
 def test_S0_7_all_in_model_space():
-    """The reformulation keeps attention in model space: patterns meet embeddings, messages the
-    unembedding.
-    """
+    """The reformulation keeps attention in model space."""
     heads, embedding, unembedding, words = (
         heads_with(),
         drawn(20, 12, seed=2),
@@ -259,9 +251,7 @@ def test_S0_7_all_in_model_space():
 
 
 def test_S0_8_the_scale_keeps_the_head_size():
-    """scores_i = softmax(P_i X^T / sqrt(d_k)): d_k stays the size of a head although P_i is as wide as the
-    model.
-    """
+    """scores_i = softmax(P_i X^T / sqrt(d_k))."""
     heads, x, graph = heads_with(), drawn(6, 12), patterns.causal(6)
     for form in (heads, FactoredHeads.of(heads), MergedHeads.of(heads)):
         assert form.scale == 4**-0.5
@@ -273,9 +263,7 @@ def test_S0_8_the_scale_keeps_the_head_size():
 
 
 def test_S0_9_the_compact_formulation(way):
-    """MultiHead(X) = sum_i softmax(P_i X^T / sqrt(d_k)) M_i with P_i = X W^P_i, M_i = X W^M_i, as a plain
-    function.
-    """
+    """MultiHead(X) = sum_i softmax(P_i X^T / sqrt(d_k)) M_i with P_i = X W^P_i, M_i = X W^M_i."""
 
     def multi_head(X: Tensor, W_P: Tensor, W_M: Tensor, d_k: int) -> Tensor:
         P, M = X @ W_P, X @ W_M
@@ -312,9 +300,7 @@ def test_S0_10_words_before_and_after_the_softmax():
 
 
 def test_S0_11_applications_illustrations_experiments():
-    """Practical applications, illustrations and experimental results: the notebooks, with pictures and
-    checked exercises.
-    """
+    """Practical applications, illustrations and experimental results."""
     folder = Path(__file__).parents[1] / "notebooks"
     notebooks = [
         json.loads(file.read_text(encoding="utf-8"))["cells"] for file in sorted(folder.glob("[0-9]*.ipynb"))
@@ -332,9 +318,7 @@ def test_S0_11_applications_illustrations_experiments():
 
 
 def test_S1_1_names_of_what_is_projected():
-    """W^VO and W^QK are low rank products; what they project a token to are its "message" and its
-    "pattern".
-    """
+    """W^VO and W^QK are low rank products."""
     heads, x = heads_with(), drawn(6, 12)
     merged, QK, VO = MergedHeads.of(heads), heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O
     for named, product in ((merged.W_P, QK), (heads.pattern_matrix().full(), QK)):
@@ -431,9 +415,7 @@ def test_S1_6_the_decomposition_is_a_design_choice(way):
 
 
 def test_S1_7_values_and_outputs_merge_into_messages():
-    """Illustration 2: the value and output projections merge into the message projection; notebook 07 draws
-    it to scale.
-    """
+    """Illustration 2: the value and output projections merge into the message projection."""
     heads, x = heads_with(), drawn(6, 12)
     W_M, merged = heads.message_matrix(), MergedHeads.of(heads)
     assert (W_M.left.shape, W_M.right.shape, merged.W_M.shape) == ((3, 12, 4), (3, 4, 12), (3, 12, 12))
@@ -453,9 +435,7 @@ def test_S1_8_messages_are_created_by_the_context():
 
 
 def test_S1_9_a_message_sent_on_through_the_current_token(way):
-    """The context tokens communicate their message via the current input vector, to influence future
-    tokens.
-    """
+    """The context tokens communicate their message via the current input vector."""
     j, q, t, loops = 1, 3, 5, patterns.window(6, 1)
     hop = [ga.convert.from_edge_index(torch.tensor([[a], [b]]), 6) for a, b in ((j, q), (q, t))]
     first, second, x = heads_with(), heads_with(seed=2), drawn(6, 12)
@@ -488,9 +468,7 @@ def test_S1_10_patterns_of_one_vector():
 
 
 def test_S1_11_a_pattern_is_a_template():
-    """A 'template' vector has a high dot product with any vectors that match it; so have the neurons of an
-    MLP.
-    """
+    """A 'template' vector has a high dot product with any vectors that match it."""
     words, wanted = (
         torch.eye(6, dtype=torch.float64),
         torch.tensor([3, 0, 5, 1, 2, 4]),
@@ -512,9 +490,7 @@ def test_S1_11_a_pattern_is_a_template():
 
 
 def test_S1_12_llama_3_8b_dimensions(capsys):
-    """Dimensions based on Llama 3 8B. Erratum: its rotary patterns depend on the distance and cannot be
-    cached.
-    """
+    """Dimensions based on Llama 3 8B."""
     with torch.device("meta"):
         plain = StandardHeads(4096, 32, num_kv_heads=8)
         rotary = StandardHeads(4096, 32, num_kv_heads=8, rotary=ga.rotary.Rotary(base=500_000.0))
@@ -539,9 +515,7 @@ def test_S1_12_llama_3_8b_dimensions(capsys):
 
 
 def test_S1_13_the_example_text():
-    """The example text "Llamas do not output words": five nodes in the notebooks, and what the explorer
-    shows.
-    """
+    """The example text "Llamas do not output words"."""
     sentence, folder = "Llamas do not output words", Path(__file__).parents[1] / "notebooks"
     texts = {file.stem[:2]: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
     assert {
@@ -559,9 +533,7 @@ def test_S1_13_the_example_text():
 
 
 def test_S1_14_cache_a_message():
-    """First, we project the input token to produce its pattern and message vectors, and add these to the
-    cache.
-    """
+    """First, we project the input token to produce its pattern and message vectors."""
     heads, x = heads_with(), drawn(6, 12)
     cache, whole = (
         PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(6)),
@@ -580,9 +552,7 @@ def test_S1_14_cache_a_message():
 
 
 def test_S1_15_patterns_of_the_key_side(way):
-    """alpha_i = softmax(P_i x_q' / sqrt(d_k)). Erratum: these cached patterns are the senders', p_j = x_j W^K
-    W^Q', not x W^P.
-    """
+    """alpha_i = softmax(P_i x_q' / sqrt(d_k))."""
     heads, x = heads_with(), drawn(6, 12)
     for form in (FactoredHeads.of(heads, side="sender"), MergedHeads.of(heads, side="sender")):
         P, _ = form.send(x[None])
@@ -616,9 +586,7 @@ def test_S1_16_the_magnitude_of_a_pattern_matters():
 
 
 def test_S1_17_softmax_is_a_competition():
-    """A similarity is only significant compared to the others. Erratum: the magnitude is not "always the
-    same", only bounded.
-    """
+    """A similarity is only significant compared to the others."""
     q, k, v, graph = (
         drawn(1, 1, 1, 4),
         drawn(1, 1, 6, 4, seed=1),
@@ -656,9 +624,7 @@ def test_S1_18_aggregate_messages(way):
 
 
 def test_S1_19_the_residual_connection():
-    """The final output of the Attention block, including the residual connection: x' = x + sum_i alpha_i
-    M_i.
-    """
+    """The final output of the Attention block, including the residual connection."""
     heads, x, graph = heads_with(), drawn(1, 6, 12), patterns.causal(6)
     assert_exact(
         (x + MessagePassingAttention(heads)(x, graph))[0], x[0] + update_of(heads, x[0], graph.mask())
@@ -672,9 +638,7 @@ def test_S1_19_the_residual_connection():
 
 
 def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
-    """Aggregate is the step where a graph node sums up the weighted messages of its neighbors: PyG calls it
-    so, too.
-    """
+    """Aggregate is the step where a graph node sums up the weighted messages of its neighbors."""
     heads, x, seen = heads_with(), drawn(5, 12), {}
     layer = MessagePassingAttention(heads)
     for step in ("edge_update", "message", "aggregate"):
@@ -703,9 +667,7 @@ def test_S1_20_aggregate_is_a_word_of_graph_neural_networks():
 
 
 def test_S1_21_three_formulations(way):
-    """Standard, refactored and merged are equal; both "refactored" and "merged" create P_i and M_i, the
-    standard form nowhere.
-    """
+    """Standard, refactored and merged are equal."""
     heads, x = heads_with(), drawn(5, 12)
     forms = {"standard": heads, "refactored": FactoredHeads.of(heads), "merged": MergedHeads.of(heads)}
     for form in forms.values():
@@ -721,9 +683,7 @@ def test_S1_21_three_formulations(way):
 
 
 def test_S1_22_compute_requirements():
-    """The "refactored" form requires more compute than the "standard" form, the "merged" version even
-    more.
-    """
+    """The "refactored" form requires more compute than the "standard" form."""
     heads = heads_with(width=32, num_heads=4)  # heads of 8
     forms = (heads, FactoredHeads.of(heads), MergedHeads.of(heads))
     for T in (1, 2, 7, 64):
@@ -772,9 +732,7 @@ def test_S1_23_very_low_rank():
 
 
 def test_S1_24_heads_read_and_write_subspaces(way):
-    """Each attention head reads and writes to a sub-space of the word vector, of the size of the head for
-    each matrix.
-    """
+    """Each attention head reads and writes to a sub-space of the word vector."""
     heads, x = heads_with(num_heads=1, head_dim=2), drawn(6, 12)
     layer, graph = MessagePassingAttention(heads, backend=way), patterns.causal(6)
     write, read = (
@@ -791,9 +749,7 @@ def test_S1_24_heads_read_and_write_subspaces(way):
 
 
 def test_S1_25_edit_a_word_along_a_line():
-    """Project down to the sentiment line, modify the value, and project back up; another line, and they form
-    a 2-D subspace.
-    """
+    """Project down to the sentiment line, modify the value, and project back up."""
     words, sentiment, formality = drawn(200, 3), *drawn(2, 3, seed=1)
     line = circuits.Subspace.spanned_by(sentiment)
     unit = sentiment / sentiment.norm()
@@ -811,9 +767,7 @@ def test_S1_25_edit_a_word_along_a_line():
 
 
 def test_S1_26_alternative_decompositions(way):
-    """Alternative decompositions: three with equally many parameters; notebook 10 cuts the trained model down
-    to them.
-    """
+    """Alternative decompositions: three with equally many parameters."""
     x, own, down, up = drawn(6, 12), heads_with(), drawn(12, 8), drawn(2, 3, 8, 4, seed=2)
     thinner, grouped = (
         heads_with(num_heads=4, head_dim=3),
@@ -836,9 +790,7 @@ def test_S1_26_alternative_decompositions(way):
 
 
 def test_S2_1_column_convention(way):
-    """q_i = W_Q x_i with W_Q in R^(d_head x d_model): the same heads from columns, from nn.Linear and from
-    rows.
-    """
+    """q_i = W_Q x_i with W_Q in R^(d_head x d_model)."""
     x, linear = drawn(5, 12), [redrawn(nn.Linear(12, 12, bias=False), seed) for seed in range(4)]
     W_Q, W_K, W_V, W_O = (layer.weight for layer in linear)
     by_head = [W.unflatten(0, (3, 4)) for W in (W_Q, W_K, W_V)]  # [heads, d_head, d_model]
@@ -917,9 +869,7 @@ def test_S2_4_without_scaling_gradients_vanish():
 
 
 def test_S2_5_the_future_cannot_reach_the_past(way):
-    """For causal attention score_ij = -inf for all j > i: future positions cannot transfer information to
-    past positions.
-    """
+    """For causal attention score_ij = -inf for all j > i."""
     heads, x, graph = heads_with(), drawn(6, 12), patterns.causal(6)
     layer, changed = MessagePassingAttention(heads, backend=way), x.clone()
     changed[3] = 1e6
@@ -935,9 +885,6 @@ def test_S2_5_the_future_cannot_reach_the_past(way):
 
 
 def test_S2_6_attention_is_transfer_strength(way):
-    """attention_ij describes how strongly information from token position j should be transferred to token
-    position i.
-    """
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
     _, (listed, weights) = MessagePassingAttention(heads, backend=way)(
         x, LISTED, return_attention_weights=True
@@ -959,9 +906,7 @@ def test_S2_6_attention_is_transfer_strength(way):
 
 
 def test_S2_7_output_of_each_head(way):
-    """attention_out^(h) = W_O^(h) weighted_value^(h) + b_O^(h), summed over heads; only the sum of the
-    b_O^(h) can be seen.
-    """
+    """attention_out^(h) = W_O^(h) weighted_value^(h) + b_O^(h), summed over heads."""
     heads, x, graph = heads_with(), drawn(5, 12), patterns.causal(5)
     b_O, shift = drawn(3, 12, seed=7), drawn(12, seed=8)
     matrices = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)
@@ -998,9 +943,7 @@ def test_S2_8_sizes_of_the_original_paper():
     ("d_head", "measured", "measured_scaled"), [(16, 15.97, 0.998), (64, 63.96, 0.999), (256, 255.8, 0.999)]
 )
 def test_S2_9_variance_of_dot_products(d_head, measured, measured_scaled):
-    """If q_i and k_i are drawn from N(0, 1), q_i . k_i has mean 0 and variance d_head; scaled, mean 0 and
-    variance 1.
-    """
+    """If q_i and k_i are drawn from N(0, 1), q_i ."""
     n = 2**15
     q, k = drawn(n, d_head), drawn(n, d_head, seed=1)
     error = (
@@ -1042,9 +985,7 @@ def test_S3_2_weights_before_they_are_normalised(way):
 
 
 def test_S3_3_rows_are_attention_weights(way):
-    """A = Softmax(Q K^T / sqrt(d)): A_ij is how much weight to assign v_j when computing the output for
-    v_i.
-    """
+    """A = Softmax(Q K^T / sqrt(d))."""
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(5, 12)
     graph = patterns.full(5)
     _, (_, weights) = MessagePassingAttention(heads, backend=way)(x, graph, return_attention_weights=True)
@@ -1057,9 +998,6 @@ def test_S3_3_rows_are_attention_weights(way):
 
 
 def test_S3_4_matrices_instead_of_iteration():
-    """Matrix multiplication is more efficient than iteratively visiting each input vector and computing its
-    output.
-    """
     (q, k, v), graph = (drawn(1, 2, 128, 8, seed=s) for s in range(3)), patterns.causal(128)
     visits = [(slice(i, i + 1), graph.rows(i, i + 1)) for i in range(128)]
     ways = {
@@ -1078,9 +1016,7 @@ def test_S3_4_matrices_instead_of_iteration():
 
 
 def test_S3_5_a_product_is_weighted_sums_of_rows(way):
-    """Each row of the product AB is the weighted sum of the rows of B, with the weights coming from that row
-    of A.
-    """
+    """Each row of the product AB is the weighted sum of the rows of B."""
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(5, 12)
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V)
     out, (_, weights) = MessagePassingAttention(bare, backend=way)(x, LISTED, return_attention_weights=True)
@@ -1091,9 +1027,7 @@ def test_S3_5_a_product_is_weighted_sums_of_rows(way):
 
 
 def test_S3_6_a_sum_without_oneself(way):
-    """Output o_i = sum over j != i of w_j W^V v_j. Erratum: O = A V has j = i too; this is another graph,
-    renormalised.
-    """
+    """Output o_i = sum over j != i of w_j W^V v_j."""
     heads, x = heads_with(num_heads=1, head_dim=4), drawn(6, 12)
     bare = StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V)
     layer = MessagePassingAttention(bare, backend=way)
@@ -1109,9 +1043,7 @@ def test_S3_6_a_sum_without_oneself(way):
 
 
 def test_S3_7_row_and_column_conventions():
-    """Erratum: the ith row of I W^Q is (W^Q)^T v_i and not "W^Q v_i"; a layout says which of the two a matrix
-    means.
-    """
+    """Erratum: the ith row of I W^Q is (W^Q)^T v_i and not "W^Q v_i"."""
     v, W = drawn(5, 8), [drawn(8, 8, seed=s) for s in range(4)]
     rows = StandardHeads.from_arrays(*W, layout="row", num_heads=2)
     columns = StandardHeads.from_arrays(*W, layout="column", num_heads=2)
@@ -1139,9 +1071,7 @@ def test_S3_8_no_output_matrix(way):
 
 
 def test_S4_1_four_perspectives_on_one_run():
-    """A soft search, routed information, two coupled transforms, a message exchange: the same numbers under
-    four names.
-    """
+    """A soft search, routed information, two coupled transforms, a message exchange."""
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
     told = [call.terms(view) for view in ("search", "routing", "transforms", "message exchange")]
@@ -1158,9 +1088,7 @@ def test_S4_1_four_perspectives_on_one_run():
 
 
 def test_S4_2_a_sequence_model():
-    """An embedding block, transformer blocks (attention, MLP), each an additive update, and an unembedding
-    block.
-    """
+    """An embedding block, transformer blocks (attention, MLP), each an additive update."""
     model, tokens = model_with(), torch.tensor([[3, 1, 4, 1, 5]])
     x, rms_norm = model.embedding.weight[tokens[0]], functional.rms_norm
     distance = (torch.arange(5)[:, None] - torch.arange(5)).clamp(-3, 3) + 3
@@ -1203,9 +1131,7 @@ def test_S4_3_only_attention_moves_information():
 
 
 def test_S4_4_columns(way):
-    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), tokens as columns. Erratum: written later as X^T W_K W_Q X,
-    where nothing fits.
-    """
+    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), tokens as columns."""
     W_Q, W_K, W_V, W_O = (
         drawn(3, 12),
         drawn(3, 12, seed=1),
@@ -1234,9 +1160,7 @@ def test_S4_5_two_hidden_dimensions(way):
 
 @pytest.mark.parametrize("graph", [LISTED, patterns.causal(5)], ids=["listed", "causal"])
 def test_S4_6_masked_column_softmax(graph, way):
-    """Entries sigma(A)_ji = M_ji exp(beta A_ji) / sum_k M_ki exp(beta A_ki): column stochastic, triangular
-    where M is.
-    """
+    """Entries sigma(A)_ji = M_ji exp(beta A_ji) / sum_k M_ki exp(beta A_ki)."""
     heads, X = heads_with(num_heads=1, head_dim=4), drawn(12, 5)
     _, (_, weights) = MessagePassingAttention(heads, backend=way)(X.T, graph, return_attention_weights=True)
     sigma = table_of(weights.T, graph)[0].T  # column i is what i hears
@@ -1252,9 +1176,7 @@ def test_S4_6_masked_column_softmax(graph, way):
 
 
 def test_S4_7_inverse_temperature(way):
-    """The factor beta is an inverse temperature, usually taken to be 1 / sqrt(h), included to control how
-    soft the softmax is.
-    """
+    """The factor beta is an inverse temperature, usually taken to be 1 / sqrt(h)."""
     q, k, one_hot = (
         drawn(1, 1, 5, 4),
         drawn(1, 1, 5, 4, seed=1),
@@ -1272,9 +1194,7 @@ def test_S4_7_inverse_temperature(way):
 
 
 def test_S4_8_three_stages_of_a_ranking(way):
-    """The best result as a one-hot vector, a soft ranking in the simplex, and a masked soft ranking of
-    relevance scores a_ji.
-    """
+    """The best result as a one-hot vector, a soft ranking in the simplex."""
     q, k, values = drawn(1, 1, 5, 4), drawn(1, 1, 5, 4, seed=1), torch.eye(5, dtype=torch.float64)[None, None]
     a = torch.stack([torch.stack([k_j @ q_i for q_i in q[0, 0]]) for k_j in k[0, 0]])  # [j, i]
 
@@ -1297,9 +1217,7 @@ def test_S4_8_three_stages_of_a_ranking(way):
 
 
 def test_S4_9_sum_to_i_or_to_T(way):
-    """The sum runs to T in one formula. Erratum: written to i in the masked one, which is the same for causal
-    masks only.
-    """
+    """The sum runs to T in one formula."""
     q, k, one_hot = (
         drawn(1, 1, 5, 4),
         drawn(1, 1, 5, 4, seed=1),
@@ -1319,9 +1237,7 @@ def test_S4_9_sum_to_i_or_to_T(way):
 
 
 def test_S4_10_content_mixture_interpretation(way):
-    """Values are the content available, mixtures combine it, the output transform interprets the result in
-    the original space.
-    """
+    """Values are the content available, mixtures combine it."""
     heads, X = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 5)
     graph, W_V, W_O = (
         patterns.causal(5),
@@ -1338,9 +1254,7 @@ def test_S4_10_content_mixture_interpretation(way):
 
 
 def test_S4_11_residual_streams():
-    """A residual stream has length B + 1, where B is the number of attention/MLP blocks: every block adds its
-    update.
-    """
+    """A residual stream has length B + 1, where B is the number of attention/MLP blocks."""
     model, tokens, graph = model_with(), torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]]), patterns.causal(5)
     streams, updates = model.states(tokens), []
     assert len(streams) == 2 * len(model.blocks) + 1
@@ -1358,9 +1272,7 @@ def test_S4_11_residual_streams():
 
 @torch.no_grad()
 def test_S4_12_attention_patterns_and_probes():
-    """Visualise attention patterns; probe the residual stream to see what can be reconstructed from it at
-    different points.
-    """
+    """Visualise attention patterns."""
     model, _ = lm.load_trained()
     tokens = torch.randint(model.config.vocabulary_size, (48, 96), generator=torch.Generator().manual_seed(1))
     states, (heard, _) = model.states(tokens), model.listen(tokens)
@@ -1403,9 +1315,7 @@ def test_S4_13_the_attention_transform():
 
 
 def test_S4_14_the_information_transform(way):
-    """W_I = W_O^T W_V, of rank at most h', gives u_i = W_I x_i; Y = U sigma(A). Erratum: the u_i are columns
-    of U, not rows.
-    """
+    """W_I = W_O^T W_V, of rank at most h', gives u_i = W_I x_i; Y = U sigma(A)."""
     heads, X, graph = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 6), patterns.causal(6)
     W_I = heads.W_O[0].T @ heads.W_V[0].T
     assert_exact(heads.message_matrix().T.full()[0], W_I)
@@ -1418,9 +1328,7 @@ def test_S4_14_the_information_transform(way):
 
 
 def test_S4_15_factors_or_products():
-    """Why learn the factors, not the products? 41.9 M parameters, not 1.07 G (a layer of Llama 3 8B), and
-    other dynamics.
-    """
+    """Why learn the factors, not the products? 41.9 M parameters, not 1.07 G (a layer of Llama 3 8B)."""
     with torch.device("meta"):
         llama = (StandardHeads(4096, 32, num_kv_heads=8), MergedHeads(4096, 32, head_dim=128))
     assert [sum(p.numel() for p in heads.parameters()) for heads in llama] == [41_943_040, 1_073_741_824]
@@ -1444,9 +1352,7 @@ def test_S4_15_factors_or_products():
 
 
 def test_S4_16_the_mask_is_an_adjacency_matrix():
-    """The network has one node for each sequence position, and an edge from node j to node i where M_ji =
-    1.
-    """
+    """The network has one node for each sequence position."""
     G = ga.convert.to_networkx(LISTED)
     M = torch.tensor(nx.to_numpy_array(G, nodelist=range(5))) == 1
     assert set(G.edges) == {(0, 2), (3, 1), (1, 1), (3, 0), (2, 4), (4, 3), (0, 4)}  # sender, receiver
@@ -1464,9 +1370,7 @@ def test_S4_16_the_mask_is_an_adjacency_matrix():
 
 
 def test_S4_17_the_protocol():
-    """The seven steps of the message exchange under their names; the channel overlap exists off the edges
-    too.
-    """
+    """The seven steps of the message exchange under their names."""
     heads, x = heads_with(), drawn(5, 12)
     call = trace.record(MessagePassingAttention(heads), x, LISTED).layers[0]
     q, k, v, scale = x @ heads.W_Q, x @ heads.W_K, x @ heads.W_V, heads.head_dim**-0.5
@@ -1490,9 +1394,7 @@ def test_S4_17_the_protocol():
 
 
 def test_S4_18_limited_bandwidth():
-    """A sender has one key and one message for all its receivers; multiple attention heads in parallel
-    ameliorate that.
-    """
+    """A sender has one key and one message for all its receivers."""
     heads, x, graph, seen = heads_with(), drawn(8, 12), patterns.full(8), []
     layer = MessagePassingAttention(FactoredHeads.of(heads))
     layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -1540,9 +1442,7 @@ def test_S4_19_communication_and_computation():
 
 
 def test_S4_20_a_program_on_a_graph(way):
-    """An efficient, general-purpose, differentiable computer: two layers that go on with a text as it went on
-    before.
-    """
+    """An efficient, general-purpose, differentiable computer."""
     text = torch.tensor([3, 1, 4, 0, 2, 3, 1, 4, 0, 2])
     token, memory = torch.eye(10, dtype=torch.float64).view(
         2, 5, 10
@@ -1565,9 +1465,7 @@ def test_S4_20_a_program_on_a_graph(way):
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Identity()], ids=str)
 def test_S4_21_a_contextual_mlp(activation):
-    """Attention as a contextual MLP, with weights determined by the sequence; an MLP is attention to static
-    nodes.
-    """
+    """Attention as a contextual MLP, with weights determined by the sequence."""
     mlp, x = redrawn(nn.Sequential(nn.Linear(12, 20), activation, nn.Linear(20, 12))), drawn(6, 12)
     nodes = layer_pairwise.StaticNodes.of(mlp)
     assert_exact(nodes(x), activation(x @ mlp[0].weight.T + mlp[0].bias) @ mlp[2].weight.T + mlp[2].bias)
@@ -1586,9 +1484,7 @@ def test_S4_21_a_contextual_mlp(activation):
 
 
 def test_S4_22_senders_and_receivers_are_symmetric(way):
-    """Sending and receiving messages are equivalent pursuits: the same edges, seen from the reader or from
-    the writer.
-    """
+    """Sending and receiving messages are equivalent pursuits."""
     heads, x, (src, dst) = heads_with(), drawn(5, 12), LISTED.edge_index
     assert LISTED.T.T == LISTED != LISTED.T
     assert torch.equal(LISTED.T.edge_index, torch.stack([dst, src]))
@@ -1610,9 +1506,7 @@ def test_S4_22_senders_and_receivers_are_symmetric(way):
 
 
 def test_S4_23_keys_times_queries(way):
-    """With columns, we compute a product of keys and queries, and the columns are distributions: a
-    cross-attention alignment.
-    """
+    """With columns, we compute a product of keys and queries, and the columns are distributions."""
     words, order = (
         drawn(6, 12) * 4,
         torch.tensor([2, 0, 5, 3]),
@@ -1633,9 +1527,7 @@ def test_S4_23_keys_times_queries(way):
 
 @pytest.mark.parametrize(("seed", "notebook"), SHOWN.items())
 def test_notebooks_show_it(seed, notebook):
-    """The committed notebook has an output, a picture or a table, where its source says that it is for this
-    seed.
-    """
+    """The committed notebook has an output, a picture or a table."""
     file = Path(__file__).parents[1] / "notebooks" / f"{notebook}.ipynb"
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     assert any(cell["outputs"] for cell in cells if seed in cell["metadata"].get("tags", ()))

@@ -136,9 +136,7 @@ def decoded(
 
 @torch.no_grad()
 def check_decoding(name: str, sizes: list[int]) -> None:
-    """The full pass at every position; a sender is there until its last receiver has heard it, and no
-    longer.
-    """
+    """The full pass at every position."""
     graph, _ = GRAPHS[name]
     heard = whole_mask(graph).flatten(0, 1).any(0)  # [dst, src]
     cache, (q, k, v), start, found = KeyValueCache(graph), tokens(), 0, []
@@ -372,9 +370,7 @@ def test_patterns_and_messages_equal_the_full_pass(
 
 @torch.no_grad()
 def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
-    """The weights of a receiver then sum to less than 1, and so does the part that the bias of a message
-    has.
-    """
+    """The weights of a receiver then sum to less than 1."""
     heads, x, sinks = heads_with(), drawn(B, N, 12, seed=4), drawn(HEADS, seed=7)
     q, (k, v) = heads.receive(x), heads.send(x)
     graph = patterns.window(N, 4)
@@ -388,9 +384,7 @@ def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
 
 @torch.no_grad()
 def test_step_by_step_as_the_text_says() -> None:
-    """Append the token's pattern and message; alpha = softmax(P x_q' / sqrt(d_k)); o = alpha M (S1.14 to
-    S1.19).
-    """
+    """Append the token's pattern and message; alpha = softmax(P x_q' / sqrt(d_k))."""
     heads, x = heads_with(bias=False), drawn(1, N, 12, seed=4)
     cache = PatternMessageCache(MergedHeads.of(heads, side="sender"), patterns.causal(N))
     serving = [h // (HEADS // KV_HEADS) for h in range(HEADS)]
@@ -514,9 +508,7 @@ def test_a_fork_goes_its_own_way(copied: Any) -> None:
 @pytest.mark.parametrize("name", ["causal", "window", "window | sinks", "tree", "listed"])
 @torch.no_grad()
 def test_a_refused_draft_leaves_no_trace(name: str) -> None:
-    """Speculative decoding: of every chunk of 4 the last 3 are taken back and come again, other than
-    before.
-    """
+    """Speculative decoding."""
     graph, _ = GRAPHS[name]
     q, k, v = tokens()
     cache, found = KeyValueCache(graph), []

@@ -17,20 +17,14 @@ __all__ = ["assert_exact", "assert_rule", "assert_sum", "attention_truth", "erro
 
 
 def error(found, true):
-    """The largest absolute difference of tensors, numbers or lists of tensors; NaN where one is. Equal
-    infinities are equal.
-    """
+    """The largest absolute difference of tensors, numbers or lists of tensors; NaN where one is."""
     differences = [_difference(_wide(a), _wide(b)) for a, b in _pairs(found, true)]
     together = torch.cat(differences) if differences else torch.zeros(0)
     return float(together.max()) if together.numel() else 0.0
 
 
 def assert_exact(found, true, largest=None):
-    """Two float64 results of one formula: they differ by at most 1e-12 of the largest number.
-
-    Tensors, numbers, or lists of tensors (gradients of several inputs), which share the largest number.
-    ``largest``: where the results are small differences of larger numbers, the largest of those.
-    """
+    """Two float64 results of one formula: they differ by at most 1e-12 of the largest number."""
     for a, b in _pairs(found, true):
         assert torch.as_tensor(a).shape == torch.as_tensor(b).shape
         assert not isinstance(a, torch.Tensor) or a.dtype in (torch.float64, torch.int64), (
@@ -44,12 +38,7 @@ def assert_exact(found, true, largest=None):
 
 
 def assert_sum(found, true, terms, magnitude, dtype=torch.float32):
-    """A plain sum of ``terms`` terms in ``dtype``, whose absolute values sum to at most ``magnitude``.
-
-    ``|found - true| <= n u / (1 - n u) sum |term|`` in any order, ``u = eps / 2`` (Higham, Accuracy and
-    Stability of Numerical Algorithms, section 4.2). A product of each term before it is added counts as one
-    term more.
-    """
+    """A plain sum of ``terms`` terms in ``dtype``, whose absolute values sum to at most ``magnitude``."""
     off, allowed = error(found, true), summation_bound(terms, magnitude, dtype)
     assert off <= allowed, (
         f"off by {off:.3g}, allowed are {allowed:.3g} for a sum of {terms} terms in {dtype}"
@@ -57,9 +46,7 @@ def assert_sum(found, true, terms, magnitude, dtype=torch.float32):
 
 
 def assert_rule(out, gradients, true: Truth):
-    """The rule of ``verify``: at most 2 times SDPA's error, 3 times for gradients; ``gradients`` may be
-    {}.
-    """
+    """The rule of ``verify``: at most 2 times SDPA's error, 3 times for gradients."""
     found = judge(out, gradients, true)
     assert found.passed, (
         f"output {found.output:.3g} (allowed 2), gradients {found.gradient:.3g} (allowed 3) of SDPA's errors"
@@ -77,13 +64,7 @@ def attention_truth(
     sink_logits=None,
     added=None,
 ) -> Truth:
-    """Dense attention in float64 on these (rounded) inputs, and SDPA's errors in their dtype
-    (:mod:`gnn_attention.verify.truth`).
-
-    Gradients are those of ``(out * direction).sum()`` with respect to "q", "k", "v" (direction None: of
-    ``out.sum()``). ``added`` is a table that broadcasts to ``[B, H, dst, src]``; ``modify`` acts on logits,
-    and makes the plain formula the yardstick.
-    """
+    """Dense attention in float64 on these (rounded) inputs."""
     mask = graph if isinstance(graph, torch.Tensor) else graph.mask()
     mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     direction = torch.ones(*q.shape[:3], v.shape[3], dtype=q.dtype) if direction is None else direction

@@ -155,9 +155,7 @@ def changed_sources(fault: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def planted_here(fault: str) -> Iterator[None]:
-    """In the block every function of this process is that of the changed source: what has imported it has the
-    fault, too.
-    """
+    """In the block every function of this process is that of the changed source."""
     changes = [change for name, source in changed_sources(fault).items() for change in _changes(name, source)]
     assert changes, fault
     before = [(function, function.__code__) for function, _ in changes]

@@ -12,6 +12,7 @@ import torch
 from support.hf_models import FAMILIES, TOKENS, VOCABULARY, build
 from torch import Tensor, nn
 
+import gnn_attention.huggingface  # noqa: F401 (registers the attention)
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.interpret.audit import PartOf, Verdict, audit
 
