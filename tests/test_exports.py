@@ -201,8 +201,7 @@ def test_public_names_are_documented(name):
         if callable(thing) and getattr(thing, "__module__", "").startswith("gnn_attention"):
             assert thing.__doc__, f"{name}.{export}"
             for method, value in vars(thing).items() if inspect.isclass(thing) else ():
-                ours = (
-                    inspect.isfunction(value) and value.__module__ == thing.__module__
-                )  # not made by torch_geometric
+                # not made by torch_geometric
+                ours = inspect.isfunction(value) and value.__module__ == thing.__module__
                 if ours and not method.startswith("_"):
                     assert value.__doc__, f"{name}.{export}.{method}"

@@ -21,6 +21,7 @@ interpret training cost explorer verify
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
+# loaded when asked for
 ALLOWED_INSIDE = {
     "networkx",
     "tokenizers",
@@ -39,7 +40,7 @@ ALLOWED_INSIDE = {
         f"gnn_attention.backends.gpu.kernels{name}"
         for name in ("", "._common", ".rows", ".windows", ".tiles")
     ),  # they need Triton
-}  # loaded when asked for
+}
 
 
 def modules():

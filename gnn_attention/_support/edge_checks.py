@@ -80,7 +80,7 @@ def receivers(who: Tensor, lse: Tensor) -> None:
     if not isinstance(who, Tensor) or who.dtype != torch.bool:
         got = who.dtype if isinstance(who, Tensor) else type(who).__name__
         raise TypeError(f"has_in_edges must be a bool tensor, graph.in_degree() > 0, got {got}")
-    if who.dim() > lse.dim() or not _broadcast(who.shape, lse.shape, onto=True):
+    if not _broadcast(who.shape, lse.shape, onto=True):
         raise ValueError(
             f"has_in_edges must be broadcastable to lse {list(lse.shape)}, got {list(who.shape)}"
         )

@@ -240,11 +240,7 @@ def _graph(
 
 
 def _without_mask(
-    module: nn.Module,
-    num_dst: int,
-    num_src: int,
-    is_causal: bool | None,
-    others: Mapping[str, Any],
+    module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, others: Mapping[str, Any]
 ) -> TokenGraph:
     """Full, or causal where the module says so."""
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:

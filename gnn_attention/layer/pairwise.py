@@ -46,10 +46,11 @@ _OF_ONE_LOGIT: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 NORMALISERS = ("softmax", *_OF_ONE_LOGIT)
+# modules that act on every number alone
 _ACTIVATIONS = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardtanh),
-)  # modules that act on every number alone
+)
 
 Normaliser = str | Callable[[Tensor], Tensor]
 OfAnEdge = Callable[[Tensor, Tensor], Tensor]

@@ -11,13 +11,7 @@ from torch_geometric import EdgeIndex, transforms
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, PGExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
-from torch_geometric.nn import (
-    HeteroConv,
-    Linear,
-    Sequential,
-    TransformerConv,
-    to_hetero,
-)
+from torch_geometric.nn import HeteroConv, Linear, Sequential, TransformerConv, to_hetero
 from torch_geometric.testing import assert_module
 from torch_geometric.utils import k_hop_subgraph
 

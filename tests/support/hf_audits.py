@@ -51,6 +51,7 @@ LAYERS = {
 }
 GRID = (8, 8)  # swin's patches, in windows of 4 x 4; patches are merged by four then, to 4 x 4
 STAGES = ((patterns.swin(GRID, 4), patterns.swin(GRID, 4, 2)), (patterns.full(16), patterns.full(16)))
+# of all others: model.layers
 BLOCKS = {
     "gpt2": "transformer.h",
     "opt": "model.decoder.layers",
@@ -62,7 +63,7 @@ BLOCKS = {
     "dinov2": "encoder.layer",
     "siglip": "encoder.layers",
     "clip_vision": "encoder.layers",
-}  # of all others: model.layers
+}
 
 
 def without(graph: TokenGraph, padding: slice) -> TokenGraph:
