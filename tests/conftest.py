@@ -8,9 +8,7 @@ import pytest
 
 DOCTESTS = {"gnn_attention/draw/pictures.py": "matplotlib"}
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # processes beside each other share the processors: one thread for each
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

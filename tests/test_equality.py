@@ -255,20 +255,3 @@ def test_a_fault_in_the_source_is_found(fault):
         examined = layers(kind, [BACKENDS["dense"]], ["standard"])
     with planted_here(fault), pytest.raises(Exception):  # noqa: B017, PT011
         HUNT(examined)()
-
-
-def test_a_failure_is_small():
-    """Of a dropped scale: what is left of the example shows nothing but that."""
-    wrong, failed = Backend("scale dropped", WRONG_BACKENDS["scale dropped"]), []
-
-    @given(examples("family", "attend"))
-    def equal(example):
-        failed.append(example)
-        check(example, [wrong])
-
-    with pytest.raises(AssertionError):
-        settings(few(50), phases=[Phase.generate, Phase.shrink])(equal)()
-    numbers, made = failed[-1].numbers, failed[-1].graph
-    assert made.num_src <= 3
-    assert (numbers.batch, numbers.kv_heads, numbers.group) == (1, 1, 1)
-    assert (numbers.dtype, numbers.mod, numbers.bias) == ("float64", "none", "none")

@@ -1,9 +1,7 @@
-"""A test of the tests: known faults are planted in the library, one at a time, and its tests and its public
-checks must fail.
+"""Known faults are planted in the library, one at a time: its tests and its public checks must fail.
 
-Each fault is a change of the source (``support.faults``), planted in a fork of this process, so that nothing
-is loaded anew. What fails with a fault must pass without one: that is run too. The properties of
-``test_equality`` find the same faults, every time.
+Each fault is a change of the source (``support.faults``), planted in a fork of this process. What fails with
+a fault must pass without one. The properties of ``test_equality`` find the same faults.
 """
 
 import multiprocessing
@@ -44,12 +42,12 @@ CHECKS = {
 }
 
 
-def in_a_fork(work, fault, said):
+def in_a_fork(work, fault, output):
     """Exit code of ``work()`` in a fork with the fault in it (None: without one)."""
 
     def run():
         torch.set_num_threads(1)
-        with said.open("w") as file:
+        with output.open("w") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
         if fault is None:
@@ -97,13 +95,13 @@ def test_every_fault_has_its_file():
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
     """And the test that fails passes without the fault."""
-    failed, said = tmp_path / "failed", tmp_path / "said"
+    failed, output = tmp_path / "failed", tmp_path / "output"
     file = str(TESTS / f"{FOUND_BY[fault]}.py")
-    assert in_a_fork(suite(failed, file), fault, said) == pytest.ExitCode.TESTS_FAILED, said.read_text()[
+    assert in_a_fork(suite(failed, file), fault, output) == pytest.ExitCode.TESTS_FAILED, output.read_text()[
         -3000:
     ]
     again = str(TESTS.parent / failed.read_text())
-    assert in_a_fork(suite(tmp_path / "none", again), None, said) == pytest.ExitCode.OK, said.read_text()[
+    assert in_a_fork(suite(tmp_path / "none", again), None, output) == pytest.ExitCode.OK, output.read_text()[
         -3000:
     ]
 
@@ -111,9 +109,9 @@ def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
 def checks():
     """1 as soon as a public check fails, else 0."""
 
-    def stop(*told):
-        if not (told[-1].passed or told[-1].skipped):
-            print(told[-1])
+    def stop(*checks):
+        if not (checks[-1].passed or checks[-1].skipped):
+            print(checks[-1])
             sys.exit(1)
 
     report = ga.verify.run(**CHECKS, progress=stop)
@@ -124,6 +122,6 @@ def checks():
 @pytest.mark.parametrize("fault", [None, *PLANTED])
 def test_verify_fails_on_every_planted_fault(fault, tmp_path):
     """The public checks alone catch each of them too; without a fault all pass."""
-    said = tmp_path / "said"
+    output = tmp_path / "output"
     expected = 0 if fault is None else 1
-    assert in_a_fork(checks, fault, said) == expected, said.read_text()[-3000:]
+    assert in_a_fork(checks, fault, output) == expected, output.read_text()[-3000:]

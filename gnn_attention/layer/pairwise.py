@@ -39,6 +39,8 @@ from gnn_attention.heads.arrays import plus_bias
 from gnn_attention.layer._pyg_codegen import rendered
 from gnn_attention.patterns import cross
 
+__all__ = ["NORMALISERS", "BothEnds", "PairwiseMessages", "StaticNodes", "weigh"]
+
 _OF_ONE_LOGIT: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": torch.clone,
     "relu": functional.relu,

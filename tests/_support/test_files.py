@@ -35,10 +35,6 @@ def test_an_interrupt_leaves_what_was_there_and_nothing_else(tmp_path, stop):
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_text_is_written_as_it_is(tmp_path):
-    assert atomic_files.write(tmp_path / "a.txt", "ä\r\nb\n").read_bytes() == b"\xc3\xa4\r\nb\n"
-
-
 def test_a_link_stays_and_a_mode_stays(tmp_path):
     place, link = tmp_path / "a.txt", tmp_path / "link.txt"
     place.write_text("before")
@@ -58,12 +54,6 @@ def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
     atomic_files.write(pipe, "through it")
     assert reader.communicate(timeout=30)[0] == "through it\n"
     assert pipe.is_fifo()
-
-
-@pytest.mark.parametrize("path", [None, "-", "new.json"])
-def test_places_where_a_file_can_be(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    atomic_files.check_place("--json", path)
 
 
 def test_places_where_none_can_be_are_named(tmp_path):

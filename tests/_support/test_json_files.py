@@ -22,11 +22,6 @@ def test_what_is_wrong_is_one_short_sentence(text, message, tmp_path):
     assert len(str(caught.value)) < 200
 
 
-def test_a_file_that_is_not_there_is_an_oserror(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        json_files.read(tmp_path / "none.json")
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -43,7 +38,7 @@ def test_texts_that_can_be_printed(text, shown):
     printable(text).encode()
 
 
-def test_lines_are_kept_where_they_are_wanted():
+def test_line_ends_and_long_texts():
     assert printable("a\r\nb\x85c\n", line_ends=True) == "a\nb\nc\n"
     assert one_line("a\n\tb" + "x" * 500).startswith("a bxx")
     assert len(one_line("x" * 500)) == 400
