@@ -173,7 +173,7 @@ def usual():
 
 
 def check(example, backends):
-    """Output and every gradient by the rule, on each of the backends that holds the problem (None."""
+    """Output and every gradient by the rule, on each backend that supports the problem (None: the walk)."""
     problem = problem_of(example)
     for backend in backends:
         if backend is None and not (isinstance(problem, LayerProblem) and example.edges is not None):
@@ -186,7 +186,7 @@ def check(example, backends):
 
 
 def check_conversion(example):
-    """A form made of standard heads, beside the formula on the weights of those."""
+    """A form made of standard heads against the formula on the weights of those."""
     numbers = replace(example.numbers, dtype="float64")
     standard = LayerProblem(replace(example, composed=replace(numbers, form="standard")))
     out, gradients = LayerProblem(replace(example, composed=numbers)).run(BACKENDS["dense"])

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from gnn_attention.__main__ import main
+from gnn_attention._support import output
 
 
 def stream(encoding, errors="strict"):
@@ -60,6 +61,11 @@ def test_a_stderr_without_a_reader_changes_nothing_else(without_reader, monkeypa
     assert main(["draw", "causal(2"]) == 2
     assert main(["generate", "def f(", "--tokens", "2"]) == 0
     assert capsys.readouterr().out.startswith("def f(")
+
+
+def test_other_errors_of_a_codec_are_raised():
+    with pytest.raises(UnicodeDecodeError):
+        output.plain(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
 
 
 @pytest.mark.slow

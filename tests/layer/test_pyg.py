@@ -193,7 +193,7 @@ def test_their_transforms_make_our_graphs():
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_their_k_hop_subgraph_is_our_receptive_field(hops):
-    """Two implementations of who can have been heard of, for every receiver."""
+    """Two implementations of what can reach each receiver."""
     graph = ga.convert.from_edge_index(random_edges(12, 12, 20), 12)
     for node in range(12):
         subset, *_ = k_hop_subgraph(node, hops, graph.edge_index, num_nodes=12)
@@ -310,7 +310,7 @@ def test_a_mask_on_the_messages(way, shape):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_hook_on_the_messages_is_called(way):
-    """Whatever the backend: a hook that is never called would be a silent loss."""
+    """Whatever the backend."""
     layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
     wanted = layer(x, edges)
     hook = layer.register_message_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
