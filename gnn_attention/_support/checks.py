@@ -27,7 +27,6 @@ def quoted(value: object, longest: int = 60) -> str:
 
 
 def described(value: object) -> str:
-    """A value and its type as a message names them."""
     return f"{quoted(value)} of type {type(value).__name__}"
 
 
@@ -55,7 +54,6 @@ def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
 def head_sizes(
     width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int, int, int]:
-    """width, num_heads, head_dim, value_dim and num_kv_heads with their defaults."""
     width, num_heads = size("width", width, 1), size("num_heads", num_heads, 1)
     num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads, 1)
     if num_heads % num_kv_heads:
@@ -68,12 +66,10 @@ def head_sizes(
 
 
 def position(name: str, value: object) -> int:
-    """``value`` as an int of either sign, else TypeError."""
     return size(name, value, -(2**63))
 
 
 def number(name: str, value: object, positive: bool = False) -> float:
-    """``value`` as a finite float, above 0 if ``positive``, else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {described(value)}")
     if not abs(value) < math.inf:
@@ -84,21 +80,18 @@ def number(name: str, value: object, positive: bool = False) -> float:
 
 
 def probability(name: str, value: float) -> float:
-    """``value`` as a float in [0, 1), else ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ValueError(f"{name} must be a probability in [0, 1), got {quoted(value)}")
     return float(value)
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """``value`` if it is of that class, else TypeError."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
     return value
 
 
 def path(name: str, value: object) -> Path:
-    """``value`` as a path, else TypeError."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path, got {described(value)}")
     return Path(value)
@@ -122,7 +115,6 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
-    """``value`` if it is one of the ``allowed`` words, else ValueError."""
     words = list(allowed)
     if value not in words:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quoted(value)}")

@@ -14,7 +14,6 @@ from gnn_attention._support.shapes import Tensor
 
 
 def groups(x: Tensor, num_heads: int) -> None:
-    """``x [batch, kv_heads, ...]`` can serve so many query heads."""
     _tensor("x", x, "[batch, kv_heads, ...]")
     if x.dim() < 2:
         raise ValueError(f"x must be [batch, kv_heads, ...], got shape {list(x.shape)}")
@@ -24,7 +23,6 @@ def groups(x: Tensor, num_heads: int) -> None:
 
 
 def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
-    """Queries and keys ``[..., dim]`` of the same edges."""
     for name, x in (("q_dst", q_dst), ("k_src", k_src)):
         _floats(name, x, "[..., dim]")
         if x.dim() == 0:
@@ -57,7 +55,6 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
 
 
 def sinks(sink_logits: Tensor, logits: Tensor) -> None:
-    """Sinks for the leading axes of ``logits [..., E]``."""
     _floats("sink_logits", sink_logits, "broadcastable to the axes of logits before the last")
     lead, got = list(logits.shape[:-1]), list(sink_logits.shape)
     if not _broadcast(got, lead, onto=True):
@@ -66,7 +63,6 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
 
 
 def head_sinks(sink_logits: Tensor, lse: Tensor) -> None:
-    """A sink for each head of ``lse [batch, heads, dst]``."""
     _floats("lse", lse, "[batch, heads, dst]")
     _floats("sink_logits", sink_logits, "[heads]")
     if lse.dim() != 3:
@@ -87,7 +83,6 @@ def receivers(who: Tensor, lse: Tensor) -> None:
 
 
 def normalisers(lse: Tensor, logits: Tensor) -> None:
-    """``lse [..., dst]`` with the leading axes of ``logits [..., E]``."""
     _floats("logits", logits, "[..., E]")
     _floats("lse", lse, "[..., dst]")
     if lse.dim() == 0 or lse.shape[:-1] != logits.shape[:-1]:
@@ -96,7 +91,6 @@ def normalisers(lse: Tensor, logits: Tensor) -> None:
 
 
 def result(name: str, out: Tensor, lse_name: str, lse: Tensor) -> None:
-    """``out [..., dst, dim]`` and ``lse [..., dst]`` of one softmax."""
     _floats(name, out, "[..., dst, dim]")
     _floats(lse_name, lse, "[..., dst]")
     if out.dim() == 0 or out.shape[:-1] != lse.shape:
@@ -105,7 +99,6 @@ def result(name: str, out: Tensor, lse_name: str, lse: Tensor) -> None:
 
 
 def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
-    """Two results over the same receivers."""
     if x.shape != other.shape:
         expected = f"the shape of {other_name}, {list(other.shape)}"
         raise ValueError(f"{name} must have {expected}, got {list(x.shape)}")

@@ -66,7 +66,6 @@ _filtering = threading.RLock()
 
 @contextmanager
 def ignored(message: str = "") -> Iterator[None]:
-    """Inside, warnings that begin so are ignored. One thread at a time."""
     with _filtering, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message)
         yield

@@ -21,7 +21,6 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 @constant
 def available(root: str = "/") -> int:
-    """Bytes that this process can still take: the least of the system and of its control groups."""
     return max(0, min([_of_the_system(Path(root)), *_of_groups(Path(root))]))
 
 
@@ -76,7 +75,6 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    """What a group's limit leaves, with reclaimable file cache; None without a limit."""
     most, used = _text(group / limit).strip(), _text(group / usage).strip()
     if not most.isdigit() or not used.isdigit():
         return None

@@ -25,7 +25,6 @@ def _minutes(seconds: float) -> str:
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal; no if it is closed."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):
@@ -58,7 +57,6 @@ class Progress:
         self.began = self.since
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
-        """``total`` steps are to come, ``before`` of them done earlier; estimates begin here."""
         self.total, self.done, self.before, self.note = total, before, before, note
         self.since = time.monotonic()
 
@@ -69,11 +67,9 @@ class Progress:
             self.note = self.note if note is None else note
 
     def reach(self, done: int, total: int) -> None:
-        """``done`` steps of ``total`` are done."""
         self.done, self.total = done, total
 
     def begin(self, note: str) -> None:
-        """A step begins; the one before it, if there is one, is done."""
         self.advance(int(self._begun), note)
         self._begun = True
 
@@ -83,7 +79,6 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """The seconds that are left at the speed so far, None while nothing is known."""
         if self.total is None or not self.before < self.done < self.total:
             return None
         return (time.monotonic() - self.since) / (self.done - self.before) * (self.total - self.done)
@@ -120,7 +115,6 @@ class Progress:
             self._thread.join(1.0)  # not for ever: a pipe that is full and not read blocks the thread
 
     def _follow(self) -> None:
-        """In the thread: show, wait, and in the end leave a clean line."""
         terminal = on_terminal()
         show, wait = (self._draw, DELAY) if terminal else (lambda: _write(str(self)), EVERY)
         while not self._over.wait(wait):

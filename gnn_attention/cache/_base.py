@@ -107,7 +107,6 @@ class TokenCache:
         return f"{type(self).__name__}({self.graph.name}: {senders}, {self.nbytes / 2**20:.1f} MB)"
 
     def _sender_rows(self, layer: int) -> tuple[Tensor, ...]:
-        """Copies of the rows that are still needed."""
         if layer in self._behind or not self._rows[layer]:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
         needed = self._senders.needed
@@ -168,7 +167,6 @@ class TokenCache:
         return f"the tokens {self._senders.start} .. {self._senders.stop - 1}"
 
     def _positions_of(self, x: Tensor, layer: int) -> Tensor:
-        """The absolute positions of a layer's new tokens."""
         if not isinstance(x, Tensor) or x.dim() != 3:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {got}")
@@ -177,7 +175,6 @@ class TokenCache:
 
 
 def check_rows(name: str, x: object) -> None:
-    """TypeError or ValueError unless ``x`` is a float tensor ``[B, H, T, D]``."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} must be a float tensor [B, Hkv, T, D], got {got}")

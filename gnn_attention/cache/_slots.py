@@ -44,7 +44,6 @@ class ResidentSenders:
 
     @property
     def needed(self) -> Int[Tensor, " senders"]:
-        """Rows still attended to by the last chunk or a later receiver."""
         last: Tensor = memoized(last_receivers, self.graph)[self.positions]
         return (last >= self.start).nonzero().flatten()
 
@@ -76,7 +75,6 @@ class ResidentSenders:
         raise ValueError(f"{edge}, which has not come: {advice}")
 
     def rewind(self, length: int) -> ResidentSenders:
-        """As if only ``length`` tokens had come; ValueError if a dropped sender would be needed again."""
         last: Tensor = memoized(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
@@ -90,7 +88,6 @@ class ResidentSenders:
 
     @cached_property
     def gap(self) -> bool:
-        """True if senders between the first and the last row are missing."""
         return int(self.positions[-1] - self.positions[0]) + 1 != len(self.positions)
 
     @property

@@ -36,8 +36,6 @@ KEEP = ("messages", "states")
 
 @runtime_checkable
 class _Heads(Protocol):
-    """Weights of any form."""
-
     @property
     def scale(self) -> float: ...
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor: ...

@@ -71,7 +71,6 @@ class Place:
         return self._made[key]
 
     def by_head(self, places: Sequence[Place]) -> Place:
-        """The place of ``places[h]`` for head h; ValueError for a graph that differs by head itself."""
         key = tuple(id(place) for place in places)
         if key not in self._made:
             own = _by_head([place.own for place in places])
@@ -87,7 +86,6 @@ def framed(
 
 
 def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule at absolute positions."""
     return evaluate(rule, b, h, dst + first, src + start)
 
 
@@ -159,7 +157,6 @@ def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor
 
 
 def _placed(place: Place, graph: TokenGraph) -> Rule:
-    """The rule of a whole sequence's graph, over slots."""
     own, left = place.own, place.left
     if left is not None and len(left) > 1:
         return partial(_at_each, graph.rule, left, (own.dst_offset, own.src_offset), graph.num_src)
@@ -270,8 +267,6 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """A cached place as a key: its own graph, by identity."""
-
     place: Place
 
     def __eq__(self, other: object) -> bool:

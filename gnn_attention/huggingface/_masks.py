@@ -74,7 +74,6 @@ class LazyMask:
         return self._places[0]
 
     def dense(self) -> Bool[Tensor, "batch one dst src"]:
-        """The mask as a tensor: True = edge."""
         return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
 
     def contiguous(self) -> LazyMask:
@@ -158,7 +157,6 @@ def _left(tokens: Tensor) -> Tensor | None:
 
 
 def _collapsed(table: Tensor) -> Tensor:
-    """One row for all samples where all rows are equal."""
     return table[:1] if bool((table == table[:1]).all()) else table
 
 
@@ -237,7 +235,6 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
 
 
 def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """The part over the senders of the call, for each receiver."""
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         expected = "bool (True = attend) or float (added to logits)"
         raise TypeError(f"attention_mask must be {expected}, got {mask.dtype}")

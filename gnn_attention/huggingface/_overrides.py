@@ -38,7 +38,6 @@ class Use:
     open: list[bool] = field(default_factory=lambda: [True])
 
     def covers(self, module: nn.Module) -> bool:
-        """Whether it is a self-attention module of the model."""
         name = self.names.get(id(module))
         if name is None or getattr(module, "is_cross_attention", False):
             return False
@@ -86,7 +85,6 @@ _own = _OfThread()
 
 
 def uses_now() -> tuple[Use, ...]:
-    """The blocks that this context is in, the outermost first."""
     return _ACTIVE.get()
 
 
@@ -168,6 +166,5 @@ def _checked_graph(found: object, who: str) -> TokenGraph | None:
 
 
 def named(module: nn.Module) -> str:
-    """A module's name in a message."""
     layer = getattr(module, "layer_idx", None)
     return type(module).__name__ + ("" if layer is None else f" of layer {layer}")

@@ -216,7 +216,6 @@ def _graph(
     is_causal: bool | None,
     others: dict[str, Any],
 ) -> tuple[TokenGraph, Tensor | None]:
-    """The graph of a call, and the numbers that a mask of the model's own adds to its logits."""
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
         if tuple(given.shape[2:]) != sizes:
@@ -242,7 +241,6 @@ def _graph(
 def _without_mask(
     module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, others: Mapping[str, Any]
 ) -> TokenGraph:
-    """Full, or causal where the module says so."""
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
         reason = f"the mask function of {NAME!r} is not registered, so padding and windows would be lost"
         advice = f"AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"

@@ -256,7 +256,6 @@ class MessagePassingAttention(MessagePassing):
 
 
 def _pair(x: Any) -> tuple[Tensor, Tensor]:
-    """The senders' and the receivers' states."""
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
         got = ", ".join(type(states).__name__ for states in pair)
@@ -295,7 +294,6 @@ def _modified(logits: Tensor, dst: Tensor, src: Tensor, call: AttentionCall) -> 
 
 
 def _dropped(alpha: Tensor, edge_index: Tensor, call: AttentionCall) -> Tensor:
-    """``[..., E, H]`` weights after dropout, of the same edges as on every backend."""
     weights = call.dropped(alpha.mT.reshape(*call.q.shape[:2], -1), edge_index[1], edge_index[0])
     return weights.mT.reshape(alpha.shape)
 

@@ -303,8 +303,6 @@ class _OfHeads(nn.Module):
 
 
 class _PatternLogits(_OfHeads):
-    """``scale * x_dst W_P_h x_src^T``, ``[..., edges, heads]``."""
-
     def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
         q, (k, _) = self.heads.receive(_batched(x_dst)), self.heads.send(_batched(x_src))
         wide = edges.accumulation_dtype(q.dtype)
@@ -355,7 +353,6 @@ def _checked_messages(found: Tensor, x_dst: Tensor) -> Tensor:
 
 
 def _checked_logits(logits: Tensor, messages: Tensor) -> Tensor:
-    """A logit for each message, ``[..., edges, heads]``."""
     wanted, got = messages.shape[:-1], logits.shape
     logits = logits.unsqueeze(-1) if wanted[-1] == 1 and logits.dim() == len(wanted) - 1 else logits
     if logits.shape != wanted:
@@ -389,7 +386,6 @@ def _check_nodes(patterns: Any, messages: Any, bias: Any, update_bias: Any) -> N
 
 
 def _edge_index(graph: Any, size: tuple[int, int], device: torch.device) -> Int[Tensor, "2 edges"]:
-    """The edges of a graph of ``size = (num_src, num_dst)``."""
     graph = graph if isinstance(graph, TokenGraph) else convert.from_pyg(graph, size[1], size[0])
     if (graph.num_src, graph.num_dst) != size:
         raise ValueError(f"{graph!r} does not fit x with {size[0]} senders and {size[1]} receivers")
