@@ -26,6 +26,7 @@ class RefusalError(NotImplementedError):
 
 
 def _never(call: AttentionCall) -> str | None:
+    """None: every call is supported."""
     return None
 
 

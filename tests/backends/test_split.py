@@ -147,7 +147,7 @@ def test_the_plan_is_printed():
     plan = split.planned(checked(SHAPES["window and list"]))
     lines = str(plan).splitlines()
     assert lines[0].endswith("in 2 parts")
-    assert [line.split()[0] for line in lines[1:]] == ["part", "window", "edges"]
+    assert [line.split()[0] for line in lines[1:]] == ["part", "band", "edges"]
     assert sum(row[3] for row in plan.rows) == SHAPES["window and list"].num_edges
     plan = split.Plan("a graph", (("x" * 40, (3, 8), (0, 5), 12, "tiles"),))
     assert str(plan).splitlines()[-1].split() == ["x" * 31, "3", "..", "7", "0", "..", "4", "12", "tiles"]

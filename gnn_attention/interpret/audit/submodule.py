@@ -50,6 +50,7 @@ class PartOf(nn.Module):
         return self.model.get_submodule(self.part)
 
     def forward(self, states: Float[Tensor, "batch tokens width"]) -> Any:
+        """The output of the part for these states."""
         calls, outputs = list[bool](), list[Any]()
 
         def replace_states(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
