@@ -16,7 +16,7 @@ from typing import Any
 
 from gnn_attention._support import atomic_files, json_files
 
-__all__ = ["Costs", "Work", "costs", "path_of_costs", "read", "save"]
+__all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
 VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
 

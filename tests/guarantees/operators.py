@@ -34,7 +34,7 @@ Checked = dict[str, str]
 def names() -> list[str]:
     """Every operator of the package, as torch knows them.
 
-    >>> "attention" in names()
+    >>> "attention_pieces" in names()
     True
     """
     known = torch._C._dispatch_get_all_op_names()
