@@ -166,7 +166,8 @@ def report(outcome: Outcome, first: Outcome) -> None:
     )
     word = "FAILED" if outcome.code else "held"
     print(
-        f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s {outcome.tests}"
+        f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s "
+        f"{outcome.tests}"
     )
     print(f"  worst {share:.2f} of what is allowed: {' '.join(group)}: {name}", flush=True)
     for key, (share, name) in outcome.shares.items():

@@ -92,7 +92,8 @@ def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
     if args.calibrate and (args.quick or device.startswith("cpu")):
         raise ValueError(
-            "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and --device cpu"
+            "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and "
+            "--device cpu"
         )
     keep = running.keeper(args.json or args.resume)
     record = running.run_gpu(

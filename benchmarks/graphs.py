@@ -158,6 +158,8 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     for ours, theirs in zip(record["peers"][::2], record["peers"][1::2], strict=True):
         faster, smaller = theirs["total_s"] / ours["total_s"], theirs["memory_mb"] / max(ours["memory_mb"], 1)
         yield (
-            f"BlockMask of {ours['tokens']:,} tokens: {ours['total_s']:.3f} s, {ours['memory_mb']:.0f} MB; create_block_mask "
-            f"{theirs['total_s']:.3f} s, {theirs['memory_mb']:.0f} MB: {faster:.1f} x the time, {smaller:.1f} x the memory"
+            f"BlockMask of {ours['tokens']:,} tokens: {ours['total_s']:.3f} s, {ours['memory_mb']:.0f} MB; "
+            "create_block_mask "
+            f"{theirs['total_s']:.3f} s, {theirs['memory_mb']:.0f} MB: {faster:.1f} x the time, "
+            f"{smaller:.1f} x the memory"
         )

@@ -132,7 +132,8 @@ def report(record: Record) -> str:
 def _machine(record: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     return (
-        f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB; {versions}; {record['date']}, "
+        f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB; {versions}; "
+        f"{record['date']}, "
         f"{record['took_s']:.0f} s"
     )
 

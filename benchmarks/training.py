@@ -102,11 +102,13 @@ def text(record: dict[str, Any]) -> str:
     """The record in some lines."""
     recipe = record["recipe"]
     lines = [
-        f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} threads"
+        f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} "
+        "threads"
     ]
     for run in record["runs"]:
         lines.append(
-            f"{run['method']:10} {run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB, "
+            f"{run['method']:10} {run['seconds'] / recipe['steps']:8.2f} s a step, peak memory "
+            f"{run['peak_memory_mb']:7,} MB, "
             f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, held out {run['held_out_loss']:.4f}"
         )
     if "faster" in record:

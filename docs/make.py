@@ -74,10 +74,12 @@ def backends() -> str:
     return page(
         "Backends",
         '`attend(..., backend="auto")` takes the cheapest that supports the call; `ga.explain(graph, heads, dim)` prints the '
-        "estimate of each. A backend that is named never falls back to another: where it does not support a call it raises "
+        "estimate of each. A backend that is named never falls back to another: where it does not support a "
+        "call it raises "
         "`RefusalError` with the reason. `ga.list_backends()` gives this table for your machine.",
         table(["backend", "what it supports"], rows),
-        f"The table is {link(ROOT / 'gnn_attention' / 'backends' / '__init__.py', '`gnn_attention/backends`')}; "
+        "The table is "
+        f"{link(ROOT / 'gnn_attention' / 'backends' / '__init__.py', '`gnn_attention/backends`')}; "
         "how to add a row is in [CONTRIBUTING.md](../CONTRIBUTING.md#a-backend).",
     )
 
@@ -92,7 +94,8 @@ def guarantees() -> str:
     rows = [[one["name"], one["promise"], one["bar"], measured(one)] for one in record["guarantees"]]
     return page(
         "Guarantees",
-        f"What the library promises, each with its threshold, measured with {versions(record['environment'])} "
+        "What the library promises, each with its threshold, measured with "
+        f"{versions(record['environment'])} "
         f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them (an hour or two), "
         "`python -m tests.guarantees F4` one.",
         table(["", "promise", "threshold", "measured"], rows),
@@ -125,11 +128,14 @@ def benchmarks() -> str:
     record = read(path)
     return page(
         "Benchmarks",
-        f"{record['processor']}, {record['cores']} cores, {record['memory_gib']} GiB; {versions(record['versions'])}; "
-        f"8 heads of 64, float32 ({link(path)}, {record['date'][:10]}). `gnn-attention bench` prints a short table for your "
+        f"{record['processor']}, {record['cores']} cores, {record['memory_gib']} GiB; "
+        f"{versions(record['versions'])}; "
+        f"8 heads of 64, float32 ({link(path)}, {record['date'][:10]}). `gnn-attention bench` prints a "
+        "short table for your "
         "machine, `python -m benchmarks` in a checkout measures all of this.",
         '`4x / 5x` is forward / forward and backward: how many times the time, then the memory, of `backend="auto"` a peer '
-        "takes. Medians of interleaved runs; a dash was not run; the roofline is the share of what the machine can do.",
+        "takes. Medians of interleaved runs; a dash was not run; the roofline is the share of what the "
+        "machine can do.",
         against_peers(record),
         *targets(record),
         "## Training",
@@ -213,9 +219,12 @@ def trained(record: Record, path: Path) -> str:
     """The shipped architecture on long windows, next to SDPA with a mask."""
     recipe, (ours, _) = record["recipe"], record["runs"]
     return (
-        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: {record['faster']:.1f} times faster "
-        f"and {record['smaller']:.1f} times smaller than SDPA with a mask ({ours['seconds'] / recipe['steps']:.1f} s and "
-        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} ({link(path)})."
+        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: "
+        f"{record['faster']:.1f} times faster "
+        f"and {record['smaller']:.1f} times smaller than SDPA with a mask "
+        f"({ours['seconds'] / recipe['steps']:.1f} s and "
+        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} "
+        f"({link(path)})."
     )
 
 

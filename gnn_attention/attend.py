@@ -180,7 +180,8 @@ def list_backends() -> dict[str, str]:
 def _checked_positions(edges: Tensor, count: int) -> Tensor:
     if edges.is_floating_point() or edges.dtype == torch.bool:
         raise TypeError(
-            f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use nonzero()"
+            f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use "
+            "nonzero()"
         )
     if (
         not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any()
@@ -202,7 +203,8 @@ def _check_result(backend: Backend, result: object, call: AttentionCall) -> None
     if out.shape != due or not (lse is None or lse.shape == due[:3]):
         shapes = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
         raise ValueError(
-            f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave {shapes}"
+            f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave "
+            f"{shapes}"
         )
 
 

@@ -42,7 +42,8 @@ def chosen_device(name: str, quick: bool) -> torch.device:
             "benchmarks.gpu on --device cpu is a trial of the benchmark, not a measurement: give --quick too"
         )
     raise ValueError(
-        f"benchmarks.gpu needs a GPU, and torch finds none for --device {name}; --device cpu --quick is a trial without one"
+        f"benchmarks.gpu needs a GPU, and torch finds none for --device {name}; --device cpu --quick is a "
+        "trial without one"
     )
 
 

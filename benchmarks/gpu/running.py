@@ -146,7 +146,8 @@ def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:
     for name in SAME:
         if record[name] != here[name]:
             raise ValueError(
-                f"{resume} was made with another {name} ({record[name]!r}, here {here[name]!r}): begin a new record"
+                f"{resume} was made with another {name} ({record[name]!r}, here {here[name]!r}): begin a "
+                "new record"
             )
     record.pop("stopped", None)
     return {**record, "date": here["date"]}

@@ -72,7 +72,8 @@ def _head(record: Record) -> Iterator[str]:
     ceilings = record["ceilings"]
     terabytes = ", ".join(f"{words} {ceilings[name] / 1e12:.3g} TB/s" for name, words in CEILINGS.items())
     yield (
-        f"{record['device']}, driver {record['driver']}, torch {record['torch']}, triton {record['triton']}; {record['date']}\n"
+        f"{record['device']}, driver {record['driver']}, torch {record['torch']}, triton "
+        f"{record['triton']}; {record['date']}\n"
         f"products {ceilings['products'] / 1e12:.3g} TFLOP/s, {terabytes} (by {ceilings['by']})"
     )
 

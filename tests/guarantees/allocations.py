@@ -12,7 +12,8 @@ import torch
 
 __all__ = ["Allocated", "allocated"]
 
-LOG = "KINETO_LOG_LEVEL"  # torch's profiler says on stderr that it began, unless it is told not to before its first use
+# torch's profiler says on stderr that it began, unless it is told not to before its first use
+LOG = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True, eq=False)

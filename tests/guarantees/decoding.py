@@ -17,7 +17,9 @@ from tests.guarantees.guarantee import Guarantee, Measured, Tell
 __all__ = ["CELLS", "GUARANTEE", "case", "measure"]
 
 CELLS: tuple[chunked.Cell | greedy.Cell, ...] = (*chunked.CELLS, *greedy.CELLS)
-STRIDE = 103  # from one case to the next through the cells: a prime that does not divide their number, and 23 meet all kinds
+# from one case to the next through the cells: a prime that does not divide their number, and 23 meet all
+# kinds
+STRIDE = 103
 
 
 @dataclass
@@ -43,7 +45,10 @@ class _Seen:
         if self.texts:
             text = f"{self.texts:,} greedy texts, {self.tokens:,} tokens; the two best scores came as near as {self.margin:.2g}"
             parts.append(f"{text}, scores differed by {self.difference:.2g}")
-        return f"{len(self.failures):,} of {self.chunks + self.texts:,} differ: {'; '.join(parts) or 'nothing was measured'}"
+        return (
+            f"{len(self.failures):,} of {self.chunks + self.texts:,} differ: "
+            f"{'; '.join(parts) or 'nothing was measured'}"
+        )
 
     def chunk(self, cell: chunked.Cell, seed: int, name: str) -> None:
         """Decode one in chunks."""
@@ -109,7 +114,8 @@ GUARANTEE = Guarantee(
     name="F9",
     promise="decoding token by token gives what all tokens at once give",
     bar=(
-        "8 families x chunks of 1, 3 and 7, through every cache, within the rule of verify; greedy tokens of 5 Hugging Face "
+        "8 families x chunks of 1, 3 and 7, through every cache, within the rule of verify; greedy tokens "
+        "of 5 Hugging Face "
         "architectures x 3 caches x 4 paddings all those of eager attention"
     ),
     quick=24,

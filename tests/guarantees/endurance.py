@@ -292,7 +292,8 @@ GUARANTEE = Guarantee(
     name="soak",
     promise="memory stays as it is however long the work goes on, nothing is left in temporary folders, every memo is bounded",
     bar=(
-        f"an hour of mixed work: resident memory, but for what the C library keeps free, flat within {ALLOWED:.0%}, 0 files "
+        "an hour of mixed work: resident memory, but for what the C library keeps free, flat within "
+        f"{ALLOWED:.0%}, 0 files "
         "left, 0 unbounded memos, every result right"
     ),
     quick=3,

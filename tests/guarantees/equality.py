@@ -105,7 +105,8 @@ def _judged(problem: Problem, backend: Backend | None, name: str) -> Outcome | M
 def _measure(count: int, tell: Tell) -> Measured:
     tally = run(range(count), tell=lambda number: tell(f"case {number:,} of {count:,}"))
     value = (
-        f"{len(tally.mismatches)} mismatches in {tally.cases:,} cases: {tally.judged:,} calls judged, {tally.refused:,} refused "
+        f"{len(tally.mismatches)} mismatches in {tally.cases:,} cases: {tally.judged:,} calls judged, "
+        f"{tally.refused:,} refused "
         f"by name, worst error {tally.worst:.2f} of what is allowed"
     )
     failures = [

@@ -88,7 +88,8 @@ def _share(problem: Problem, found: Attempt) -> tuple[float, str]:
     larger = max(outcome.output, outcome.gradient, key=lambda share: math.inf if math.isnan(share) else share)
     return (
         larger,
-        f"output {outcome.output * 1e-12:.3g}, gradients {outcome.gradient * 1e-12:.3g} of the largest number",
+        f"output {outcome.output * 1e-12:.3g}, gradients {outcome.gradient * 1e-12:.3g} of the largest "
+        "number",
     )
 
 
@@ -175,7 +176,10 @@ class _Ratio:
 
     def __str__(self) -> str:
         allowed = ALLOWED[self.kind][self.what != "out"]
-        return f"F3, case {self.draw}, {self.backend}: {self.kind} error of {self.what} {self.share:.3g}, allowed {allowed}"
+        return (
+            f"F3, case {self.draw}, {self.backend}: {self.kind} error of {self.what} {self.share:.3g}, "
+            f"allowed {allowed}"
+        )
 
 
 def _measure_scaled(count: int, tell: Tell) -> Measured:

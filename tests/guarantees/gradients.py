@@ -230,8 +230,10 @@ def measure(count: int, tell: Tell) -> Measured:
 
 def _words(count: int, total: Counter[str], failed: int) -> str:
     return (
-        f"{failed} failures in {count:,} cases: {total['checked']:,} gradients and {total['checked twice']:,} second derivatives "
-        f"checked; refused by name {total['refused']:,} calls and {total['refused twice']:,} second derivatives"
+        f"{failed} failures in {count:,} cases: {total['checked']:,} gradients and "
+        f"{total['checked twice']:,} second derivatives "
+        f"checked; refused by name {total['refused']:,} calls and {total['refused twice']:,} second "
+        "derivatives"
     )
 
 

@@ -155,7 +155,10 @@ def _difference(found: Tensor, wanted: Tensor, best: Tensor, scores: Tensor) -> 
     if len(other):
         row, step = other[other[:, 1].argmin()].tolist()
         gap = float(best[step, row, 0] - best[step, row, 1])
-        return f"row {row}, step {step}: token {int(found[row, step])}, eager {int(wanted[row, step])}, ahead by {gap:.2g}"
+        return (
+            f"row {row}, step {step}: token {int(found[row, step])}, eager {int(wanted[row, step])}, ahead "
+            f"by {gap:.2g}"
+        )
     return "a score is NaN" if bool(scores.isnan().any()) else None
 
 

@@ -72,7 +72,10 @@ class _Seen:
         """In words, with the numbers."""
         calls = f"{self.calls:,} calls took at most {self.forward:.2f} and {self.backward:.2f} of what is allowed to each pass"
         pieces = f"largest piece {self.piece:.2f} of E H C"
-        return f"{calls}, {pieces}; {self.refused:,} refused and {self.answered:,} answered, {len(self.failures):,} failures"
+        return (
+            f"{calls}, {pieces}; {self.refused:,} refused and {self.answered:,} answered, "
+            f"{len(self.failures):,} failures"
+        )
 
     def call(self, cell: peaks.Cell, seed: int, name: str) -> None:
         """Both passes."""
@@ -128,8 +131,10 @@ GUARANTEE = Guarantee(
     name="F12",
     promise="a call takes memory by its edges and tokens, and what would exhaust memory is refused by name",
     bar=(
-        "forward and backward within 6 (E H + N H C) numbers, or within the workspace that a backend states where that is more; "
-        "never a tensor of E H C outside of the reference; the reference and all that cannot fit refused with the estimate"
+        "forward and backward within 6 (E H + N H C) numbers, or within the workspace that a backend states "
+        "where that is more; "
+        "never a tensor of E H C outside of the reference; the reference and all that cannot fit refused "
+        "with the estimate"
     ),
     quick=4,
     full=len(CELLS),
