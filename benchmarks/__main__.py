@@ -165,7 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workloads",
         metavar="A,B,...",
-        help=f"attention: letters ({_letters()}) or names such as b8192; gpu: {', '.join(gpu_workloads.WORKLOADS)}",
+        help=(
+            f"attention: letters ({_letters()}) or names such as b8192; gpu: "
+            f"{', '.join(gpu_workloads.WORKLOADS)}"
+        ),
     )
     parser.add_argument(
         "--quick",

@@ -312,7 +312,10 @@ def measure(count: int, tell: Tell) -> Measured:
 
 GUARANTEE = Guarantee(
     name="F7",
-    promise="compiled without a break and rarely: edges as an input, graphs as constants; operators pass opcheck; exports serve",
+    promise=(
+        "compiled without a break and rarely: edges as an input, graphs as constants; operators pass "
+        "opcheck; exports serve"
+    ),
     bar=f"0 breaks; at most {FEW} programs for {LENGTHS} sizes, and {FEW} more for 0 and 1; opcheck 4 of 4 for every operator; "
     f"exported, saved and loaded programs equal eager to {EXACT:g} of the largest number",
     quick=5,

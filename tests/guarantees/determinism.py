@@ -254,8 +254,14 @@ def _unseen(seen: set[tuple[str, str]]) -> list[str]:
 
 GUARANTEE = Guarantee(
     name="F8",
-    promise="the same call gives the same bits: repeated, with its edges in another order, on one thread and on two",
-    bar="every repeat, forward and backward; any order in rows, reference and dense; any threads in rows and reference",
+    promise=(
+        "the same call gives the same bits: repeated, with its edges in another order, on one thread and on "
+        "two"
+    ),
+    bar=(
+        "every repeat, forward and backward; any order in rows, reference and dense; any threads in rows "
+        "and reference"
+    ),
     quick=1,
     full=100,
     measure=_measure,

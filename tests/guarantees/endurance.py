@@ -290,7 +290,10 @@ WORKS: dict[str, Work] = {
 }
 GUARANTEE = Guarantee(
     name="soak",
-    promise="memory stays as it is however long the work goes on, nothing is left in temporary folders, every memo is bounded",
+    promise=(
+        "memory stays as it is however long the work goes on, nothing is left in temporary folders, every "
+        "memo is bounded"
+    ),
     bar=(
         "an hour of mixed work: resident memory, but for what the C library keeps free, flat within "
         f"{ALLOWED:.0%}, 0 files "

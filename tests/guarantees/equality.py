@@ -119,7 +119,10 @@ def _measure(count: int, tell: Tell) -> Measured:
 
 GUARANTEE = Guarantee(
     name="F1",
-    promise="random graphs, sizes, dtypes and options on every backend equal the float64 formula, output and every gradient",
+    promise=(
+        "random graphs, sizes, dtypes and options on every backend equal the float64 formula, output and "
+        "every gradient"
+    ),
     bar="0 mismatches in 10,000 cases",
     quick=100,
     full=10_000,

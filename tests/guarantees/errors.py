@@ -294,7 +294,10 @@ GUARANTEES = (
     ),
     Guarantee(
         name="F3",
-        promise="float32, bfloat16 and float16, inputs x1 and x5: errors are those of torch's SDPA in the same dtype",
+        promise=(
+            "float32, bfloat16 and float16, inputs x1 and x5: errors are those of torch's SDPA in the same "
+            "dtype"
+        ),
         bar="at most twice its largest error and 1.5 times its mean; gradients 3 and 2 times",
         quick=6,
         full=300,

@@ -239,7 +239,10 @@ def _words(count: int, total: Counter[str], failed: int) -> str:
 
 GUARANTEE = Guarantee(
     name="F6",
-    promise="gradients and second derivatives are those of the formula: 12 families, 4 forms, every backend that holds float64",
+    promise=(
+        "gradients and second derivatives are those of the formula: 12 families, 4 forms, every backend "
+        "that holds float64"
+    ),
     bar="gradcheck and gradgradcheck (float64, eps 1e-6) pass in 100 % of cases, or a refusal names the reason; "
     "dense, reference and the walk refuse no second derivative",
     quick=14,

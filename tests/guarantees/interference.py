@@ -270,8 +270,14 @@ def _said(draw: Poisoned) -> str:
 
 GUARANTEE = Guarantee(
     name="F4",
-    promise="a non-edge carries nothing: a poisoned token changes nobody who has no way to it, nor their gradients",
-    bar="0 graphs changed: not a bit in the reference, elsewhere 6 sqrt(n) eps for sums of n numbers, and a half's rounding",
+    promise=(
+        "a non-edge carries nothing: a poisoned token changes nobody who has no way to it, nor their "
+        "gradients"
+    ),
+    bar=(
+        "0 graphs changed: not a bit in the reference, elsewhere 6 sqrt(n) eps for sums of n numbers, and a "
+        "half's rounding"
+    ),
     quick=36,
     full=2000,
     measure=_measure,

@@ -278,7 +278,10 @@ def _text(folder: Path, suffix: str) -> str:
 
 GUARANTEE = Guarantee(
     name="interrupts",
-    promise="Ctrl-C ends a command with one line; its files are whole, nothing else is left, and the same command goes on",
+    promise=(
+        "Ctrl-C ends a command with one line; its files are whole, nothing else is left, and the same "
+        "command goes on"
+    ),
     bar="0 faults: exit code, stderr, files, temporary files, processes, and what the command then comes to",
     quick=6,
     full=150,

@@ -102,7 +102,10 @@ def measure(count: int, tell: Tell, forms: Sequence[Form] = FORMS) -> Measured:
 GUARANTEE = Guarantee(
     name="F10",
     promise="damaged and hostile files of every format are read, or refused by name; nothing in them is run",
-    bar=f"10,000 of each of {len(FORMS)} forms: 0 crashes, 0 code runs, each named in a sentence, at most 2 s and 256 MB a file",
+    bar=(
+        f"10,000 of each of {len(FORMS)} forms: 0 crashes, 0 code runs, each named in a sentence, at most 2 "
+        "s and 256 MB a file"
+    ),
     quick=26,
     full=10_000,
     measure=measure,

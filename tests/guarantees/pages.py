@@ -138,7 +138,10 @@ def measure(count: int, tell: Tell) -> Measured:
 
 GUARANTEE = Guarantee(
     name="F11",
-    promise="a text is a text in every page and picture: nothing in it runs, fetches or changes what stands around it",
+    promise=(
+        "a text is a text in every page and picture: nothing in it runs, fetches or changes what stands "
+        "around it"
+    ),
     bar="40 texts in each of 35 places: 0 new elements or attributes, 0 requests, each shown as it is",
     quick=8,
     full=40 * 35,

@@ -150,7 +150,10 @@ def _many_switches() -> Iterator[None]:
 
 GUARANTEE = Guarantee(
     name="threads",
-    promise="one graph, layer, model, cache or recorded module used by several threads at once gives what it gives alone",
+    promise=(
+        "one graph, layer, model, cache or recorded module used by several threads at once gives what it "
+        "gives alone"
+    ),
     bar=f"0 differences, bit for bit, forward and backward, in {THREADS} threads that start together",
     quick=len(KINDS),
     full=100 * len(KINDS),

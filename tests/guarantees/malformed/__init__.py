@@ -78,7 +78,10 @@ def _faults(case: Case, way: str) -> list[str]:
 GUARANTEE = Guarantee(
     name="F5",
     promise="malformed inputs are refused by name, eager and compiled, and the next valid call is right",
-    bar=f"every case of at least {LEAST}: the named exception, argument, what came and what to do; nothing half changed",
+    bar=(
+        f"every case of at least {LEAST}: the named exception, argument, what came and what to do; nothing "
+        "half changed"
+    ),
     quick=60,
     full=len(cases()),
     measure=measure,
